@@ -12,12 +12,10 @@ import click
 
 from argolocal.cli import entry
 from argolocal.cli.group import CONTEXT, Commands
-from argolocal.cli.options import File, Name, output_option, pairs_of, parameters_option
+from argolocal.cli.options import File, Name, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
-
-ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 
 
 def main() -> int:

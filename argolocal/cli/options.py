@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+
 
 class Name(click.ParamType):
     """A non-empty name: with RUN unset, `argolocal stop "$RUN"` must not stop the newest run."""

@@ -8,8 +8,12 @@ COLOR = re.compile("\x1b\\[[0-9;]*m")
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def minutes(seconds: float) -> str:
-    """A duration of a minute or more: `2 min 05 s`, `3 h 20 min`."""
+def duration(seconds: float | None) -> str:
+    """Return a duration in words: `0.06 s`, `41 s`, `2 min 05 s`, `3 h 20 min`; "" for None."""
+    if seconds is None:
+        return ""
+    if seconds < 59.5:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     whole, rest = divmod(round(seconds), 60)
     return f"{whole} min {rest:02d} s" if whole < 60 else f"{whole // 60} h {whole % 60:02d} min"
 

@@ -16,13 +16,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from argolocal.common.wording import visible
+from argolocal.common.wording import duration, visible
 from argolocal.view.summary import (
     FAILED,
     FINISHED,
     Status,
     Step,
-    duration,
     end_of,
     last_error,
     leaves,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from argolocal.common import program
-from argolocal.common.wording import visible
+from argolocal.common.wording import duration, visible
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, summary
-from argolocal.view.summary import FINISHED, Status, check_step, duration, steps, timestamp, warnings
+from argolocal.view.summary import FINISHED, Status, check_step, steps, timestamp, warnings
 
 Row = Callable[[str, Status, str, str | None], dict[str, str]]
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.wording import minutes, visible
+from argolocal.common.wording import duration, visible
 from argolocal.errors import ConfigError, did_you_mean
 
 Status = Mapping[str, Any]
@@ -51,15 +51,6 @@ class Step:
 def timestamp(text: str) -> float:
     """RFC 3339 → unix seconds."""
     return datetime.fromisoformat(text).timestamp()
-
-
-def duration(seconds: float | None) -> str:
-    """`2.3 s`, `1 min 05 s`, `2 h 10 min`."""
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return minutes(seconds)
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:

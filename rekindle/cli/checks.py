@@ -9,7 +9,7 @@ import click
 from argolocal.cli.options import File, output_option
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, config_of, manifest_of
+from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
               help="A Workflow, a WorkflowTemplate, or a CronWorkflow with the schedule of the config.")  # fmt: skip
 @output_option("yaml", "json")
-def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", as_json: bool) -> None:
+def render(source: Source, kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
 
     It needs neither a cluster nor a network.
@@ -33,13 +33,13 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", as_json: bo
     """
     from rekindle.render import render_manifest
 
-    print_manifest(render_manifest(config_of(config, sets).config, kind), as_json)
+    print_manifest(render_manifest(source.load().config, kind), as_json)
 
 
 @command
 @configured
 @output_option("text", "json")
-def config(config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+def config(source: Source, as_json: bool) -> None:
     """Show each value of a config and where it came from.
 
     The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
@@ -47,7 +47,7 @@ def config(config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
     """
-    loaded = config_of(config, sets)
+    loaded = source.load()
     check_source(loaded.config)
     rows = list(loaded.rows())
     if as_json:
@@ -80,7 +80,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), manifest_of(file, sets, None, check_source)[0]) for file in configs]
+    objects = [(str(file), Source(file, sets).manifests(check_source)[0]) for file in configs]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     return print_findings(objects, as_json)
@@ -93,7 +93,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 )
 @cluster_options
 @output_option("text", "json")
-def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, target: Target, as_json: bool) -> int:
+def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
     """Check that this machine has everything that Rekindle needs.
 
     Each failure comes with a remedy.
@@ -104,7 +104,7 @@ def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, target: Ta
     if cluster:
         from rekindle.cli.platform import check_namespace
 
-        return check_namespace(config, sets, target, as_json)
+        return check_namespace(source, target, as_json)
     from rekindle.view.doctor import check
 
     return print_checks(check(homes.path()), as_json)

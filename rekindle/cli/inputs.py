@@ -1,42 +1,50 @@
 """Reads what a command line names: a config, or manifests."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 
-def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
-    """The config in a file with its overrides, and the origin of each value."""
-    from rekindle.config import load_config
+@dataclass(frozen=True)
+class Source:
+    """The values of CONFIG and --set, and for commands that take one, of --manifest and --parameter."""
 
-    if file is None:
-        raise click.UsageError("give a config file, such as configs/demo.yaml.")
-    return load_config(file, sets)
+    config: Path | None
+    sets: tuple[str, ...]
+    manifest: Path | None = None
+    parameters: tuple[str, ...] = ()
 
+    def load(self) -> Any:
+        """Return the config with its overrides, and the origin of each value."""
+        from rekindle.config import load_config
 
-def manifest_of(
-    config: Path | None,
-    sets: tuple[str, ...],
-    manifest: Path | None,
-    on_valid_config: Callable[[Any], None] = lambda config: None,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The manifest, and the other objects in its file or folder: templates it refers to, ConfigMaps, Secrets.
+        if self.config is None:
+            raise click.UsageError("give a config file, such as configs/demo.yaml.")
+        return load_config(self.config, self.sets)
 
-    It is read from a file, or rendered from a config; `on_valid_config` gets the config before it is rendered.
-    """
-    if manifest and (config or sets):
-        raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
-    if manifest:
-        from argolocal.manifest.read import read_files
+    def manifests(
+        self, on_valid_config: Callable[[Any], None] = lambda config: None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
-        return read_files(manifest)
-    loaded = config_of(config, sets)
-    on_valid_config(loaded.config)
-    from rekindle.render import render_manifest
+        It is read from a file, or rendered from a config; `on_valid_config` gets the config before it is rendered.
+        """
+        if self.manifest and (self.config or self.sets):
+            raise click.UsageError(
+                "give a config or --manifest FILE, not both (--set changes a config, -p a manifest)."
+            )
+        if self.manifest:
+            from argolocal.manifest.read import read_files
 
-    return render_manifest(loaded.config), []
+            return read_files(self.manifest)
+        loaded = self.load()
+        on_valid_config(loaded.config)
+        from rekindle.render import render_manifest
+
+        return render_manifest(loaded.config), []
 
 
 def check_source(config: Any) -> None:

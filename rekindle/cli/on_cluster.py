@@ -11,7 +11,7 @@ import click
 from argolocal.cli.options import Name, output_option, pairs_of
 from argolocal.cli.output import errors_as_json, print_result
 from rekindle.cli.group import command
-from rekindle.cli.inputs import config_of, manifest_of
+from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured, manifest_options, no_cache_option
 from rekindle.cli.output import print_manifest
 from rekindle.errors import ConfigError
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if the same is already running.")
 @no_cache_option
 def submit(
-    config: Path | None,
-    sets: tuple[str, ...],
-    manifest: Path | None,
-    parameters: tuple[str, ...],
+    source: Source,
     target: Target,
     argo_server: str | None,
     watch: bool,
@@ -58,8 +55,8 @@ def submit(
     from rekindle.view import reuse
 
     with errors_as_json(as_json):
-        submitted, other_objects = manifest_of(config, sets, manifest)
-        _warn(submitted, config or manifest, other_objects)
+        submitted, other_objects = source.manifests()
+        _warn(submitted, source.config or source.manifest, other_objects)
         for other in other_objects:
             click.echo(f"note: the {other.get('kind')} next to it is not submitted: `kubectl apply` it first", err=True)
         namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
@@ -67,7 +64,7 @@ def submit(
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
-        values = reuse.looked_up_for_cluster(submitted, pairs_of(parameters), not no_cache)
+        values = reuse.looked_up_for_cluster(submitted, pairs_of(source.parameters), not no_cache)
         workflow = workflows.submission(submitted, values, namespace)
         if dry_run:
             print_manifest(workflow, as_json)
@@ -129,7 +126,7 @@ def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool,
 @click.option("--suspend/--unsuspend", default=None, help="Suspend or resume the schedule (default: schedule.suspend).")
 @cluster_options
 @output_option("text", "json")
-def schedule(config: Path | None, sets: tuple[str, ...], suspend: bool | None, target: Target, as_json: bool) -> None:
+def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print what changes.
 
     Applies the WorkflowTemplate and the CronWorkflow of the config; runs that have started are not affected.
@@ -141,13 +138,13 @@ def schedule(config: Path | None, sets: tuple[str, ...], suspend: bool | None, t
     from rekindle.cluster import workflows
     from rekindle.render import render_manifest
 
-    loaded = config_of(config, sets)
+    loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
     if suspend is not None:  # on the CronWorkflow alone: the template that it runs stays the same
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):
-        _warn(manifest, config)
+        _warn(manifest, source.config)
     cluster = target.connect(loaded.config.cluster.namespace)
     changes = list(workflows.schedule(cluster, template, cron))
     result = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": changes}

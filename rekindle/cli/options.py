@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from argolocal.cli.options import File, parameters_option
+from rekindle.cli.inputs import Source
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -27,13 +29,25 @@ class Target:
 
 
 def configured(function: Any) -> Any:
-    """Add CONFIG and --set."""
+    """Add CONFIG and --set, which the command receives as `source`, with what `manifest_options` adds."""
+
+    @wraps(function)
+    def command(
+        *,
+        config: Path | None,
+        sets: tuple[str, ...],
+        manifest: Path | None = None,
+        parameters: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Any:
+        return function(source=Source(config, sets, manifest, parameters), **options)
+
     setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
-    return click.argument("config", required=False, type=File())(setting(function))
+    return click.argument("config", required=False, type=File())(setting(command))
 
 
 def manifest_options(function: Any) -> Any:
-    """Add --manifest and --parameter."""
+    """Add --manifest and --parameter, below `configured`."""
     note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config, or a folder with all it needs."
     manifest = click.option("--manifest", metavar="FILE", type=File(), help=note)
     return manifest(parameters_option("A workflow parameter.")(function))

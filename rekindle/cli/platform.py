@@ -1,6 +1,5 @@
 """The command group `rekindle platform`: sets up a namespace of a cluster, and checks it."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -8,7 +7,7 @@ from click.core import ParameterSource
 
 from argolocal.cli.options import output_option
 from rekindle.cli.group import commands
-from rekindle.cli.inputs import config_of
+from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks
 
@@ -91,7 +90,7 @@ def _refuse_other_flags(*names: str) -> None:
     help="How long to wait for the images of a pod (default: 180).",
 )
 @output_option("text", "json")
-def check(config: Path | None, sets: tuple[str, ...], target: Target, wait: float | None, as_json: bool) -> int:
+def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
     """Check everything that a pipeline needs in a namespace.
 
     That is all from the API server to access to S3 from a pod. It leaves nothing behind. Each failure comes with a
@@ -100,18 +99,16 @@ def check(config: Path | None, sets: tuple[str, ...], target: Target, wait: floa
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """
-    return check_namespace(config, sets, target, as_json, wait)
+    return check_namespace(source, target, as_json, wait)
 
 
-def check_namespace(
-    config: Path | None, sets: tuple[str, ...], target: Target, as_json: bool, wait: float | None = None
-) -> int:
+def check_namespace(source: Source, target: Target, as_json: bool, wait: float | None = None) -> int:
     """`platform check` and `doctor --cluster`."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.cluster import doctor
     from rekindle.training.spec import TrainConfig
 
-    loaded = config_of(config, sets).config if config else None
+    loaded = source.load().config if source.config else None
     settings = loaded.cluster if loaded else ClusterConfig.model_validate({})
     train = loaded.train if loaded else TrainConfig.model_validate({})
     cluster = target.connect(settings.namespace)

@@ -1,17 +1,16 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
+from argolocal.cli.options import Name, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, manifest_of
+from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 
 if TYPE_CHECKING:
@@ -24,17 +23,9 @@ NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `
 @configured
 @manifest_options
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+@ask_option
 @no_cache_option
-def run(
-    config: Path | None,
-    sets: tuple[str, ...],
-    manifest: Path | None,
-    parameters: tuple[str, ...],
-    as_json: bool,
-    yes: bool,
-    no_cache: bool,
-) -> int:
+def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
     """Run a pipeline on this machine.
 
     It runs the same manifest as a cluster would.
@@ -52,11 +43,13 @@ def run(
         foreground.prefetch(home())
 
     with run_output(as_json):
-        workflow, other_objects = manifest_of(config, sets, manifest, begin)
-        values, full_status = pairs_of(parameters), bool(manifest)
-        values = reuse.looked_up(home(), workflow, values, not no_cache)
+        workflow, others = source.manifests(begin)
+        values, whole = (
+            reuse.looked_up(home(), workflow, pairs_of(source.parameters), not no_cache),
+            bool(source.manifest),
+        )
         return foreground.run(
-            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
+            home(), workflow, values, as_json=as_json, ask=not yes, full_status=whole, other_objects=others
         )
 
 
@@ -65,7 +58,7 @@ def run(
 @parameters_option("A value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+@ask_option
 def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | None", as_json: bool, yes: bool) -> int:
     """Resume a run, or the suspended steps of a running one.
 

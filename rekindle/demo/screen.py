@@ -17,8 +17,8 @@ from operator import itemgetter
 from statistics import median
 from typing import Any, Protocol, TextIO
 
+from argolocal.common.wording import duration
 from argolocal.view.display import is_terminal
-from argolocal.view.summary import duration
 
 # character and style of a process by its state; the first wins where a column covers several
 STYLES = {

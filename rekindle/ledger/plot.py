@@ -6,8 +6,8 @@ draw(summary, Path("timeline.png"))
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.wording import duration
 from rekindle.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
-from rekindle.ledger.text import short
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
 MARKS = {  # of incidents: label, marker, colour
@@ -102,9 +102,8 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
 def _title(summary: Summary) -> str:
     total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
     shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    return (
-        f"{summary.steps} steps, {len(summary.intervals)} workers in {short(summary.ended - summary.began)}: {shares}"
-    )
+    took = duration(summary.ended - summary.began)
+    return f"{summary.steps} steps, {len(summary.intervals)} workers in {took}: {shares}"
 
 
 def _length(summary: Summary) -> float:

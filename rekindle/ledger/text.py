@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from argolocal.common.wording import minutes
+from argolocal.common.wording import duration
 from rekindle.ledger.events import Event
 from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 
@@ -38,13 +38,6 @@ def describe(summary: Summary) -> list[str]:
     return [_result(summary), *lines, *ends]
 
 
-def short(seconds: float) -> str:
-    """`0.06 s`, `41 s`, `2 min 05 s`, `3 h 20 min`."""
-    if seconds < 59.5:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return minutes(seconds)
-
-
 def _amount(seconds: float, summary: Summary) -> str:
     unit = "worker" if summary.run.get("device", "cpu") == "cpu" else "GPU"
     if seconds >= 7200:
@@ -58,7 +51,7 @@ def _result(summary: Summary) -> str:
     count = len(summary.intervals)
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
     text = (
-        f"{count} worker{'s' * (count > 1)} trained {known} in {short(summary.ended - summary.began)}, "
+        f"{count} worker{'s' * (count > 1)} trained {known} in {duration(summary.ended - summary.began)}, "
         f"{summary.steps_per_second:.3g} a second, from {begun} on."
     )
     if summary.state == "failed":
@@ -76,7 +69,7 @@ def _group_key(incident: Incident) -> tuple[object, ...]:
 def _incident(group: list[Incident], summary: Summary) -> str:
     first, last, many = group[0], group[-1], len(group) > 1
     names = ", ".join(short_name(incident.name) for incident in group)
-    pause = short(first.resumed - first.t) if first.resumed is not None else ""
+    pause = duration(first.resumed - first.t) if first.resumed is not None else ""
     if first.kind == "coordinator":
         return "the coordinator was started again; the workers trained on without it."
     if first.kind == "join":
@@ -97,7 +90,7 @@ def _incident(group: list[Incident], summary: Summary) -> str:
         text += f"{join} {_amount(first.cost, summary)} of work." if first.cost else "."
     backs = [incident.back - incident.t for incident in group if incident.back is not None]
     return text + (
-        f" {'They were' if many else 'It was'} back after {short(max(backs))}." if last.left and backs else ""
+        f" {'They were' if many else 'It was'} back after {duration(max(backs))}." if last.left and backs else ""
     )
 
 
@@ -108,7 +101,7 @@ def _restored(event: Event) -> str:
 def _stops(summary: Summary) -> Iterator[str]:
     pauses = [i.resumed - i.t for i in summary.incidents if i.kind == "lost" and i.left and i.resumed is not None]
     if len(pauses) > 2:
-        usual, longest = short(median(pauses)), short(max(pauses))
+        usual, longest = duration(median(pauses)), duration(max(pauses))
         yield f"{len(pauses)} losses stopped the others for {usual} (median), {longest} at most."
 
 
@@ -118,7 +111,7 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
         size, sent = (sum(event.get(key, 0) for event in checkpoints) / 1e6 for key in ("bytes", "uploaded"))
         spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
         yield (
-            f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB, {short(spent)} "
+            f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB, {duration(spent)} "
             f"each beside the training; {sent:.3g} MB uploaded in all."
         )
 

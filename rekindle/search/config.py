@@ -11,7 +11,6 @@ from rekindle.sections import Section
 from rekindle.workload import load
 
 Settings = dict[str, Any]  # by dotted path, such as train.learning_rate
-SEARCHED = ("train", "model")  # sections: trials share the data
 LOSS = "loss"
 
 
@@ -64,6 +63,7 @@ class Choice(Section):
 class Sweep(Section):
     """Which trainings a search tries, and which of them go on."""
 
+    # the data is not searched: trials share it
     space: dict[Literal["train", "model"], dict[str, Choice]] = Field(
         description="by section and key: a list of values, or {low, high, log, step}"
     )

@@ -4,10 +4,11 @@ import json
 import time
 from typing import Any
 
+from argolocal.common.wording import duration
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.manifest.names import PHASE
 from argolocal.view.runs import show_tables, steps_table
-from argolocal.view.summary import duration, timestamp
+from argolocal.view.summary import timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.workflows import is_offloaded, read

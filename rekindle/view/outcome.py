@@ -5,8 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from argolocal.common.wording import duration
 from argolocal.view import summary
-from argolocal.view.summary import Status, duration, lines_of, outputs, timestamp, warnings
+from argolocal.view.summary import Status, lines_of, outputs, timestamp, warnings
 from rekindle.errors import ConfigError
 
 NOT_RELEASED = 3

@@ -1,8 +1,8 @@
 """The progress of a training, from the logs of its workers."""
 
-from argolocal.common.wording import visible
+from argolocal.common.wording import duration, visible
 from argolocal.view.display import LogErrors
-from argolocal.view.summary import FAILED, Step, duration, end_of
+from argolocal.view.summary import FAILED, Step, end_of
 from rekindle.common.progress import PROGRESS
 
 
@@ -12,7 +12,7 @@ def progress_in(log: str) -> str:
     if not matches:
         return ""
     step, total, loss, rate, eta, validation = matches[-1]
-    left = duration(float(eta)).replace(".0 s", " s")
+    left = duration(float(eta))
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
     return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
 

@@ -85,7 +85,7 @@ def _store(home: Path) -> "Store":
 
 
 def _row(entry: Any) -> dict[str, Any]:
-    from argolocal.view.summary import duration
+    from argolocal.common.wording import duration
 
     size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
     return {

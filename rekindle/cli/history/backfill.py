@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,7 @@ from argolocal.cli.options import output_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, config_of
+from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ DAY = click.DateTime(["%Y-%m-%d"])
 @cluster_flag
 @output_option("text", "json")
 def backfill(
-    config: Path | None,
-    sets: tuple[str, ...],
+    source: Source,
     first: datetime,
     last: datetime,
     parallel: int,
@@ -50,7 +48,7 @@ def backfill(
     from rekindle.render import manifest_sha256, render_manifest
 
     with errors_as_json(as_json):
-        settings = config_of(config, sets).config
+        settings = source.load().config
         if not cluster:
             check_source(settings)
         manifest = render_manifest(settings)

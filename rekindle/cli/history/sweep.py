@@ -3,16 +3,15 @@
 import json
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from argolocal.cli.options import Name, output_option
+from argolocal.cli.options import Name, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, manifest_of
+from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.errors import ConfigError
 
@@ -37,11 +36,10 @@ def check_search(config: Any) -> None:
 @click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of a run instead, also while it runs.")
 @cluster_flag
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+@ask_option
 @no_cache_option
 def sweep(
-    config: Path | None,
-    sets: tuple[str, ...],
+    source: Source,
     name: str | None,
     cluster: "Cluster | None",
     as_json: bool,
@@ -60,7 +58,7 @@ def sweep(
     """
     from rekindle.history import trials
 
-    if bool(name) == bool(config):
+    if bool(name) == bool(source.config):
         raise click.UsageError("give a config to search, or --of RUN to show the trials of a run.")
     if name:
         with run_output(as_json):
@@ -74,7 +72,7 @@ def sweep(
     from rekindle.view import foreground, reuse
 
     with run_output(as_json):
-        workflow, _ = manifest_of(config, sets, None, check_search)
+        workflow, _ = source.manifests(check_search)
         values = reuse.looked_up(home(), workflow, {}, not no_cache)
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():

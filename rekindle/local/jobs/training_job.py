@@ -20,7 +20,7 @@ from argolocal.controllers.pod import Pod, end_all
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
-from argolocal.validate.objects import JOBS
+from argolocal.validate.objects import JOBS, RESTARTS
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
@@ -35,7 +35,6 @@ from rekindle.local.jobs.frameworks import (
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
-RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
 
 
@@ -79,9 +78,9 @@ class TrainingJobs(Controller):
                 raise ConfigError(f"{where}: {role}.replicas must be written, as 1.")
         least = 1 if self.kind == "PyTorchJob" else 0
         for role, replica in replicas.items():
-            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTART_POLICIES:
+            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTARTS:
                 raise ConfigError(
-                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTART_POLICIES)}."
+                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTARTS)}."
                 )
             pod = (replica.get("template") or {}).get("spec") or {}
             sole_container(pod, f"{where}: {role}", rules.container or None)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.engine.scheduler import Scheduler
-from argolocal.manifest.read import documents
+from argolocal.manifest.read import documents, read_files
 from argolocal.runner.run import LocalRun
 from argolocal.state.locks import SharedLocks
-from rekindle.cli.inputs import manifest_of
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from tests.conformance import recorded
@@ -231,7 +230,7 @@ def refusal(data: bytes, home: Path) -> str:
     file.write_bytes(data)
     shared = SharedLocks(cluster)
     try:
-        manifest, beside = manifest_of(None, (), file)
+        manifest, beside = read_files(file)
         cluster.keep(beside)
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()

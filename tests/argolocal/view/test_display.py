@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.common.wording import duration
 from argolocal.view import display
 from argolocal.view import runs as overview
-from argolocal.view.summary import as_json, duration, failed_step, failure, leaves, steps, success
+from argolocal.view.summary import as_json, failed_step, failure, leaves, steps, success
 from tests.effort import calls
 
 WORKFLOW = "demo-4k2xp"
@@ -149,7 +150,10 @@ def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines
     assert "noise" not in text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (2.34, "2.3 s"), (65, "1 min 05 s"), (7800, "2 h 10 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.0612, "0.061 s"), (9.96, "10 s"), (41, "41 s"), (59.6, "1 min 00 s"), (12000, "3 h 20 min")],
+)
 def test_durations_read_as_people_say_them(seconds: float | None, text: str):
     assert duration(seconds) == text
 
@@ -165,8 +169,8 @@ def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
     assert lines == [
         f"{WORKFLOW} running",
         "prepare running",
-        "prepare succeeded in 2.0 s",
-        "train failed in 1.0 s: boom",
+        "prepare succeeded in 2 s",
+        "train failed in 1 s: boom",
     ]
     assert "\x1b" not in out.getvalue()
 
@@ -181,7 +185,7 @@ def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
         shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
         shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
     lines = [line[9:] for line in out.getvalue().splitlines()]
-    assert "train(0) failed in 1.0 s: KeyError: 3 (own.py:7, in loss)" in lines
+    assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
 
 
 def test_a_message_with_brackets_reaches_the_tree():

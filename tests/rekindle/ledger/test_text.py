@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.ledger.plot import draw
-from rekindle.ledger.text import describe, short
+from rekindle.ledger.text import describe
 from tests.rekindle.ledger.test_accounting import generation, join, lost, start, step, told
 
 
@@ -92,13 +92,6 @@ def test_gpu_time_is_called_so_and_long_runs_are_told_in_hours_and_dates():
     assert "800090 of 900000 steps in 25 h 00 min" in found[0]
     assert found[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
     assert "of 50.0 GPU-hours trained" in found[-1]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0612, "0.061 s"), (9.96, "10 s"), (41, "41 s"), (125, "2 min 05 s"), (12000, "3 h 20 min")]
-)
-def test_durations_are_readable(seconds: float, text: str):
-    assert short(seconds) == text
 
 
 @pytest.mark.parametrize(
