@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
 from tests.waiting import until
