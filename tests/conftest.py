@@ -34,16 +34,24 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
-CREWS = {  # tests with processes from one that has loaded torch, which a process of xdist starts once
+CREWS = {  # tests that one process of xdist runs: the first two start theirs from one that has loaded torch
     "launchers": ("tests/rekindle/training/launch/", "tests/chaos/"),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
+    "fraud": (  # they share a dataset and two models, which are made once in a process
+        *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),
+        *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
+    ),
 }
 LONG = (  # files, in this order: started last, one of them would run alone at the end
-    "tests/test_first_run.py",
     "tests/steps/test_train.py",
+    "tests/test_first_run.py",
+    "tests/steps/fraud/test_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
+    "tests/rekindle/serving/http/test_connections.py",
+    "tests/rekindle/view/test_rollback.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
+    "tests/rekindle/cli/test_stranger.py",
     "tests/argolocal/runner/test_run.py",
 )
 

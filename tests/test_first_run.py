@@ -113,7 +113,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
         first = FirstRun(typed, "")
         running = pool.submit(typed, RECIPES["make run"])
-        while not wait([running], timeout=1).done:
+        while not wait([running], timeout=4).done:  # a look costs half a second of a core
             first.look(before)
         done = running.result()
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -27,7 +27,7 @@ from argolocal.state.journal import RunFiles
 
 FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
-FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
+FAST_PERIOD = 0.1  # seconds between probes until the first success; the allowed time is the manifest's
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ Object = dict[str, Any]
 TIMEOUT = (4, 30)  # seconds to connect, and to wait for a response
 WATCH_SECONDS = 45  # of one watch request; a connection that died silently is detected soon after
 RETRYABLE = (429, 500, 502, 503, 504)
+BACKOFF = 0.3  # seconds before the second repetition of a request, then twice as long each time
 CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry at once
 STARTUP_SECONDS = 30.0  # a server that has just restarted may not know its users and roles yet
 
@@ -64,7 +65,7 @@ class Cluster:
         from rekindle.cluster import kubeconfig
 
         settings, context_name, default_namespace = kubeconfig.load(context)
-        settings.retries = Retry(total=4, backoff_factor=0.3, status_forcelist=RETRYABLE, allowed_methods=None,
+        settings.retries = Retry(total=4, backoff_factor=BACKOFF, status_forcelist=RETRYABLE, allowed_methods=None,
                                  redirect=0, raise_on_status=False)  # fmt: skip
         flags = f" --context {shlex.quote(context)}" if context else ""
         flags += f" --namespace {namespace}" if namespace not in (None, default_namespace) else ""

@@ -62,8 +62,9 @@ class Ledger:
             if not self._thread.ident and not self._closing.is_set():
                 self._thread.start()
 
-    def close(self, patience: float = PATIENCE) -> None:
-        """Write the remaining events; retry for at most `patience` seconds."""
+    def close(self, patience: float | None = None) -> None:
+        """Write the remaining events; retry for at most `patience` seconds (default: PATIENCE)."""
+        patience = PATIENCE if patience is None else patience
         with self._lock:
             self._deadline = time.monotonic() + patience
             self._closing.set()

@@ -56,4 +56,4 @@ def test_what_is_not_there_and_what_would_land_elsewhere_is_said(store: FolderSt
     with pytest.raises(StorageError, match="not a safe path"):
         store.download("a", tmp_path / "got")
     with pytest.raises(ConfigError, match='no bucket "other" here'):
-        [*FolderStore(tmp_path / "store", "other").list("")]
+        list(FolderStore(tmp_path / "store", "other").list(""))

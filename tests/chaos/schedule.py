@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 WORKERS = ("worker", "launcher", "nursery", "all")  # whom a signal can be for; and "coordinator"
 SIGNALS = ("kill", "term", "stop")
 FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # what an object store does; see faults.py
@@ -14,7 +16,8 @@ DAMAGES = ("lose hot", "flip hot", "flip chunk")  # while all are down
 REQUESTS = (  # what an act can wait for, in the words of faults.KINDS
     *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
 )
-DOZEN = (7185, 12347, 5392, 6266, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # the default suite: do everything
+DEFAULT = (312, 14566, 12404, 17242, 15074, 6266)  # the seeds of the default suite: together they do everything
+MORE = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # and of the slow one
 _RECIPE = "tests.rekindle.training.recipes"
 RECIPES: dict[str, dict[str, Any]] = {  # settings of trainings that differ in what the state holds
     "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
@@ -127,6 +130,12 @@ class Schedule:
         """Which kinds of things it would do and when; `burst`: several at the same moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
+
+
+def seeds(launcher: bool) -> list[Any]:
+    """The seeds of both suites, with or without launchers, as parameters of a test."""
+    marked = [*((seed, ()) for seed in DEFAULT), *((seed, pytest.mark.slow) for seed in MORE)]
+    return [pytest.param(seed, marks=marks) for seed, marks in marked if bool(Schedule.of(seed).launcher) is launcher]
 
 
 def everything() -> set[str]:

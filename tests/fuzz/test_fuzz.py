@@ -12,7 +12,7 @@ CASES |= {
     "checkpoints": 600,
     "snapshots": 300,
     "yaml texts": 300,
-    "expressions": 100,
+    "expressions": 40,
     "web answers": 300,
 }
 

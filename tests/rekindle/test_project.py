@@ -15,6 +15,7 @@ import yaml
 from rekindle import project
 from rekindle.errors import ConfigError
 from rekindle.project import create
+from rekindle.storage import Store
 from tests.commands import BIN, ROOT
 
 PIPELINE = '''
@@ -127,7 +128,7 @@ def own_project(folder: Path, packages: bool) -> Path:
 
 @pytest.mark.parametrize("packages", [True, False])
 def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
-    installed: Path, tmp_path: Path, packages: bool
+    installed: Path, tmp_path: Path, packages: bool, s3: Store, mlflow_server: str
 ) -> None:
     folder, rekindle = own_project(tmp_path, packages), installed / "rekindle"
     subfolder = folder / "notebooks"

@@ -55,8 +55,7 @@ def test_what_is_missing_is_named(s3: Store, tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_is_away_is_named_with_the_way_out() -> None:
-    away = Store("rekindle", "http://127.0.0.1:9", "a", "b")
-    away.client.meta.config.retries = {"max_attempts": 1}
+    away = Store("rekindle", "http://127.0.0.1:9", "a", "b", short_retries=True)
     with pytest.raises(StorageError, match=r"127\.0\.0\.1:9.*S3_ENDPOINT_URL"):
         away.get("x")
 

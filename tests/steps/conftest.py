@@ -11,8 +11,15 @@ import pytest
 
 from rekindle.workload import dataset_facts, prepare
 from steps.fraud.config import Data, Model
+from steps.fraud.data import boosting
 
 WORLD = "simulate://5?cards=150&terminals=200&days=70"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_trees() -> None:
+    """A world this small needs no more, and most of the time of `prepare` would be theirs."""
+    boosting.SHAPE["max_iter"] = 40
 
 
 @pytest.fixture(scope="session")

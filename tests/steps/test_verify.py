@@ -8,10 +8,8 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
-import pandas as pd
 import polars as pl
 import pytest
-from mlflow.types import DataType
 
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
@@ -92,7 +90,9 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
     tracking.promote(name, made.version, "cards-1")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", str(s3.endpoint))
     import mlflow
+    import pandas as pd
     from mlflow.pyfunc.scoring_server import init
+    from mlflow.types import DataType
     from starlette.testclient import TestClient
 
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
@@ -146,7 +146,7 @@ SHA256 = "0" * 64
 def liar() -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
         server.sha256, server.asked, server.old = SHA256, 0, 0  # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 

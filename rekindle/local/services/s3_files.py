@@ -72,6 +72,13 @@ class Page:
     more: str
 
 
+def _entries(folder: Path, folders: bool = True) -> list[Path]:
+    """The folders or the files in it, and no links."""
+    with os.scandir(folder) as found:
+        kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
+        return [Path(entry.path) for entry in found if kind(entry, follow_symlinks=False)]
+
+
 class Files:
     """Buckets of objects under one directory; every change is one rename. Thread-safe."""
 
@@ -87,13 +94,14 @@ class Files:
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, dict]] = {}
         self.keys: dict[str, list[str]] = {}
-        for leftover in self.temporary.iterdir():
+        # what is of another kind than ours came from elsewhere, with a copy of the home: it is left alone
+        for leftover in _entries(self.temporary, folders=False):
             leftover.unlink()
-        for upload in self.uploads.iterdir():
+        for upload in _entries(self.uploads):
             if upload.stat().st_mtime < time.time() - UPLOAD_LIFE:
                 shutil.rmtree(upload)
-        for bucket in self.buckets.iterdir():
-            metas = [meta for file in os.scandir(bucket) if (meta := read_meta(Path(file.path)))]
+        for bucket in _entries(self.buckets):
+            metas = [meta for file in _entries(bucket, folders=False) if (meta := read_meta(file))]
             self.index[bucket.name] = {meta["key"]: meta for meta in metas}
             self.keys[bucket.name] = sorted(self.index[bucket.name], key=str.encode)
 

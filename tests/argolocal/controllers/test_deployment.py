@@ -18,10 +18,10 @@ import pytest
 
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments
+from argolocal.errors import ConfigError
 from argolocal.language.selector import verdict
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -44,7 +44,7 @@ server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler)
 server.daemon_threads = False
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 print("serving", version, flush=True)
-server.serve_forever()
+server.serve_forever(0.05)  # how soon it sees that it shall end
 server.server_close()   # waits for the requests that are being answered
 print("drained", version, flush=True)
 """

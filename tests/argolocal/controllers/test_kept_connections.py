@@ -205,7 +205,7 @@ def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
 def test_a_request_that_meets_the_end_of_its_server_is_answered_by_the_next_one(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
-    releases = Releases(cluster, port, env)
+    releases = Releases(cluster, port, env, grace_s=1)
     with connect(port) as client:
         assert "model-version: 1" in ask(client)
         releases.switch("2")

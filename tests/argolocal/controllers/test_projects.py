@@ -20,7 +20,7 @@ from tests.waiting import until
 
 SERVER = """
 import http.server, os, pathlib, sys
-from rekindle.errors import {error}
+from argolocal.errors import {error}
 from rekindle.step import StepInputs, StepOutputs
 
 FOLDER = pathlib.Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def serving(name: str, port: int, *command: str) -> dict[str, Any]:
     conditions = {"successCondition": SUCCESS, "failureCondition": FAILURE}
     templates = [
         {"name": kind, "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
-         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "2s"}}}
+         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "500ms"}}}
         for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
     ]  # fmt: skip
     tasks = [{"name": "service", "template": "service"}, {"name": "deployment", "template": "deployment"}]

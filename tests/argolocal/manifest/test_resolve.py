@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, split, workflow
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
 
 FILE = """
 apiVersion: argoproj.io/v1alpha1

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.pods import artifacts, filesystem
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 
@@ -173,7 +173,7 @@ def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path
             self.wfile.write(b"hello" if expected else b"")
 
     server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     http = {"url": f"http://127.0.0.1:{server.server_port}/x", "headers": [{"name": "Token", "value": "t"}]}
     artifacts.load({"name": "a", "http": http}, tmp_path / "in", lambda _: None)
     assert (tmp_path / "in").read_text() == "hello"
@@ -193,7 +193,7 @@ def test_a_web_address_that_is_or_leads_to_a_local_file_is_refused(tmp_path: Pat
             self.end_headers()
 
     server = HTTPServer(("127.0.0.1", 0), Redirection)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     for url in (secret.as_uri(), f"file:{secret}", "data:,x", f"http://127.0.0.1:{server.server_port}/"):
         with pytest.raises(ArtifactError, match="failed to load"):
             artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)

@@ -43,7 +43,7 @@ class Proxy:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_an_answer_or_an_address_that_is_none_fails_its_node_alone(
             """Nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
         phase, message, _ = http.send({"url": url}, lambda name: {})
         assert phase == "Failed" and message.startswith('Get "http:') and "s3cr3t" not in message

@@ -76,7 +76,7 @@ class Stage:
         self.folder, self.environment = folder, environment
         self.expected: dict[str, tuple[Any, dict[str, float]]] = {}
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def run(self, name: str, home: str) -> Run:
         return Run(name, self.folder / home, self.environment, f"http://127.0.0.1:{self.server.server_port}")

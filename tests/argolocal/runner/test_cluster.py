@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.engine.scheduler import Scheduler
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.state.locks import SharedLocks
 from rekindle.cli.inputs import manifest_of
-from rekindle.errors import ConfigError
 from tests.conformance import recorded
 
 EVERYTHING = """

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, workflow
 from argolocal.manifest.schema import TABLES
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
-from rekindle.errors import ConfigError
 
 GOOD = """
 apiVersion: argoproj.io/v1alpha1

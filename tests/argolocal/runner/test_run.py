@@ -19,13 +19,13 @@ import pytest
 from argolocal.common.processes import alive
 from argolocal.common.program import POD
 from argolocal.controllers.base import Controller
+from argolocal.errors import ConfigError
 from argolocal.pods import executor, filesystem
 from argolocal.pods.process import start_container
 from argolocal.runner import run as local_run
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, execute, resume, stop
 from argolocal.state import journal as state
-from rekindle.errors import ConfigError
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
@@ -143,10 +143,13 @@ def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
     process.wait()
 
 
-def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attempts", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(
+    tmp_path: Path, attempts: int
+) -> None:
     moments = random.Random(7)
     expected, written = None, 0
-    for attempt in range(10):
+    for attempt in range(attempts):
         home = made(tmp_path / f"{attempt}")
         mark, journal = shared(home, "done"), home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"

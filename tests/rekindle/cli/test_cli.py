@@ -138,8 +138,8 @@ def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(n
         (["run", ""], "it is empty"),
     ],
 )
-def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint: str):
-    done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none")
+def test_wrong_usage_or_config_ends_with_2_and_the_way_out(tmp_path: Path, args: list[str], hint: str):
+    done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
     assert "Traceback" not in done.stderr

@@ -28,12 +28,19 @@ atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
 # imports: `rekindle`, what its name needs of argolocal, and `rekindle.__main__` come before any of our code runs
-FIRST, STEP, MOST = 8, 45, 20_000
+FIRST, MOST = 8, 20_000
+STEPPED = ("step", "steps.prepare", "--help")
 IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]  # as a script starts `... &` under nohup
 
 
-@pytest.mark.parametrize("arguments", [("render", DEMO), ("step", "steps.prepare", "--help")])
-def test_ctrl_c_at_any_import_is_130_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...]):
+@pytest.mark.parametrize(
+    ("arguments", "every"),
+    [
+        *((("render", DEMO), 145), (STEPPED, 45)),
+        *(pytest.param(arguments, 7, marks=pytest.mark.slow) for arguments in (("render", DEMO), STEPPED)),
+    ],
+)
+def test_ctrl_c_at_any_import_is_130_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...], every: int):
     number, interrupted = FIRST, 0
     while True:
         command = [sys.executable, "-c", DRIVER, str(number), *arguments]
@@ -41,7 +48,7 @@ def test_ctrl_c_at_any_import_is_130_without_a_traceback(tmp_path: Path, argumen
         if "left: " in done.stderr and int(done.stderr.rpartition("left: ")[2]) > 0:
             break  # there are fewer imports than that
         assert (done.returncode, done.stderr.strip(), number < MOST) == (130, "", True), number
-        number, interrupted = number + STEP, interrupted + 1
+        number, interrupted = number + every, interrupted + 1
     assert (done.returncode, interrupted > 3) == (0, True), done.stderr
 
 

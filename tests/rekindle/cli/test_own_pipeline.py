@@ -6,7 +6,6 @@ One run is shared by all that look at it: the one week of a backfill, whose trai
 import json
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import urllib.request
@@ -19,6 +18,7 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import Services
+from tests.argolocal.controllers.test_projects import free_port
 from tests.commands import BIN, ROOT, Shell
 from tests.forked import Prompt
 from tests.rekindle.cli.own import make
@@ -103,6 +103,7 @@ def environment(s3_environment: dict[str, str], services: Services) -> dict[str,
     mlflow = services.url("mlflow")
     services.ready()
     settings = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow, **services.login(), "KUBECONFIG": "/none"}
+    settings["REKINDLE_SERVE__PORT"] = str(free_port())
     return {**kept, **settings, "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
 
@@ -236,9 +237,7 @@ def test_the_demo_shows_the_same_in_every_folder(own: Own) -> None:
 @pytest.mark.timeout(900)  # two whole runs
 def test_an_earlier_release_answers_again(own: Own) -> None:
     name = f"shop-{uuid.uuid4().hex[:6]}"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    typed = Shell(own.typed.folder, own.typed.environment | {"REKINDLE_SERVE__PORT": port, "REKINDLE_NAME": name})
+    typed = Shell(own.typed.folder, own.typed.environment | {"REKINDLE_NAME": name})
     released = []
     for seed in (1, 2):
         done = typed(f"rekindle run {CONFIG} --set train.seed={seed} --set gate.tolerance=1000 -o json")

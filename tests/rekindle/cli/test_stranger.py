@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rekindle.cli import commands
+from rekindle.local.services.services import answers
 from tests.argolocal.controllers.test_projects import free_port, serving
 from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
@@ -179,6 +180,8 @@ def test_what_is_started_in_a_folder_of_a_stranger_imports_nothing_of_it(folder:
         return len(shown) == 3 and all(row["running"] and row.get("ready", 1) for row in shown)
 
     until("everything to run again", everything_runs, evidence=lambda: shown)
+    for row in shown:  # what runs may be about to end
+        until("it to answer", lambda url=row["address"]: answers(url), evidence=lambda row=row: row)
     assert not set(before) & set(records(folder.home))
     assert typed(folder, "down").returncode == 0
     assert folder.executed() == set()

@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.cluster import api
 from rekindle.cluster.api import Cluster
 from tests.rekindle.cluster.server import ApiServer
+
+
+@pytest.fixture(autouse=True)
+def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "BACKOFF", 0.01)
 
 
 @pytest.fixture

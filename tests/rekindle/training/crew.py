@@ -53,7 +53,7 @@ def joined(s3: Store, prefix: str, name: str = "") -> bool:
     return any(b'"join"' in line and name.encode() in line for line in lines)
 
 
-def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
+def run_member(argv: list[str], environment: dict[str, str], log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -150,7 +150,7 @@ class Crew:
 
     def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
         log = self._log(name)
-        process = self.context.Process(target=_main, args=(argv, self.environment | environment, str(log)))
+        process = self.context.Process(target=run_member, args=(argv, self.environment | environment, str(log)))
         process.start()
         self.members.append(Member(process, log))
         return self.members[-1]

@@ -1,10 +1,8 @@
 """A run on a cluster as its user sees it: real processes, their words and exit codes."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +10,12 @@ import pytest
 
 from rekindle.cluster import workflows
 from rekindle.render import manifest_sha256
+from tests.rekindle.cli.test_cli import REKINDLE, rekindle
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT
 from tests.rekindle.cluster.test_workflows import manifest, node
 
-REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 GOLDEN = Path(__file__).parents[2] / "golden"
-
-
-def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **environment}
-    return subprocess.run([REKINDLE, *args], cwd=cwd, env=environ, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
 
 
 def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]:

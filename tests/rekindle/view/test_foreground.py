@@ -98,7 +98,7 @@ def test_a_closed_terminal_leaves_nothing_running(tmp_path: Path):
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path):
-    process, terminal = on_a_terminal(tmp_path, "echo begun; sleep 2", signal.SIG_IGN)
+    process, terminal = on_a_terminal(tmp_path, "echo begun; sleep 0.7", signal.SIG_IGN)
     started(process, tmp_path)
     os.close(terminal)
     assert process.wait(timeout=60) == 0
@@ -107,7 +107,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path):
 @pytest.mark.parametrize("where", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_run_goes_on_though_nobody_can_be_told_of_it(tmp_path: Path, where: str, output: str):
-    written(tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.5"), ("third", "true")))
+    written(tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true")))
     done = typed(f'"$REKINDLE" run --manifest w.yaml -o {output} {where}', tmp_path)
     lost = output == "json" and "/dev/full" in where and "2>" not in where  # the object is what was asked for
     assert (done.returncode, "Traceback" in done.stderr) == (int(lost), False), done.stderr
@@ -186,7 +186,9 @@ def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_ar
     assert (done.returncode, "spells out the path /tmp/x" in done.stderr) == (2, True), done.stderr
 
 
-def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_and_not_tried_again(tmp_path: Path):
+def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_and_not_tried_again(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+):
     assert typed('"$REKINDLE" init shop', tmp_path).returncode == 0
     module = tmp_path / "shop/steps/shop.py"
     module.write_text(module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1))
@@ -194,7 +196,7 @@ def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_an
     config = tmp_path / "shop/configs/shop.yaml"
     config.write_text(config.read_text().replace("port: 8080", f"port: {free_port()}"))
     command = '"$REKINDLE" run configs/shop.yaml --yes -o json; code=$?; "$REKINDLE" down >&2; exit $code'
-    ended = typed(command, tmp_path / "shop")
+    ended = typed(command, tmp_path / "shop", **s3_environment)
     error = f"{module}:{line}: KeyError: 'kwh'."
     reason = f"main: Error (exit code 70): {error}"
     told = [text[9:] for text in ended.stderr.splitlines() if " prepare" in text and " failed" in text]

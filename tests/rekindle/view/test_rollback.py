@@ -1,6 +1,7 @@
 """`rekindle rollback` is one transaction: it is done whole, or undone, or finished by the next command."""
 
 import json
+import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from rekindle.serving.promotion import ChampionChanged
 from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
 from tests.argolocal.controllers.test_deployment import address, answering, load, release, rolled_out, wait
-from tests.commands import Shell, shell
+from tests.argolocal.controllers.test_projects import free_port
 from tests.proxy import Proxy
+from tests.rekindle.cli.test_cli import rekindle
 from tests.rekindle.monitoring.hook import hook
 from tests.waiting import until
 
@@ -37,7 +39,6 @@ class Model:
     store: Store
     cluster: LocalCluster
     kinds: dict[str, Controller]
-    typed: Shell
     port: int
 
     def release(self, slow: float = 0) -> str:
@@ -60,6 +61,10 @@ class Model:
     def called(self, obj: dict[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(obj).replace("fraud", self.name))
 
+    def typed(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`rekindle rollback` as a user of this home types it."""
+        return rekindle("rollback", *arguments, cwd=self.cluster.home.parent, **environment)
+
     def rest(self, version: str) -> None:
         LocalObjects(self.cluster).patch("Deployment", f"{self.name}-{version}", {"spec": {"replicas": 0}})
 
@@ -81,26 +86,26 @@ class Model:
 
 
 @pytest.fixture
-def model(tmp_path: Path, s3: Store, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Model]:
+def model(tmp_path: Path, s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    monkeypatch.setattr(promotion, "PATIENCE", 0.2)
     name, cluster = f"cards-{uuid.uuid4().hex[:6]}", LocalCluster(tmp_path / ".rekindle")
     homes.make(cluster.home)
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
-        port = int(typed.environ["REKINDLE_SERVE__PORT"])
-        yield Model(name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), typed, port)
+    yield Model(name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), free_port())
+    cluster.down()
 
 
 def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:
-    name, typed = model.name, model.typed
+    name = model.name
     for _ in range(2):
         model.release()
     with hook() as server:
-        done = typed(f"NOTIFY_URL={server.url} rekindle rollback {name} -o json")
+        done = model.typed(name, "-o", "json", NOTIFY_URL=server.url)
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
         (message,) = server.taken
         assert (message["event"], message["name"]) == ("rollback", name)
         assert message["text"] == "version 1 answers again (before: version 2), by `rekindle rollback`."
         assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
-        done = typed(f"rekindle rollback {name} 2")
+        done = model.typed(name, "2")
         assert done.returncode == 0 and "version 2 of" in done.stdout and "NOTIFY_URL is not set" in done.stderr
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
@@ -196,10 +201,10 @@ def test_a_rollback_against_an_mlflow_that_refuses_moves_nothing(model: Model, m
         model.release()
     before = model.state
     with Proxy(mlflow_server, "127.0.0.7") as proxy:  # a host that it does not admit
-        done = model.typed(f"MLFLOW_TRACKING_URI={proxy.url} rekindle rollback {model.name}")
+        done = model.typed(model.name, MLFLOW_TRACKING_URI=proxy.url)
     assert done.returncode == 1 and "refused: PERMISSION_DENIED: the host is" in done.stderr, done.stderr
     assert model.state == before == ("2", "2", {"1": 0, "2": 1}, False)
-    done = model.typed(f"rekindle rollback {model.name}")
+    done = model.typed(model.name)
     assert done.returncode == 0 and "(before: version 2)" in done.stdout, done.stderr
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
@@ -215,11 +220,10 @@ def test_mlflow_that_goes_in_the_middle_of_a_rollback_costs_only_one_more_comman
             proxy.away = proxy.away or write.path.endswith("/alias")
 
         proxy.after = leave
-        environment = f"MLFLOW_TRACKING_URI={proxy.url} MLFLOW_HTTP_REQUEST_MAX_RETRIES=0"
-        done = model.typed(f"{environment} rekindle rollback {model.name}")
+        done = model.typed(model.name, MLFLOW_TRACKING_URI=proxy.url, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
         assert done.returncode == 1 and "`rekindle rollback " in done.stderr and "does not answer" in done.stderr
     for _ in range(2):
-        done = model.typed(f"rekindle rollback {model.name} 2")
+        done = model.typed(model.name, "2")
         assert done.returncode == 0, done.stderr
         assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 

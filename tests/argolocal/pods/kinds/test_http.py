@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

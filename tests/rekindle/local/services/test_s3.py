@@ -294,6 +294,25 @@ def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path)
     server.kill()
 
 
+def test_what_else_lies_in_its_folders_keeps_no_store_from_starting(tmp_path: Path) -> None:
+    """As after a `git pull` into the home, or a copy by hand."""
+    own, root = tmp_path / "own", tmp_path / "s3"
+    files = Files(root)
+    files.create("data")
+    meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: {"key": "a"}), lambda _: None)
+    files.owner.close()
+    own.mkdir()
+    (own / "file").touch()
+    for folder in ("tmp", "uploads", "buckets", "buckets/data"):
+        (root / folder / "folder").mkdir()
+        (root / folder / "link").symlink_to(own)
+        (root / folder / "half").touch()
+        os.utime(root / folder / "half", (0, 0))
+    again = Files(root)
+    assert again.find("data", "a") == meta
+    assert not (root / "tmp/half").exists() and (own / "file").exists()
+
+
 def test_a_full_disk_is_an_error_and_leaves_the_old_object(tmp_path: Path) -> None:
     server = Endpoint(tmp_path)
     server.client.put_object(Bucket="data", Key="a", Body=b"old")

@@ -3,13 +3,14 @@
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Event, Thread
 
 import httpx
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import MODEL, PREDICT, Running, connect, refuses_connections, release
+from tests.rekindle.serving.running import MODEL, PREDICT, Gate, Running, connect, refuses_connections, release
 from tests.waiting import until
 
 PREFIX = "releases/echo/connections/"
@@ -30,7 +31,7 @@ def stored(s3_environment: dict[str, str]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with Running(f"--model={PREFIX}", "--body-seconds=1") as running:
+    with Running(f"--model={PREFIX}", "--body-seconds=0.3") as running:
         running.until_ready()
         yield running
 
@@ -97,29 +98,37 @@ def test_a_byte_now_and_then_does_not_keep_a_request_alive(server: Running, text
         until("the end of the connection", let_go, pause=0)
 
 
+@pytest.fixture(scope="module")
+def small() -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", "--body-seconds=60", descriptors=256) as running:
+        running.until_ready()
+        yield running
+
+
 @pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"])
-def test_thousands_of_connections_and_256_descriptors_harm_no_honest_client(begun: bytes, count: int) -> None:
-    with Running(f"--model={PREFIX}", "--body-seconds=60", descriptors=256) as server:
-        server.until_ready()
-        crowd: list[socket.socket] = []
+def test_thousands_of_connections_and_256_descriptors_harm_no_honest_client(
+    small: Running, begun: bytes, count: int
+) -> None:
+    crowd: list[socket.socket] = []
 
-        def come() -> None:
-            for _ in range(count):
-                crowd.append(connect(server))
-                crowd[-1].sendall(begun)
+    def come() -> None:
+        for _ in range(count):
+            crowd.append(connect(small))
+            crowd[-1].sendall(begun)
 
-        thread = Thread(target=come)
-        thread.start()
-        answers = list[int]()
-        try:
-            while thread.is_alive() or len(answers) < 100:
-                answers.append(httpx.post(server.url + PREDICT, json={"instances": [ONE]}).status_code)
-                answers.append(httpx.get(server.url + "/health/live").status_code)
-        finally:
-            thread.join()
-        assert set(answers) == {200}
-        ends = [ending(client) for client in crowd]
+    thread = Thread(target=come)
+    thread.start()
+    answers = list[int]()
+    try:
+        while thread.is_alive() or len(answers) < 100:
+            for text in (HEAD + BODY, GET):
+                with connect(small) as honest:
+                    answers.append(ask(honest, text)[0])
+    finally:
+        thread.join()
+    assert set(answers) == {200}
+    ends = [ending(client) for client in crowd]
     assert ends.count("reset") == 0
     assert ends.count("open") < 256
     refused = count - ends.count("open")
@@ -143,15 +152,17 @@ def ending(client: socket.socket) -> str:
     return "503" if b"503 Service" in received and b"retry-after: 1" in received else "closed"
 
 
-def test_more_requests_than_connections_are_refused_and_probes_are_answered() -> None:
+def test_more_requests_than_connections_are_refused_and_probes_are_answered(tmp_path: Path) -> None:
     flags = ("--body-seconds=60", "--max-waiting=1000")
-    with Running(f"--model={PREFIX}", *flags, descriptors=256) as server:
+    with Running(f"--model={PREFIX}", *flags, descriptors=256) as server, Gate(tmp_path) as gate:
         server.until_ready()
-        slow = BODY.replace(b'"a"', b'"a","sleep":0.05')
+        slow = BODY.replace(b'"a"', f'"a","gate":"{gate.path}"'.encode())
         crowd = [connect(server) for _ in range(400)]
         for client in crowd:
             client.sendall(HEAD.replace(str(len(BODY)).encode(), str(len(slow)).encode()) + slow)
+        gate.until_reached()
         assert httpx.get(server.url + "/health/live").status_code == 200
+        gate.open()
         answers = [receive(client) for client in crowd]
         assert {status for status, _ in answers} == {200, 503}
         assert all("retry-after" in head for status, head in answers if status == 503)
@@ -164,9 +175,10 @@ def test_a_server_without_descriptors_says_so() -> None:
 
 
 @pytest.fixture
-def draining() -> Iterator[tuple[Running, list[socket.socket]]]:
-    """A server after its drain, with clients that have kept a connection since before."""
-    with Running(f"--model={PREFIX}", "--drain-seconds=0.2", "--grace-seconds=3") as server:
+def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[socket.socket]]]:
+    """A server after its drain, with clients that have kept a connection since before; parameter: its grace."""
+    grace = getattr(request, "param", 5)
+    with Running(f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}") as server:
         server.until_ready()
         server.client.close()
         kept = [connect(server) for _ in range(20)]
@@ -186,6 +198,7 @@ def test_a_kept_connection_is_answered_after_the_drain_and_told_to_close(
     assert server.end()[0] == 0
 
 
+@pytest.mark.parametrize("draining", [0.5], indirect=True)
 def test_an_idle_connection_ends_cleanly_after_the_grace(draining: tuple[Running, list[socket.socket]]) -> None:
     server, kept = draining
     assert {client.recv(1) for client in kept} == {b""}

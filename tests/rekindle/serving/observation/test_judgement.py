@@ -1,5 +1,6 @@
 """A candidate that does worse is found with the traffic that docs/serving.md asks for, and a good one is left alone."""
 
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -22,11 +23,25 @@ def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
     return {**dict(zip(bounds, map(float, counts), strict=True)), inf: float(len(values))}
 
 
+@cache
+def shares(of: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
+    """How many of a hundred thousand latencies, scores or wrong scores fall into each bucket, as shares."""
+    draw = np.random.default_rng(0)
+    values = slow * draw.lognormal(-5, 0.5, 100_000) if of == "seconds" else draw.beta(0.5, 3, 100_000)
+    counts = buckets(1 - values if of == "wrong" else values, bounds)
+    return np.diff([*counts.values()], prepend=0) / 100_000
+
+
+def drawn(draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
+    """Buckets of that many requests: drawn at once, as each value alone would fall into one of them."""
+    counts = np.cumsum(draw.multinomial(requests, chances))
+    return dict(zip([*bounds, inf], map(float, counts), strict=True))
+
+
 def side(draw: np.random.Generator, requests: int, errors: float = 0.001, slow: float = 1, wrong: float = 0) -> Side:
-    seconds, scores = slow * draw.lognormal(-5, 0.5, requests), draw.beta(0.5, 3, requests)
-    scores = np.where(draw.random(requests) < wrong, 1 - scores, scores)
-    shown = {"score": buckets(scores, EDGES)}
-    return Side(requests, int(draw.binomial(requests, errors)), 0, buckets(seconds, SECONDS), shown)
+    scores = (1 - wrong) * shares("scores", EDGES) + wrong * shares("wrong", EDGES)
+    seconds, shown = shares("seconds", SECONDS, slow), {"score": drawn(draw, requests, scores, EDGES)}
+    return Side(requests, int(draw.binomial(requests, errors)), 0, drawn(draw, requests, seconds, SECONDS), shown)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.spec import TrainingSpec as Inputs
-from tests.rekindle.training.crew import SECRET, Crew, Member, flags
+from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
 from tests.waiting import until
 
 INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
@@ -157,12 +157,25 @@ def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> Non
 def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_answer(crew: Crew) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = "http://{}:{}".format(*silent.getsockname())
-        coordinator = crew.coordinator(flags("hanging", workers=1), S3_ENDPOINT_URL=endpoint)
+        environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
+        log = crew.logs / "impatient.log"
+        argv = ["coordinator", *flags("hanging", workers=1)]
+        coordinator = Member(crew.context.Process(target=_impatient, args=(argv, environment, str(log))), log)
+        coordinator.process.start()
+        crew.members.append(coordinator)
         crew.until(lambda: _listens(crew))
         silent.accept()
         with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
             worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n')
             assert coordinator.code(30) == 65
+
+
+def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
+    """A member that waits a moment for its last events to be written."""
+    from rekindle.ledger import events
+
+    events.PATIENCE = 0.2
+    run_member(argv, environment, log)
 
 
 def test_workers_of_a_coordinator_that_is_told_to_go_are_not_lost(crew: Crew, s3: Store) -> None:
@@ -251,14 +264,14 @@ def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: C
 
 
 def test_the_ledger_has_the_last_step_also_when_nobody_said_that_it_was_made(crew: Crew, s3: Store) -> None:
-    argv = flags("last", workers=1, steps=400, checkpoint_steps=0)
+    argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
     coordinator, worker = crew.coordinator(argv), crew.worker("a", argv)
     assert (worker.code(), coordinator.code()) == (0, 0)
     model = json.loads(s3.get("last/model/model.json"))
-    assert completed(s3, "last") == [(400, model["sha256"])], "not the step of the newest sign of life"
+    assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest sign of life"
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
     assert crew.coordinator(argv).code() == 0  # as if the worker had died before it said so
-    assert completed(s3, "last") == [(400, model["sha256"])]
+    assert completed(s3, "last") == [(100, model["sha256"])]
 
 
 def completed(s3: Store, prefix: str) -> list[tuple[int, str]]:
