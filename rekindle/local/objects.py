@@ -1,7 +1,7 @@
 """What `rekindle rollback` and `rekindle scale` change on this machine."""
 
 from argolocal.controllers.kubectl import Object, patched
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 
 
 class LocalObjects:

@@ -159,7 +159,7 @@ def _run_tests(
     os.chdir(tree)
     os.environ |= {"PYTHONPATH": str(tree), "PYTEST_XDIST_WORKER": f"m{number}"}  # its own bucket, shared services
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "rekindle")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "argolocal", "rekindle")]:
         del sys.modules[name]
     importlib.invalidate_caches()
     # the same examples each time, and the first one that fails is enough

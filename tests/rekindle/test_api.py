@@ -5,9 +5,11 @@ import difflib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import argolocal
 import rekindle
 from tests.commands import ROOT
 from tests.docs.pages import API, COMMANDS
@@ -21,12 +23,13 @@ def test_the_pages_say_what_the_docstrings_and_the_help_say(page: Path, maker: s
     assert not differing, f"python -m tests.docs.pages writes it anew:\n{differing}"
 
 
-def test_type_checkers_know_the_same_names_from_the_same_modules() -> None:
-    stub = ast.parse((ROOT / "rekindle" / "__init__.pyi").read_text())
+@pytest.mark.parametrize("package", [rekindle, argolocal], ids=["rekindle", "argolocal"])
+def test_type_checkers_know_the_same_names_from_the_same_modules(package: ModuleType) -> None:
+    stub = ast.parse((ROOT / package.__name__ / "__init__.pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.name: node.module for node in imports for alias in node.names} == vars(rekindle)["MODULES"]
+    assert {alias.name: node.module for node in imports for alias in node.names} == vars(package)["MODULES"]
     exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
-    assert sorted(exported) == sorted(rekindle.__all__)
+    assert sorted(exported) == sorted(package.__all__)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ import pytest
 
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments
+from argolocal.errors import ConfigError
 from argolocal.language.selector import verdict
+from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -329,7 +329,7 @@ def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
     command = """
 import json, os, signal, sys
 from pathlib import Path
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 from argolocal.controllers.deployment import Deployments
 def die(event, args):
     if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
@@ -402,7 +402,7 @@ def test_a_deleted_deployment_is_gone(kinds: dict[str, Controller], port: int) -
 def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Controller], port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ConfigError, match=r"port \d+ .*--set serve.port=") as error,
+        pytest.raises(ConfigError, match=r"port \d+ .* take another port") as error,
     ):
         kinds["Service"].check(service(port))
     assert str(port) in str(error.value)

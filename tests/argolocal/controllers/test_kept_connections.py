@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.storage import Store
 from tests.rekindle.serving import running

@@ -12,13 +12,13 @@ import pytest
 from argolocal.controllers.base import LAST_APPLIED, Controller
 from argolocal.controllers.kubectl import Resources, check_outputs
 from argolocal.engine.nodes import PodEnded, Start
+from argolocal.errors import ConfigError, Conflict
 from argolocal.manifest.patch import PATCHES, PatchError, merge
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, execute, resume
 from argolocal.state.journal import DiskFull
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.resource import render
-from rekindle.errors import ConfigError, Conflict
-from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from tests.waiting import until
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
 from tests.waiting import until
 
 SERVER = """
 import http.server, os, pathlib, sys
-from rekindle.errors import {error}
+from argolocal.errors import {error}
 from rekindle.step import StepInputs, StepOutputs
 
 FOLDER = pathlib.Path(__file__).parents[1]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from argolocal.manifest.read import Identity, workflow
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.local.cluster import LocalCluster
 from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
 
 TELL = """cat <<END

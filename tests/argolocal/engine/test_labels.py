@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 
 def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:

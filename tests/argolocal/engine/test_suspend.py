@@ -15,9 +15,9 @@ import pytest
 from argolocal.engine import suspend
 from argolocal.engine.nodes import Resumed, Start
 from argolocal.engine.scheduler import Scheduler
+from argolocal.errors import ConfigError
 from argolocal.runner.run import release_suspended
 from argolocal.state.journal import Busy, RunFiles
-from rekindle.errors import ConfigError
 from tests.argolocal.runner.played import leaf, scheduler, steps
 from tests.waiting import until
 

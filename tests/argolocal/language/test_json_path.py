@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.language.json_path import PathError, found
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 DATA: dict[str, Any] = {
     "people": [

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.language.yaml_text import MAX_VALUES, parse, parse_one
-from rekindle.errors import ConfigError
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 

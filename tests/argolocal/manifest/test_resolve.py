@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, split, workflow
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 FILE = """
 apiVersion: argoproj.io/v1alpha1
@@ -255,7 +255,6 @@ def test_a_value_outside_its_enum_is_refused() -> None:
             r"container\.envFrom\[0\]\.secretRef: there is no Secret 's' here",
         ),
         ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
-        ({"envFrom": [{"secretRef": {"name": "rekindle-s3"}}]}, ""),
     ],
 )
 def test_objects_that_pods_would_wait_for_are_missed_before_the_run(

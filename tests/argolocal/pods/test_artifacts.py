@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.pods import artifacts, filesystem
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 

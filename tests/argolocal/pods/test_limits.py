@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from argolocal.common import processes
 from argolocal.controllers import pod as pods
+from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
 from argolocal.pods import limits
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 needs_cgroups = pytest.mark.skipif(not limits.available(), reason="needs cgroups")

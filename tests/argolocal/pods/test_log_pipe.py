@@ -19,8 +19,8 @@ from argolocal.pods.kinds.sidecars import Sidecars
 from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.pod_run import PodRun
 from argolocal.pods.process import ContainerRun, start_container
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 

@@ -18,9 +18,9 @@ from argolocal.common.processes import started
 from argolocal.controllers.base import Controller
 from argolocal.manifest.pod_patch import patched
 from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from rekindle import project
-from rekindle.local.cluster import LocalCluster
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}

@@ -29,10 +29,10 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.controllers.memory import shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.nodes import FAILED, FULFILLED
+from argolocal.errors import ConfigError
 from argolocal.manifest.names import CONFIG_MAP_TYPE
 from argolocal.runner.run import release_suspended
 from argolocal.state.journal import Busy, RunFiles
-from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import SUCCEEDED
 from rekindle.local.services.services import BUCKET

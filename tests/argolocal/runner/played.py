@@ -6,8 +6,8 @@ from typing import Any
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.engine.scheduler import Scheduler
 from argolocal.manifest.read import workflow
+from argolocal.runner.cluster import LocalCluster
 from argolocal.state.locks import SharedLocks
-from rekindle.local.cluster import LocalCluster
 
 POD = {"image": "x", "command": ["c"]}
 

@@ -8,20 +8,14 @@ from pathlib import Path
 import pytest
 
 from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    """With services that are said to be elsewhere, so that none is started."""
-    monkeypatch.setenv("S3_ENDPOINT_URL", "test://s3")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "test://mlflow")
-    monkeypatch.setenv("S3_BUCKET", "bucket")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+def cluster(tmp_path: Path) -> LocalCluster:
     return LocalCluster(tmp_path, {"other": Image("/other/python")})
 
 
@@ -29,16 +23,12 @@ def configmap(name: str, **data: str) -> dict:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def test_pods_get_addresses_credentials_and_objects_by_name(cluster: LocalCluster) -> None:
-    assert cluster.configmap("rekindle")["S3_ENDPOINT_URL"] == "test://s3"
-    assert cluster.secret("rekindle-s3") == {"AWS_ACCESS_KEY_ID": "key"}
+def test_pods_get_objects_by_name(cluster: LocalCluster) -> None:
     Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
-    Controller(cluster, "ConfigMap").apply(configmap("rekindle", EXTRA="2"))
     coded = base64.b64encode("päss".encode()).decode()
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"x": coded}, "stringData": {"y": "plain"}}
     Controller(cluster, "Secret").apply(secret)
     assert cluster.configmap("mine") == {"a": "1"}
-    assert cluster.configmap("rekindle")["EXTRA"] == "2"
     assert cluster.secret("s") == {"x": "päss", "y": "plain"}
     with pytest.raises(KeyError):
         cluster.configmap("none")
@@ -55,7 +45,7 @@ def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> No
 
 def test_two_processes_never_give_one_address_to_two_pods(cluster: LocalCluster) -> None:
     program = (
-        "import sys; from pathlib import Path; from rekindle.local.cluster import LocalCluster\n"
+        "import sys; from pathlib import Path; from argolocal.runner.cluster import LocalCluster\n"
         "print(*[LocalCluster(Path(sys.argv[1])).address(f'{sys.argv[2]}-{i}') for i in range(50)])"
     )
     command = [sys.executable, "-c", program, str(cluster.home)]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.local.cluster import LocalCluster
 
 
 def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.engine.scheduler import Scheduler
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, read_files
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.state.locks import SharedLocks
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 from tests.conformance import recorded
 
 EVERYTHING = """

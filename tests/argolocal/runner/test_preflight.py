@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, workflow
 from argolocal.manifest.schema import TABLES
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 GOOD = """
 apiVersion: argoproj.io/v1alpha1
@@ -278,18 +278,6 @@ def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
 def test_a_patch_of_resources_may_be_one_whose_numbers_come_later() -> None:
     patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
     assert not any("podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch))
-
-
-@pytest.mark.parametrize("command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]])
-def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str]) -> None:
-    manifest = documents(GOOD)[0]
-    container = {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
-    manifest["spec"]["templates"][0]["container"] = container
-    if command[1:]:
-        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
-    else:
-        with pytest.raises(ConfigError, match=r"registry\.example/mine"):
-            check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:

@@ -19,13 +19,13 @@ import pytest
 from argolocal.common.processes import alive
 from argolocal.common.program import POD
 from argolocal.controllers.base import Controller
+from argolocal.errors import ConfigError
 from argolocal.pods import executor, filesystem
 from argolocal.pods.process import start_container
 from argolocal.runner import run as local_run
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, execute, resume, stop
 from argolocal.state import journal as state
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
@@ -101,7 +101,7 @@ RUNNER = """
 import json, sys
 from collections import Counter
 from pathlib import Path
-from rekindle.local.cluster import LocalCluster
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute, resume
 cluster = LocalCluster(Path(sys.argv[1]))
 what = sys.argv[2]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from argolocal.common.files import write_atomically
+from argolocal.errors import ConfigError
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute, resume, stop
 from argolocal.state.journal import RunFiles, reset_interrupted
 from argolocal.view import runs as overview
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
 ONE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}

@@ -16,8 +16,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from argolocal.errors import ConfigError
 from argolocal.validate import check, lint, lint_all
-from rekindle.errors import ConfigError
 from tests.effort import calls
 from tests.kinds import kinds
 

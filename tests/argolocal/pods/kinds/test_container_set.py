@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
 from tests.argolocal.runner.played import scheduler, steps
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")

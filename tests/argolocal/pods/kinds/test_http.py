@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
 from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 

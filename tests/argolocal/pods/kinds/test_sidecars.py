@@ -9,9 +9,9 @@ import pytest
 from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time
 from argolocal.engine.scheduler import Scheduler
 from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from argolocal.state.journal import reset_interrupted
-from rekindle.local.cluster import LocalCluster
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")

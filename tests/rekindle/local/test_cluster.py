@@ -1,0 +1,57 @@
+"""This machine as the cluster of a training: what its pods get besides what they get of any."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from argolocal.controllers.base import Controller
+from argolocal.manifest.read import workflow
+from argolocal.runner.preflight import check
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """With services that are said to be elsewhere, so that none is started."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", "test://s3")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "test://mlflow")
+    monkeypatch.setenv("S3_BUCKET", "bucket")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    return LocalCluster(tmp_path)
+
+
+def manifest(container: dict) -> dict:
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
+    return workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+
+
+def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCluster) -> None:
+    assert cluster.configmap("rekindle")["S3_ENDPOINT_URL"] == "test://s3"
+    assert cluster.secret("rekindle-s3") == {"AWS_ACCESS_KEY_ID": "key"}
+    extra = {"kind": "ConfigMap", "metadata": {"name": "rekindle"}, "data": {"EXTRA": "2"}}
+    Controller(cluster, "ConfigMap").apply(extra)
+    assert cluster.configmap("rekindle")["EXTRA"] == "2"
+    container = {"image": "busybox", "command": ["true"], "envFrom": [{"secretRef": {"name": "rekindle-s3"}}]}
+    assert check(manifest(container), cluster) == []
+
+
+@pytest.mark.parametrize("command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]])
+def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str], cluster: LocalCluster) -> None:
+    ours = manifest({"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]})
+    if command[1:]:
+        assert check(ours, cluster) == []
+    else:
+        with pytest.raises(ConfigError, match=r"registry\.example/mine"):
+            check(ours, cluster)
+
+
+def test_a_taken_port_of_a_model_is_named_with_the_setting_that_changes_it(cluster: LocalCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"--set serve\.port="):
+        service = {
+            "metadata": {"name": "m"},
+            "spec": {"selector": {"a": "b"}, "ports": [{"port": taken.getsockname()[1]}]},
+        }
+        cluster.kinds.controllers(cluster, cluster.home)["Service"].check(service)
