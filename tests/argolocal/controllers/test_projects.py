@@ -20,7 +20,7 @@ from tests.waiting import until
 
 SERVER = """
 import http.server, os, pathlib, sys
-from argolocal.errors import {error}
+from rekindle.errors import {error}
 from rekindle.step import StepInputs, StepOutputs
 
 FOLDER = pathlib.Path(__file__).parents[1]
