@@ -76,7 +76,7 @@ class Outcome:
     @cached_property
     def nodes(self) -> dict[str, Node]:
         """The steps by name: `ship.release` is the step `release` of the template that the task `ship` calls."""
-        return {row.name: self._node(row.node) for row in summary.steps(self.name, self.status) if row.node}
+        return {row.name: self._node(row, row.node) for row in summary.steps(self.name, self.status) if row.node}
 
     @cached_property
     def outputs(self) -> dict[str, str]:
@@ -89,13 +89,13 @@ class Outcome:
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
 
-    def _node(self, node: Mapping[str, Any]) -> Node:
+    def _node(self, row: summary.Step, node: Mapping[str, Any]) -> Node:
         found = node.get("outputs") or {}
         result = {"result": found["result"]} if "result" in found else {}
         code = found.get("exitCode")
-        work = summary.last_attempt(self.status, summary.Step("", "", 0, "", "", node=node))
+        work = summary.last_attempt(self.status, row) if row.kind == "Retry" else node  # it looks at every node
         return Node(
-            name=node["name"].removeprefix(f"{self.name}."),
+            name=row.name,
             phase=node["phase"],
             message=node.get("message") or "",
             outputs=summary.outputs(node) | result,
@@ -126,8 +126,11 @@ def run(
     `objects` are what it refers to (WorkflowTemplates, ConfigMaps, Secrets), besides those in its file; the others are
     as of LocalCluster. Without a `home`, that is a folder which goes with the outcome.
     """
-    folder = None if home else TemporaryDirectory(prefix="argolocal-")
-    cluster = LocalCluster(home or Path(folder.name) / "home" if folder else home, images, kinds, store)
+    folder = None
+    if home is None:
+        folder = TemporaryDirectory(prefix="argolocal-")
+        home = Path(folder.name) / "home"
+    cluster = LocalCluster(home, images, kinds, store)
     manifest, others = split(_objects(workflow))
     cluster.keep([*objects, *others])
     local = LocalRun.new(manifest, parameters, cluster)

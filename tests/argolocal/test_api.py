@@ -58,6 +58,7 @@ def test_a_coin_that_is_flipped_takes_one_of_two_ways() -> None:
     other = {"heads": "tails", "tails": "heads"}[side]
     assert outcome.phase == "Succeeded", outcome
     assert (outcome.nodes[side].log, outcome.nodes[other].phase) == (f"it was {side}\n", "Skipped")
+    assert all(node.name == name for name, node in outcome.nodes.items())
 
 
 def test_a_diamond_passes_its_parameter_to_every_corner() -> None:
@@ -147,3 +148,12 @@ def test_an_import_of_argolocal_loads_nothing_else() -> None:
     program = "import argolocal, sys; print(*sorted(name for name in sys.modules if name.startswith('argolocal')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "argolocal\n"
+
+
+def test_the_log_of_a_step_that_was_tried_again_is_that_of_its_last_attempt() -> None:
+    script = {"image": "busybox", "command": ["sh"], "source": "echo try {{retries}}; exit $((1 - {{retries}}))"}
+    template = {"name": "main", "retryStrategy": {"limit": "2", "retryPolicy": "Always"}, "script": script}
+    steps = {"name": "all", "steps": [[{"name": "again", "template": "main"}]]}
+    spec = {"entrypoint": "all", "templates": [steps, template]}
+    outcome = argolocal.run({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+    assert (outcome.phase, outcome.nodes["again"].log) == ("Succeeded", "try 1\n"), outcome
