@@ -2,13 +2,14 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -85,8 +86,7 @@ def write_files(document: Path, folder: Path) -> None:
 @contextmanager
 def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
     """A shell in `folder` with the repository's commands; at the end, what it started is stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
     }

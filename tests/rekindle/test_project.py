@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from rekindle.errors import ConfigError
 from rekindle.project import create
 from rekindle.storage import Store
 from tests.commands import BIN, ROOT
+from tests.ports import free_port
 
 PIPELINE = '''
 """One step, and a greeting that only this project has."""
@@ -206,8 +206,7 @@ def test_a_new_project_ends_with_a_served_model_and_its_tests_pass(installed: Pa
     rekindle, python = installed / "rekindle", installed / "python"
     call(rekindle, "init my-power", tmp_path)
     folder = tmp_path / "my-power"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     try:
         text = call(Path("make"), f"run PYTHON={python}", folder, REKINDLE_SERVE__PORT=port, OMP_NUM_THREADS="1")
         assert f"http://127.0.0.1:{port}" in text and "card succeeded" in text

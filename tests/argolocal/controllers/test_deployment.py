@@ -22,6 +22,7 @@ from argolocal.errors import ConfigError
 from argolocal.language.selector import verdict
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
+from tests.ports import free_port
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -52,8 +53,7 @@ print("drained", version, flush=True)
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

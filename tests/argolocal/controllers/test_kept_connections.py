@@ -18,6 +18,7 @@ import pytest
 from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.storage import Store
+from tests.ports import free_port
 from tests.rekindle.serving import running
 from tests.waiting import until
 
@@ -30,8 +31,7 @@ REQUEST = f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(B
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture

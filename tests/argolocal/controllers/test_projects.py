@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +15,7 @@ import yaml
 from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
+from tests.ports import free_port
 from tests.waiting import until
 
 SERVER = """
@@ -99,11 +99,6 @@ def serving(name: str, port: int, *command: str) -> dict[str, Any]:
 def command(*arguments: str, folder: Path, environment: dict[str, str], python: str = sys.executable) -> Any:
     line = [python, "-P", "-m", "rekindle", *arguments]
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def test_a_release_that_failed_starts_again_when_a_rollback_has_scaled_it_down_and_up(

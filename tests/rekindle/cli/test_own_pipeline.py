@@ -18,9 +18,9 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import Services
-from tests.argolocal.controllers.test_projects import free_port
 from tests.commands import BIN, ROOT, Shell
 from tests.forked import Prompt
+from tests.ports import free_port
 from tests.rekindle.cli.own import make
 from tests.rekindle.cli.test_stranger import leaves
 from tests.rekindle.cluster.server import ApiServer

@@ -15,7 +15,8 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import answers
-from tests.argolocal.controllers.test_projects import free_port, serving
+from tests.argolocal.controllers.test_projects import serving
+from tests.ports import free_port
 from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
 from tests.waiting import until

@@ -4,7 +4,6 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from argolocal.common.linux import die_with_parent
 from rekindle.storage import Store
 from rekindle.training.membership.handshake import VARIABLE
+from tests.ports import free_port
 from tests.rekindle.training import toy
 from tests.waiting import until
 
@@ -109,8 +109,7 @@ class Crew:
     """Starts members; none outlives it."""
 
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         environment = {"REKINDLE_SHM": str(logs)} | environment  # what one test leaves there, no other may find
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),

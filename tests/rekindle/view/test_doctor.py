@@ -1,6 +1,5 @@
 """The doctor finds what is wrong on this machine, and says what to do."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from argolocal.common.processes import started
 from rekindle.local.cluster import LocalCluster
 from rekindle.view import doctor
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -30,8 +30,7 @@ def test_a_machine_that_can_run_everything_passes(tmp_path: Path, monkeypatch: p
 
 
 def test_an_endpoint_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("S3_ENDPOINT_URL", url)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     cluster = LocalCluster(tmp_path)

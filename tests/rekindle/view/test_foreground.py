@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.argolocal.controllers.test_projects import free_port
+from tests.ports import free_port
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
 from tests.waiting import until
 

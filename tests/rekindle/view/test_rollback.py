@@ -22,7 +22,7 @@ from rekindle.serving.promotion import ChampionChanged
 from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
 from tests.argolocal.controllers.test_deployment import address, answering, load, release, rolled_out, wait
-from tests.argolocal.controllers.test_projects import free_port
+from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.rekindle.cli.test_cli import rekindle
 from tests.rekindle.monitoring.hook import hook

@@ -22,6 +22,7 @@ from argolocal.common.processes import started
 from rekindle.errors import StorageError, TrackingError
 from rekindle.local.services.services import Record, Services, answers
 from rekindle.storage import Store
+from tests.ports import free_port
 from tests.waiting import until
 
 PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -192,8 +193,7 @@ def test_a_service_that_cannot_start_shows_the_end_of_its_log(services: Services
 
 
 def test_an_address_that_does_not_answer_names_its_variable(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(StorageError, match=r"S3_ENDPOINT_URL is http://127.0.0.1.*unset S3_ENDPOINT_URL"):
         Services(tmp_path, {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).url("s3")
     with pytest.raises(TrackingError, match=r"MLFLOW_TRACKING_URI is http://127.0.0.1"):

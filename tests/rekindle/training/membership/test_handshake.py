@@ -17,6 +17,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import MAX_STRANGERS, Coordinator
 from rekindle.training.spec import TrainingSpec
+from tests.ports import free_port
 from tests.rekindle.training.crew import SECRET, Crew, flags
 from tests.waiting import until
 
@@ -36,8 +37,7 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     """A coordinator of a run of its own in this process, and its address."""
     prefix = f"handshake-{next(numbers)}"
     settings = {"workload": "w", "dataset": "d", "digest": "x", "out": f"{prefix}/model", "checkpoints": prefix}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
     await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
