@@ -21,8 +21,8 @@ from hera.workflows import models as m
 from argolocal.validate import lint
 from benchmarks.bars import bar, parser, report
 from rekindle import blocks, project
-from rekindle.config import Config, load_config
-from rekindle.render import manifest_sha256, ordered, render_manifest, to_yaml
+from rekindle.blocks.manifest.config import Config, load_config
+from rekindle.blocks.manifest.render import manifest_sha256, ordered, render_manifest, to_yaml
 
 CONFIG = Path(__file__).parents[1] / "configs/demo.yaml"
 

@@ -55,7 +55,7 @@ def write_release(folder: Path) -> Path:
 def upload(release: Path, home: Path) -> dict[str, str]:
     """Put the release into an object store of our own; gives the environment that leads to it."""
     from rekindle.local.services.services import Services
-    from rekindle.serving.release import commit
+    from rekindle.release.files import commit
     from rekindle.storage import Store, file_sha256
 
     services = Services(home, {})
@@ -176,8 +176,8 @@ def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
     """The bars of this benchmark."""
     release = write_release(folder / "release")
     env = upload(release, folder / "home")
-    from rekindle.serving import pyfunc
-    from rekindle.serving.predictor import open_predictor
+    from rekindle.release import pyfunc
+    from rekindle.release.predictor import open_predictor
 
     pyfunc.describe(release, "")
     example = open_predictor(release).example()["instances"][0]["time"]

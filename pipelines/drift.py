@@ -9,8 +9,8 @@ from hera.workflows import Task
 
 import rekindle
 from rekindle import blocks
-from rekindle.blocks.monitoring.retraining import retraining
-from rekindle.monitoring.config import DriftConfig
+from rekindle.blocks.serving.retraining import retraining
+from rekindle.release.config import DriftConfig
 
 
 class Config(rekindle.Config):

@@ -12,8 +12,8 @@ from pydantic import model_validator
 import rekindle
 from rekindle import blocks
 from rekindle.blocks.container import RETRYABLE, retries
-from rekindle.search.config import Sweep, check_workload, default, whole_numbers
-from rekindle.search.rounds import rounds
+from rekindle.training.search.config import Sweep, check_workload, default, whole_numbers
+from rekindle.training.search.rounds import rounds
 
 
 class Config(rekindle.Config):

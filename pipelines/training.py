@@ -14,7 +14,7 @@ from rekindle import blocks
 if TYPE_CHECKING:
     from hera.workflows import Workflow
 
-    from rekindle.config import Config
+    from rekindle.blocks.manifest.config import Config
 
 
 def build(config: "Config") -> "Workflow":

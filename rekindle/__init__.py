@@ -11,10 +11,10 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": ("Workload", "DataConfig", "Prepared", "Refreshed", "record_dataset", "Dataset", "Predictor"),
     "sections": ("Section",),
-    "evaluation.bootstrap": ("paired_bootstrap",),
+    "release.bootstrap": ("paired_bootstrap",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),
-    "config": ("load_config", "Loaded", "Config"),
-    "render": ("check_golden", "render_manifest", "manifest_sha256", "to_yaml"),
+    "blocks.manifest.config": ("load_config", "Loaded", "Config"),
+    "blocks.manifest.render": ("check_golden", "render_manifest", "manifest_sha256", "to_yaml"),
     "storage": ("Store", "NotFound"),
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }

@@ -1,8 +1,8 @@
-from rekindle.config import Config, Loaded, load_config
+from rekindle.blocks.manifest.config import Config, Loaded, load_config
+from rekindle.blocks.manifest.render import check_golden, manifest_sha256, render_manifest, to_yaml
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
-from rekindle.evaluation.bootstrap import paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
-from rekindle.render import check_golden, manifest_sha256, render_manifest, to_yaml
+from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.sections import Section
 from rekindle.step import Artifact, Reuse, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store

@@ -223,7 +223,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        from rekindle.common import user_code  # a step that succeeds does without
+        from rekindle import user_code  # a step that succeeds does without
 
         traceback.print_exc()
         return fail(user_code.as_error(error))

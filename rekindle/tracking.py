@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from rekindle.common.mlflow_api import Refused, address, request
 from rekindle.errors import ConfigError, TrackingError, without_user
+from rekindle.mlflow_api import Refused, address, request
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to

@@ -107,7 +107,7 @@ class Dataset(Sized, Protocol):
 
 
 class Predictor(Protocol):
-    """A released model that answers requests and keeps no state between them; see rekindle/serving/predictor.py."""
+    """A released model that answers requests and keeps no state between them; see rekindle/release/predictor.py."""
 
     @property
     def Request(self) -> type[BaseModel]:

@@ -11,7 +11,7 @@ need: docs/serving.md.
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
-from rekindle.serving.config import CanaryConfig
+from rekindle.release.config import CanaryConfig
 
 
 class Inputs(StepInputs):
@@ -34,7 +34,7 @@ def run(inputs: Inputs) -> Outputs:
     """Compare until the step is over or the candidate is worse."""
     from rekindle import tracking
     from rekindle.errors import say
-    from rekindle.serving.observation.canary import Canary
+    from rekindle.release.watch.canary import Canary
 
     if inputs.before != "passed" or not (inputs.former and inputs.champion):
         return Outputs(canary=inputs.before)

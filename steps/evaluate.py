@@ -48,8 +48,8 @@ def run(inputs: Inputs) -> Outputs:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
-    from rekindle.evaluation.judge import evaluate
-    from rekindle.serving.release import changes, download_champion, model_description
+    from rekindle.release.files import changes, download_champion, model_description
+    from rekindle.release.judge import evaluate
     from rekindle.storage import Store
 
     sha256 = model_description(inputs.model)["sha256"]

@@ -41,8 +41,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError without a champion or a `refresh`, DataError if the data does not follow on."""
     from rekindle import tracking, workload
+    from rekindle.release import files as release
     from rekindle.sections import checked
-    from rekindle.serving import release
     from rekindle.storage import Store
 
     module: Any = workload.load(inputs.workload)
@@ -87,8 +87,8 @@ def predicted(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[d
     """
     import torch
 
-    from rekindle.serving.compare import TOGETHER
-    from rekindle.serving.predictor import open_predictor
+    from rekindle.release.compare import TOGETHER
+    from rekindle.release.predictor import open_predictor
 
     torch.set_num_threads(1)
     predictor = open_predictor(folder)

@@ -3,7 +3,7 @@
     rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
-Its files: rekindle/serving/release.py. Running it twice registers one version; after an interruption, running it again
+Its files: rekindle/release/files.py. Running it twice registers one version; after an interruption, running it again
 completes the release.
 """
 
@@ -43,8 +43,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
     from rekindle import Store, tracking
-    from rekindle.serving import pyfunc
-    from rekindle.serving.release import collect, commit, model_description, upload
+    from rekindle.release import pyfunc
+    from rekindle.release.files import collect, commit, model_description, upload
 
     if inputs.verdict != "release":
         raise ConfigError(

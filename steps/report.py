@@ -15,11 +15,11 @@ from urllib.parse import quote
 from pydantic import Field
 
 from rekindle.errors import RekindleError
-from rekindle.monitoring.outcome import reasons, status, verdicts
+from rekindle.notify import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
-    from rekindle.ledger.report import Summary
+    from rekindle.training.ledger.report import Summary
 
 SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 
@@ -92,9 +92,9 @@ def adopt(run_id: str, inputs: Inputs) -> None:
 
 def training_summary(ledger: str) -> "Summary | None":
     """The report of a training; None if there is no ledger, or it cannot be read."""
-    from rekindle.ledger.accounting import summarize
-    from rekindle.ledger.events import read
     from rekindle.storage import Store
+    from rekindle.training.ledger.accounting import summarize
+    from rekindle.training.ledger.events import read
 
     try:
         summary = summarize(read(Store.from_env(), ledger))
@@ -107,7 +107,7 @@ def training_summary(ledger: str) -> "Summary | None":
 def log(run_id: str, summary: "Summary", folder: Path, part: str) -> None:
     """`workers/` metrics, tags and `ledger/` artifacts of the MLflow run; `part` begins those of one of several."""
     from rekindle import tracking
-    from rekindle.ledger import publish
+    from rekindle.training.ledger import publish
 
     tags = {f"{part}{name}": value for name, value in publish.tags(summary).items()}
     tracking.log(run_id, metrics=publish.metrics(summary, f"{part}workers"), tags=tags)

@@ -12,7 +12,7 @@ at once, new requests are still answered for `drain_seconds`, those in flight an
 
 import os
 
-from rekindle.serving.config import ServerSettings
+from rekindle.release.config import ServerSettings
 from rekindle.step import StepOutputs
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from rekindle import Artifact, DataError, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
-    from rekindle.serving.compare import Comparison
+    from rekindle.release.compare import Comparison
 
 
 class Inputs(StepInputs):
@@ -55,10 +55,10 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Wait, replay, compare, promote. Raises DataError if a prediction differs, RekindleError if nothing serves."""
     from rekindle.errors import say
-    from rekindle.serving import promotion
-    from rekindle.serving.client import ModelClient, resolve
-    from rekindle.serving.compare import compare, recorded
-    from rekindle.serving.release import PREDICTIONS
+    from rekindle.release import promotion
+    from rekindle.release.client import ModelClient, resolve
+    from rekindle.release.compare import compare, recorded
+    from rekindle.release.files import PREDICTIONS
     from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
@@ -90,7 +90,7 @@ def run(inputs: Inputs) -> Outputs:
 def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     """Promote the version if that is asked for; gives what served before, and what is kept. Raises ChampionChanged."""
     from rekindle import Store, tracking
-    from rekindle.serving import promotion
+    from rekindle.release import promotion
 
     tags = {}
     if inputs.promote:

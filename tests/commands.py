@@ -24,7 +24,7 @@ RECIPES = {  # what `make` runs; the tests cannot run themselves
 }
 ELSEWHERE = {  # commands that other tests type, and those that never end
     **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
-    **{"rekindle demo chaos": "tests/rekindle/demo/test_chaos.py", "cd power && make run": "test_project.py"},
+    **{"rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py", "cd power && make run": "test_project.py"},
     **{"mlflow models serve": "tests/rekindle/serving", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
 }
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")

@@ -47,7 +47,7 @@ LONG = (  # files, in this order: started last, one of them would run alone at t
     "tests/test_first_run.py",
     "tests/steps/fraud/test_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
-    "tests/rekindle/serving/http/test_connections.py",
+    "tests/rekindle/serving/test_connections.py",
     "tests/rekindle/view/test_rollback.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",

@@ -19,9 +19,10 @@ from typing import Any, Self
 # what nearly every command imports
 HEAVY = (
     *("boto3", "hera.workflows", "kubernetes.client", "requests"),
-    *("argolocal.validate", "rekindle.blocks", "rekindle.cluster.workflows", "rekindle.config", "rekindle.render"),
-    *("rekindle.history.backfill", "rekindle.history.trials", "rekindle.view.changes", "argolocal.view.foreground"),
-    *("rekindle.view.cluster_logs", "rekindle.view.cluster_overview", "rekindle.view.explain", "rekindle.view.reuse"),
+    *("argolocal.validate", "argolocal.view.foreground", "rekindle.blocks", "rekindle.blocks.manifest.render"),
+    *("rekindle.cluster.workflows", "rekindle.view.history.backfill", "rekindle.view.history.trials"),
+    *("rekindle.view.changes", "rekindle.view.cluster_logs", "rekindle.view.cluster_overview"),
+    *("rekindle.view.explain", "rekindle.view.reuse"),
 )
 
 

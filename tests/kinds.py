@@ -22,7 +22,7 @@ from rekindle.blocks.serving import (
     service,
 )
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.serving.config import ServeConfig
+from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 
 PASS, FAIL = "pass", "raise SystemExit(3)"

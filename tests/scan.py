@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest, to_yaml
 from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
-from rekindle.config import load_config
-from rekindle.render import render_manifest, to_yaml
 from tests.commands import BIN, ROOT
 from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods

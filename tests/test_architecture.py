@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
-MODULES, FILE_LINES, FUNCTION_LINES = 14, 400, 60
+MODULES, FILE_LINES, FUNCTION_LINES = 15, 400, 60
 # the rooms that every other room of the same package may import: the modules of its top folder, and small things
 COMMON = {"argolocal": {"argolocal", "argolocal.common"}, "rekindle": {"argolocal", "argolocal.common", "rekindle"}}
 LOCAL = {  # the rooms of argolocal → the rooms that each may import, COMMON and itself apart
@@ -38,61 +38,21 @@ LOCAL = {  # the rooms of argolocal → the rooms that each may import, COMMON a
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart; argolocal's are one here
     **{f"argolocal.{name}": {f"argolocal.{target}" for target in targets} for name, targets in LOCAL.items()},
     "argolocal": set(),
-    "rekindle.cli": {
-        *(
-            "view",
-            "cache",
-            "demo",
-            "history",
-            "search",
-            "cluster",
-            "local",
-            "argolocal",
-            "render",
-            "blocks",
-            "training",
-        ),
-    },
-    "rekindle.demo": {"local", "argolocal", "services", "jobs", "render", "training"},
-    "rekindle.history": {"view", "cluster", "local", "argolocal", "search", "render"},
-    "rekindle.search": {"training"},
-    "rekindle.cluster": {"argolocal", "render", "blocks", "training"},
-    "rekindle.view": {
-        *(
-            "cluster",
-            "local",
-            "argolocal",
-            "services",
-            "render",
-            "ledger",
-            "training",
-            "serving",
-            "monitoring",
-            "cache",
-        ),
-    },
-    "rekindle.local": {"jobs", "services", "argolocal"},
-    "rekindle.local.jobs": {"argolocal"},
-    "rekindle.local.services": set(),
-    "rekindle.render": {"blocks", "serving", "training", "monitoring", "argolocal"},
-    "rekindle.blocks": {"serving", "training", "monitoring", "argolocal"},
+    "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
+    "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
+    "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
+    "rekindle.cluster": {"argolocal", "blocks"},
+    "rekindle.local": {"argolocal"},
+    "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},
-    "rekindle.evaluation": {"serving"},
-    "rekindle.monitoring": {"serving"},
-    "rekindle.serving": set(),
-    "rekindle.training": {"ledger", "cache"},
-    "rekindle.ledger": set(),
+    "rekindle.training": {"cache"},
+    "rekindle.serving": {"release"},
+    "rekindle.release": set(),
     "rekindle": set(),
-    "pipelines": {"render", "blocks", "monitoring", "search"},
-    "steps": {"evaluation", "serving", "monitoring", "search", "training", "ledger"},
+    "pipelines": {"blocks", "release", "training"},
+    "steps": {"release", "serving", "training"},
 }
-MEMBERS = {  # modules that belong to another room than their folder
-    "rekindle.config": "render",
-    "rekindle.provenance": "render",
-    "rekindle.blocks.workflow": "render",
-    "rekindle.blocks.recipe": "render",
-    "rekindle.blocks.other_job": "render",
-    "rekindle.blocks.schedule": "render",
+MEMBERS = {  # that begin a command: Python wants them at the top
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }

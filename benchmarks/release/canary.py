@@ -59,7 +59,7 @@ def releases(home: Path) -> dict[str, str]:
 
 def copied(name: str, prefix: str) -> str:
     """A copy of a release as a version of one model, which may have a fault; see benchmarks/workloads/faulty.py."""
-    from rekindle.serving.release import commit
+    from rekindle.release.files import commit
     from rekindle.storage import Store
 
     store, copy, hashes = Store.from_env(), f"releases/digits/{name}/", {}
@@ -125,7 +125,7 @@ def served(side: str, prefix: str) -> Iterator[None]:
 
 def taken_back(kind: str, prefixes: dict[str, str], runs: int) -> int:
     """In how many of the runs the candidate is taken back."""
-    from rekindle.serving.config import CanaryConfig
+    from rekindle.release.config import CanaryConfig
     from steps import canary
 
     rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)

@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.handbook import REKINDLE, pipeline
 from rekindle.local.cluster import LocalCluster
-from rekindle.search.config import Sweep
-from rekindle.search.rounds import Trial
-from rekindle.search.study import Study
+from rekindle.training.search.config import Sweep
+from rekindle.training.search.rounds import Trial
+from rekindle.training.search.study import Study
 
 SPACE = {
     "train": {"learning_rate": {"low": 3e-4, "high": 1e-2, "log": True}, "warmup": [0.05, 0.1, 0.2]},

@@ -17,6 +17,7 @@ from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
 from rekindle.blocks.jobs.harvest import beside_harvest, harvest
 from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, SCHEDULED
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving import canary as canaries
@@ -28,9 +29,8 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
-from rekindle.provenance import BACKFILL, RELEASED, SCHEDULED
+from rekindle.release.config import PORT, ServeConfig
 from rekindle.sections import Section
-from rekindle.serving.config import PORT, ServeConfig
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 

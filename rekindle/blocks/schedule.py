@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from hera.workflows import CronWorkflow, Parameter
 from hera.workflows import models as m
 
+from rekindle.blocks.manifest.provenance import SCHEDULED
 from rekindle.blocks.pod import labels
-from rekindle.provenance import SCHEDULED
 
 if TYPE_CHECKING:
-    from rekindle.config import Config
+    from rekindle.blocks.manifest.config import Config
 
 
 def cron(config: "Config") -> CronWorkflow:

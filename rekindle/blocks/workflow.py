@@ -15,19 +15,19 @@ from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import TASK, container, knows_task, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC
-from rekindle.blocks.monitoring.notification import ENDS, NOTIFY, notification
+from rekindle.blocks.manifest.provenance import OURS
+from rekindle.blocks.notify import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse, self_or_cached
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import CACHED, LEDGER, cached, cached_key, key
-from rekindle.provenance import OURS
 from rekindle.step import is_artifact, load, short_name, to_text
 from rekindle.workload import load as load_workload
 
 if TYPE_CHECKING:
-    from rekindle.config import Config
+    from rekindle.blocks.manifest.config import Config
 
 OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")  # of Hera's Task
 LOOPS = ("with_items", "with_param", "with_sequence")

@@ -9,13 +9,12 @@ import os
 from typing import Any
 
 from argolocal.cli import entry
-from rekindle import project
+from rekindle import project, variables
 
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
-from rekindle.common import variables
 
 
 def main() -> int:

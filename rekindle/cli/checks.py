@@ -14,7 +14,7 @@ from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
 
 if TYPE_CHECKING:
-    from rekindle.render import Kind
+    from rekindle.blocks.manifest.render import Kind
 
 
 @command
@@ -31,7 +31,7 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
       rekindle render configs/demo.yaml | kubectl create -f -
       rekindle render configs/demo.yaml --kind cron -o json
     """
-    from rekindle.render import render_manifest
+    from rekindle.blocks.manifest.render import render_manifest
 
     print_manifest(render_manifest(source.load().config, kind), as_json)
 
@@ -105,6 +105,6 @@ def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:
         from rekindle.cli.platform import check_namespace
 
         return check_namespace(source, target, as_json)
-    from rekindle.view.doctor import check
+    from rekindle.doctor.machine import check
 
     return print_checks(check(homes.path()), as_json)

@@ -35,7 +35,7 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) ->
       rekindle demo chaos --workers 4
     """
     from rekindle import project
-    from rekindle.demo.chaos import Plan, run
+    from rekindle.view.demo.chaos import Plan, run
 
     project.use_reference()
     with run_output(as_json):

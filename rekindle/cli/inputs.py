@@ -19,7 +19,7 @@ class Source:
 
     def load(self) -> Any:
         """Return the config with its overrides, and the origin of each value."""
-        from rekindle.config import load_config
+        from rekindle.blocks.manifest.config import load_config
 
         if self.config is None:
             raise click.UsageError("give a config file, such as configs/demo.yaml.")
@@ -42,7 +42,7 @@ class Source:
             return read_files(self.manifest)
         loaded = self.load()
         on_valid_config(loaded.config)
-        from rekindle.render import render_manifest
+        from rekindle.blocks.manifest.render import render_manifest
 
         return render_manifest(loaded.config), []
 

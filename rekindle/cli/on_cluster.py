@@ -135,8 +135,8 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
       rekindle schedule configs/cluster.yaml --namespace models
       rekindle schedule configs/cluster.yaml --suspend
     """
+    from rekindle.blocks.manifest.render import render_manifest
     from rekindle.cluster import workflows
-    from rekindle.render import render_manifest
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))

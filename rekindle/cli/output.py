@@ -10,7 +10,7 @@ from rekindle.errors import Check
 
 
 def print_manifest(manifest: dict[str, Any], as_json: bool) -> None:
-    from rekindle.render import to_yaml
+    from rekindle.blocks.manifest.render import to_yaml
 
     click.echo(json.dumps(manifest, indent=2) if as_json else to_yaml(manifest), nl=as_json)
 

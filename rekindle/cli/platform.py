@@ -105,7 +105,7 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
 def check_namespace(source: Source, target: Target, as_json: bool, wait: float | None = None) -> int:
     """`platform check` and `doctor --cluster`."""
     from rekindle.blocks.settings import ClusterConfig
-    from rekindle.cluster import doctor
+    from rekindle.doctor import cluster as doctor
     from rekindle.training.spec import TrainConfig
 
     loaded = source.load().config if source.config else None

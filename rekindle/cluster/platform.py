@@ -16,9 +16,9 @@ import yaml
 
 from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
+from rekindle.blocks.manifest.render import ordered, to_yaml
 from rekindle.blocks.pod import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.render import ordered, to_yaml
 
 ALWAYS = ("namespace", "accounts", "addresses", "network")
 OPTIONS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")

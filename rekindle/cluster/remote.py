@@ -6,7 +6,7 @@ text = output_of(cluster, image, ["-m", "rekindle.view.explain", ...])
 import uuid
 
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.cluster import probe
+from rekindle.cluster import pod
 from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.errors import RekindleError
 
@@ -19,9 +19,9 @@ def output_of(cluster: Cluster, image: str, args: list[str], seconds: float = SE
     name = f"rekindle-{uuid.uuid4().hex[:6]}"
     config = ClusterConfig.model_validate({"image": image})
     settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi", "image": image})
-    probe.create(cluster, probe.manifest(name, config, settings, {"main": image}, args))
+    pod.create(cluster, pod.manifest(name, config, settings, {"main": image}, args))
     try:
-        state = probe.container_states(probe.wait_for_pod(cluster, name, seconds)).get("main", {})
+        state = pod.container_states(pod.wait_for_pod(cluster, name, seconds)).get("main", {})
         ended, waiting = state.get("terminated"), state.get("waiting") or {}
         if not ended:
             why = waiting.get("message") or waiting.get("reason") or "no node has taken it"

@@ -23,11 +23,11 @@ from argolocal.manifest import names
 from argolocal.manifest import read as manifests
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.runner.retry_workflow import reset
+from rekindle.blocks.manifest.provenance import PROVENANCE
+from rekindle.blocks.manifest.render import manifest_sha256, ordered
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
-from rekindle.provenance import PROVENANCE
-from rekindle.render import manifest_sha256, ordered
 
 MAX_NODES_SIZE = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"

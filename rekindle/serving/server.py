@@ -28,15 +28,15 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
-from rekindle.serving.config import ServerSettings
-from rekindle.serving.http.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
-from rekindle.serving.http.openapi import openapi
-from rekindle.serving.intake.batching import Batches
-from rekindle.serving.intake.bodies import Bodies, Refusal
-from rekindle.serving.observation.reference import FEATURES
-from rekindle.serving.observation.scores import Scores
-from rekindle.serving.release import download
+from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
+from rekindle.release.config import ServerSettings
+from rekindle.release.files import download
+from rekindle.release.watch.reference import FEATURES
+from rekindle.release.watch.scores import Scores
+from rekindle.serving.batching import Batches
+from rekindle.serving.bodies import Bodies, Refusal
+from rekindle.serving.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
+from rekindle.serving.openapi import openapi
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 

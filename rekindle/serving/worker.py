@@ -18,13 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rekindle.common import user_code
+from rekindle import user_code
 from rekindle.errors import DataError, RekindleError
-from rekindle.serving.http.openapi import schemas
-from rekindle.serving.observation.reference import features
-from rekindle.serving.observation.scores import Counts, counted
-from rekindle.serving.predictor import InstancePredictor, open_predictor
-from rekindle.serving.validation import parse
+from rekindle.release.predictor import InstancePredictor, open_predictor
+from rekindle.release.validation import parse
+from rekindle.release.watch.reference import features
+from rekindle.release.watch.scores import Counts, counted
+from rekindle.serving.openapi import schemas
 from rekindle.workload import Predictor, data_until
 
 LOG = "the server's log says why."

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from rekindle.common.progress import progress
 from rekindle.errors import TrackingError, say
+from rekindle.training.progress import progress
 
 POINTS = 500  # per curve at most; each is the mean over equally many steps
 PERIOD = 5.0  # seconds between requests to MLflow

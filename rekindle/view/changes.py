@@ -11,10 +11,9 @@ from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
 from rekindle.cluster.scale import scale_workers
 from rekindle.errors import ConfigError, RekindleError, say
-from rekindle.monitoring.config import SECRET, NotifyConfig
-from rekindle.monitoring.webhook import Message, tell
+from rekindle.notify import SECRET, Message, NotifyConfig, tell
+from rekindle.release.rollback import Result, roll_back
 from rekindle.sections import checked
-from rekindle.serving.rollback import Result, roll_back
 from rekindle.storage import Store
 
 

@@ -55,9 +55,9 @@ def explain_on_cluster(cluster: "Cluster", name: str | None, as_json: bool) -> s
 
 def reports(store: "Store", name: str, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
     """By training: what its ledger adds up to, in words and numbers. Raises StorageError."""
-    from rekindle.ledger.accounting import summarize
-    from rekindle.ledger.events import read
-    from rekindle.ledger.text import describe
+    from rekindle.training.ledger.accounting import summarize
+    from rekindle.training.ledger.events import read
+    from rekindle.training.ledger.text import describe
 
     summaries = {task: summarize(read(store, key(task, LEDGER, name))) for task in tasks}
     return {task: {"words": describe(summary)} | summary.as_json() for task, summary in summaries.items()}

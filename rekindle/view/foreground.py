@@ -10,8 +10,8 @@ from typing import Any
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
+from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.local.cluster import LocalCluster
-from rekindle.render import manifest_sha256
 from rekindle.view import outcome
 from rekindle.view.progress import LogProgress
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
-from rekindle.serving.observation.reference import record_reference
+from rekindle.release.watch.reference import record_reference
 from rekindle.workload import dataset_facts
 from steps.fraud import measures
 from steps.fraud.data.boosting import BOOSTED, Trees

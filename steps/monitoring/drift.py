@@ -7,7 +7,7 @@ The verdict is drift, steady, or few: not enough instances to judge, which the n
 
 from pydantic import Field
 
-from rekindle.monitoring.config import DriftConfig
+from rekindle.release.config import DriftConfig
 from rekindle.step import StepInputs, StepOutputs
 
 
@@ -26,7 +26,7 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Look, compare, record, decide. Raises DataError without a reference, RekindleError if no server answers."""
     from rekindle import tracking
-    from rekindle.monitoring import drift
+    from rekindle.release.watch import drift
     from rekindle.storage import Store
 
     store = Store.from_env()

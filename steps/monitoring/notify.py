@@ -11,9 +11,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from rekindle.monitoring.config import NotifyConfig
-from rekindle.monitoring.outcome import reasons, status, verdicts
-from rekindle.monitoring.webhook import Message, tell
+from rekindle.notify import Message, NotifyConfig, reasons, status, tell, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 SHOWN = 5  # failures in a message

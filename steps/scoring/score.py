@@ -31,8 +31,8 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Load the release once, score all files. Raises DataError that names the file and line of a wrong instance."""
-    from rekindle.serving.predictor import open_predictor
-    from rekindle.serving.release import download
+    from rekindle.release.files import download
+    from rekindle.release.predictor import open_predictor
     from rekindle.storage import Store
 
     release = inputs.workdir / "release"
@@ -49,7 +49,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
     """Write the prediction of each line of `source` as a line of `target`; gives their number."""
-    from rekindle.serving.validation import parse
+    from rekindle.release.validation import parse
 
     lines = source.read_bytes().splitlines()
     with open(target, "w") as predictions:

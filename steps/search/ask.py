@@ -29,8 +29,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError if no trial can go on."""
     from rekindle import Store
-    from rekindle.search.config import Sweep
-    from rekindle.search.study import Study
+    from rekindle.training.search.config import Sweep
+    from rekindle.training.search.study import Study
 
     sweep = Sweep.model_validate(inputs.sweep)
     record = Study(Store.from_env(), inputs.root, sweep).decide(inputs.round, inputs.default, inputs.whole)

@@ -28,9 +28,9 @@ def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError if no trial was trained to the end."""
     from rekindle import Store, tracking
     from rekindle.errors import say
-    from rekindle.search import report
-    from rekindle.search.config import Sweep
-    from rekindle.search.study import Study
+    from rekindle.training.search import report
+    from rekindle.training.search.config import Sweep
+    from rekindle.training.search.study import Study
 
     store, sweep = Store.from_env(), Sweep.model_validate(inputs.sweep)
     study = Study(store, inputs.root, sweep)

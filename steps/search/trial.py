@@ -33,10 +33,10 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Raises RekindleError if a trial crashed; exits with 143 after a SIGTERM."""
     from rekindle import Store
-    from rekindle.search.config import Sweep
-    from rekindle.search.rounds import shares
-    from rekindle.search.study import Study
-    from rekindle.search.trials import train
+    from rekindle.training.search.config import Sweep
+    from rekindle.training.search.rounds import shares
+    from rekindle.training.search.study import Study
+    from rekindle.training.search.trials import train
 
     sweep = Sweep.model_validate(inputs.sweep)
     study = Study(Store.from_env(), inputs.root, sweep)

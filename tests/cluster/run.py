@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rekindle.ledger.accounting import summarize
-from rekindle.ledger.events import Event, read
-from rekindle.ledger.report import Summary
 from rekindle.storage import Store
+from rekindle.training.ledger.accounting import summarize
+from rekindle.training.ledger.events import Event, read
+from rekindle.training.ledger.report import Summary
 from tests.cluster.kube import Kube, Object, Sight, Watch
 from tests.commands import BIN, ROOT
 from tests.waiting import until

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rekindle.ledger.report import Incident
+from rekindle.training.ledger.report import Incident
 from tests.cluster.kube import Sight
 from tests.cluster.run import Place, Run
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.workflows import SHA256
-from rekindle.render import manifest_sha256
 from tests.cluster.kube import Kube
 from tests.waiting import until
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.ledger.report import Incident
+from rekindle.training.ledger.report import Incident
 from tests.cluster.kube import Object
 from tests.cluster.run import Place, Run, local
 from tests.cluster.story import LONG

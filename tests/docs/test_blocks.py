@@ -26,8 +26,8 @@ from argolocal.pods.container_images import Image
 from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
 from rekindle import project
+from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
-from rekindle.config import Config, load_config
 from rekindle.step import flag, load
 from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS

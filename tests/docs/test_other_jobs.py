@@ -8,7 +8,7 @@ import pytest
 
 from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
-from rekindle.config import load_config
+from rekindle.blocks.manifest.config import load_config
 from tests.commands import ROOT, blocks, write_files
 
 PAGE = ROOT / "docs/other-jobs.md"

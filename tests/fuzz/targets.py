@@ -31,7 +31,7 @@ from rekindle.local.services.login import Login
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
-from rekindle.serving.validation import parse
+from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
 from tests.fuzz.mutation import changed, mutated
 from tests.fuzz.text import expressions, yaml_texts

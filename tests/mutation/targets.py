@@ -14,8 +14,8 @@ class Target:
 TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
 TARGETS = {
     "gate": Target(
-        ("rekindle/gate.py", "rekindle/evaluation/judge.py", "rekindle/evaluation/bootstrap.py"),
-        ("tests/rekindle/test_gate.py", "tests/rekindle/evaluation"),
+        ("rekindle/gate.py", "rekindle/release/judge.py", "rekindle/release/bootstrap.py"),
+        ("tests/rekindle/test_gate.py",),
     ),
     "reduction": Target(
         (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),
@@ -36,7 +36,7 @@ TARGETS = {
         (f"{TRAINING}/membership/machine.py",),
         (f"{TESTS}/membership/test_machine.py", f"{TESTS}/membership/test_server.py"),
     ),
-    "promotion": Target(("rekindle/serving/promotion.py",), ("tests/rekindle/serving/test_promotion.py",)),
+    "promotion": Target(("rekindle/release/promotion.py",), ("tests/rekindle/release/test_promotion.py",)),
     "cache": Target(
         ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
         (

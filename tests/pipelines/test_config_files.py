@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from argolocal import validate
-from rekindle.config import load_config
-from rekindle.render import Kind, render_manifest
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import Kind, render_manifest
 
 ROOT = Path(__file__).parents[2]
 KINDS: list[Kind] = ["workflow", "template", "cron"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.platform import Platform, render
-from rekindle.config import load_config
-from rekindle.render import render_manifest
 
 CONFIG = Path(__file__).parents[2] / "configs/drift.yaml"
 

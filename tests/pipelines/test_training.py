@@ -10,9 +10,9 @@ from hera.workflows import models as m
 from argolocal.language.expr import truth
 from argolocal.language.substitute import expanded, substitute
 from argolocal.validate import lint
-from rekindle.config import Config, load_config
+from rekindle.blocks.manifest.config import Config, load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from rekindle.render import render_manifest
 from rekindle.step import flag, is_artifact, load
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -36,8 +36,11 @@ def test_type_checkers_know_the_same_names_from_the_same_modules(package: Module
     ("statement", "free_of"),
     [
         ("import rekindle", {"pydantic", "hera", "torch", "boto3", "rekindle.step"}),
-        ("from rekindle import Artifact, StepInputs, StepOutputs", {"hera", "torch", "boto3", "rekindle.config"}),
-        ("from rekindle import Evaluation, Prepared", {"hera", "torch", "boto3", "rekindle.config"}),
+        (
+            "from rekindle import Artifact, StepInputs, StepOutputs",
+            {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"},
+        ),
+        ("from rekindle import Evaluation, Prepared", {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"}),
     ],
 )
 def test_an_import_loads_what_it_names_and_no_more(statement: str, free_of: set[str]) -> None:

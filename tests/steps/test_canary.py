@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from rekindle import tracking
-from rekindle.serving.config import CanaryConfig
-from rekindle.serving.observation.scrape import Watch
+from rekindle.release.config import CanaryConfig
+from rekindle.release.watch.scrape import Watch
 from rekindle.storage import Store
 from steps import canary
 from tests.rekindle.serving.running import Running, release

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import ConfigError
-from rekindle.serving.compare import recorded
+from rekindle.release.compare import recorded
 from rekindle.storage import Store
 from rekindle.workload import data_until
 from steps import refresh, release

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle.ledger import events as ledger
 from rekindle.storage import Store
+from rekindle.training.ledger import events as ledger
 from tests.chaos.faults import Proxy
 from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, flags, joined

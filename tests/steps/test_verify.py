@@ -14,7 +14,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
-from rekindle.serving.client import resolve
+from rekindle.release.client import resolve
 from rekindle.storage import Store
 from steps import fraud, release, verify
 from tests.rekindle.serving.running import Running

@@ -2,7 +2,7 @@
 
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.serving.deployment import labels
-from rekindle.serving.config import ServeConfig
+from rekindle.release.config import ServeConfig
 
 
 def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:

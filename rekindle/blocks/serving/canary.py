@@ -4,7 +4,7 @@ from typing import Any
 
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.serving.deployment import labels
-from rekindle.serving.config import PORT, CanaryConfig, ServeConfig
+from rekindle.release.config import PORT, CanaryConfig, ServeConfig
 
 CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # labels
 

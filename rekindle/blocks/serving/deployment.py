@@ -6,7 +6,7 @@ from math import ceil
 
 from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, metadata, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.serving.config import PORT, VERSION_ANNOTATION, ServeConfig
+from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
 

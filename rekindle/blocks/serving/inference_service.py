@@ -8,7 +8,7 @@ Source: KServe 0.13 to 0.20, serving.kserve.io/v1beta1 InferenceService and its 
 from rekindle.blocks.pod import CONTAINER_SECURITY, POD_SECURITY, Manifest, affinity, metadata, tolerations, volumes
 from rekindle.blocks.serving.deployment import SCORING, server, server_pod
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.serving.config import ServeConfig
+from rekindle.release.config import ServeConfig
 
 # its conditions are sorted by name, and which there are depends on KServe: the model's own status tells more
 SUCCESS = "status.modelStatus.transitionStatus == UpToDate,status.modelStatus.states.activeModelState == Loaded"

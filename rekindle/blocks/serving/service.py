@@ -2,7 +2,7 @@
 
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.serving.deployment import labels
-from rekindle.serving.config import PORT
+from rekindle.release.config import PORT
 
 
 def service(model: str, port: int, server: str) -> Manifest:

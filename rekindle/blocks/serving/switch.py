@@ -16,7 +16,7 @@ from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
-from rekindle.serving.config import ServeConfig
+from rekindle.release.config import ServeConfig
 
 SERVER, VERSION = "{{inputs.parameters.server}}", "{{inputs.parameters.version}}"
 HOLDS = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"

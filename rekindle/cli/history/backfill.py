@@ -43,9 +43,9 @@ def backfill(
     Example:
       rekindle backfill configs/demo.yaml --from 2026-03-01 --to 2026-05-31 --parallel 2
     """
-    from rekindle.history.backfill import backfill, runner
-    from rekindle.history.weeks import table, weeks
-    from rekindle.render import manifest_sha256, render_manifest
+    from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
+    from rekindle.view.history.backfill import backfill, runner
+    from rekindle.view.history.weeks import table, weeks
 
     with errors_as_json(as_json):
         settings = source.load().config

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def check_search(config: Any) -> None:
     """Raise ConfigError if the pipeline is no search, or its data is not there."""
-    from rekindle.search.config import Sweep
+    from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
         raise ConfigError(
@@ -56,7 +56,7 @@ def sweep(
       rekindle sweep configs/sweep.yaml --set sweep.trials=18
       rekindle sweep --of sweep-4k2xp -o json
     """
-    from rekindle.history import trials
+    from rekindle.view.history import trials
 
     if bool(name) == bool(source.config):
         raise click.UsageError("give a config to search, or --of RUN to show the trials of a run.")

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from rekindle.ledger.events import PATIENCE, Ledger
 from rekindle.training.group.process_group import TIMEOUT, GroupView, from_torchrun
+from rekindle.training.ledger.events import PATIENCE, Ledger
 from rekindle.training.membership.completion import open_store
 from rekindle.training.spec import TrainingSpec
 

@@ -181,7 +181,7 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         slot.write_last_words(str(error))
         code = _exit_code(error)
     except Exception as error:
-        from rekindle.common import user_code
+        from rekindle import user_code
 
         traceback.print_exc()
         told = user_code.as_error(error)

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.ledger.accounting import Accounts
-from rekindle.ledger.report import LOST, TRAINED, WAITED
+from rekindle.training.ledger.accounting import Accounts
+from rekindle.training.ledger.report import LOST, TRAINED, WAITED
 from rekindle.training.membership.machine import Membership
 
 VARIABLE = "REKINDLE_METRICS"  # environment: the port; without it there is none

@@ -29,8 +29,8 @@ import uuid
 from typing import Any, NoReturn, cast
 
 from rekindle.errors import RekindleError, StorageError, say
-from rekindle.ledger.events import Ledger
 from rekindle.step import fail
+from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import exporter, handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.exporter import Exporter

@@ -12,7 +12,7 @@ from rekindle.blocks.presets import presets
 from rekindle.blocks.serving.deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
-from rekindle.serving.config import ServeConfig
+from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
 

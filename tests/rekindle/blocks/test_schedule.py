@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rekindle.config import ScheduleConfig, load_config
-from rekindle.render import render_manifest
+from rekindle.blocks.manifest.config import ScheduleConfig, load_config
+from rekindle.blocks.manifest.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -13,9 +13,9 @@ from hera.workflows import models as m
 from argolocal.validate import lint
 from pipelines import training
 from rekindle import blocks
-from rekindle.config import Config, load_config
+from rekindle.blocks.manifest.config import Config, load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.keys import cached_key
-from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

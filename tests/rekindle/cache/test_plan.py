@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from argolocal.validate import check
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cache import entries, plan
 from rekindle.cache.entries import Entry
-from rekindle.config import load_config
 from rekindle.keys import CACHED
-from rekindle.render import manifest_sha256, render_manifest
 from rekindle.storage import Store
 from tests.commands import ROOT
 

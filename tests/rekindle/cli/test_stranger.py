@@ -142,7 +142,7 @@ def test_help_and_completion_in_a_folder_of_a_stranger_run_nothing(fetched: Fold
 
 
 def test_the_commit_of_a_repository_is_read_without_the_programs_that_it_names(fetched: Folder):
-    program = "from rekindle.provenance import git_sha; print(git_sha())"
+    program = "from rekindle.blocks.manifest.provenance import git_sha; print(git_sha())"
     done = subprocess.run([sys.executable, "-P", "-c", program], cwd=fetched.root, capture_output=True, text=True)
     head = (fetched.root / ".git/HEAD").read_text().removeprefix("ref: ").strip()
     assert done.stdout == (fetched.root / ".git" / head).read_text().strip() + "-dirty\n"
@@ -190,9 +190,11 @@ def test_what_is_started_in_a_folder_of_a_stranger_imports_nothing_of_it(folder:
 
 def test_a_week_of_the_past_imports_nothing_of_the_working_directory(folder: Folder):
     folder.plant_modules(folder.root)
-    program = "import pathlib; from rekindle.history.backfill import _rekindle as f; f(pathlib.Path('log'), 'resume')"
+    program = (
+        "from pathlib import Path; from rekindle.view.history import backfill; backfill._rekindle(Path('l'), 'resume')"
+    )
     subprocess.run([sys.executable, "-P", "-c", program], cwd=folder.root, check=True)
-    assert "there is no run that is interrupted" in (folder.root / "log").read_text()
+    assert "there is no run that is interrupted" in (folder.root / "l").read_text()
     assert folder.executed() == set()
 
 

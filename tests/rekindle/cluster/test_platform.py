@@ -9,12 +9,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cli import commands
 from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
-from rekindle.config import load_config
 from rekindle.errors import ConfigError
-from rekindle.render import render_manifest
 from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods, violations
 

@@ -9,11 +9,11 @@ import pytest
 
 from argolocal.manifest import names
 from argolocal.manifest.names import NODE_ID, WORKFLOW
+from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.render import manifest_sha256
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
-from rekindle.render import manifest_sha256
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT

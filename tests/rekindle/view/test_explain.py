@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from argolocal.state.journal import RunFiles
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.api import Cluster
-from rekindle.config import load_config
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
-from rekindle.ledger.events import Ledger
-from rekindle.render import render_manifest
 from rekindle.storage import Store
+from rekindle.training.ledger.events import Ledger
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
 from tests.rekindle.cluster.server import ApiServer
 from tests.steps.test_report import COMPLETE, EVENTS, VERDICT

@@ -15,9 +15,9 @@ from argolocal.engine.nodes import PodEnded, Start
 from argolocal.engine.scheduler import Scheduler
 from argolocal.manifest import read as manifests
 from argolocal.state.locks import SharedLocks
-from rekindle.config import load_config
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.local.cluster import LocalCluster
-from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FORMER = "cards-aaaaaaaaaaaa-012345"

@@ -17,15 +17,15 @@ from rekindle import tracking
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
-from rekindle.serving import promotion
-from rekindle.serving.promotion import ChampionChanged
-from rekindle.serving.rollback import roll_back
+from rekindle.release import promotion
+from rekindle.release.promotion import ChampionChanged
+from rekindle.release.rollback import roll_back
 from rekindle.storage import Store
 from tests.argolocal.controllers.test_deployment import address, answering, load, release, rolled_out, wait
 from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.rekindle.cli.test_cli import rekindle
-from tests.rekindle.monitoring.hook import hook
+from tests.rekindle.hook import hook
 from tests.waiting import until
 
 INSTANCE = "app.kubernetes.io/instance"

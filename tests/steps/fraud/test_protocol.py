@@ -14,7 +14,7 @@ import torch
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
-from rekindle.serving.validation import parse as parse_request
+from rekindle.release.validation import parse as parse_request
 from steps import fraud
 from steps.fraud import protocol
 from steps.fraud.config import Columns, Data

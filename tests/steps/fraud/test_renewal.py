@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError
-from rekindle.serving.validation import parse
+from rekindle.release.validation import parse
 from rekindle.workload import Refreshed, data_until
 from steps import fraud
 from steps.fraud.config import Data

@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
-from rekindle.serving.validation import parse
+from rekindle.release.validation import parse
 from steps import fraud
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor

@@ -12,11 +12,11 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import DataError
-from rekindle.serving import promotion
-from rekindle.serving.observation.reference import record_reference
+from rekindle.release import promotion
+from rekindle.release.watch.reference import record_reference
 from rekindle.storage import Store
 from steps.monitoring import drift, notify
-from tests.rekindle.monitoring.hook import hook
+from tests.rekindle.hook import hook
 from tests.rekindle.serving import echo
 from tests.rekindle.serving.running import Running, release
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rekindle import tracking
-from rekindle.common.mlflow_api import RETRIES
+from rekindle.mlflow_api import RETRIES
 from steps.monitoring import notify
-from tests.rekindle.monitoring.hook import hook
+from tests.rekindle.hook import hook
 
 FAILED = json.dumps(json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}]))
 STOPPED = json.dumps([{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}])

@@ -10,10 +10,10 @@ import pytest
 
 from argolocal.language.selector import verdict
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.config import load_config
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.render import render_manifest
 from rekindle.training.spec import TrainConfig
 from tests.kinds import pod_specs
 

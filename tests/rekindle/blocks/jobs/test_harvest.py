@@ -7,10 +7,10 @@ import pytest
 
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import harvest
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.config import load_config
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.render import render_manifest
 from rekindle.training.spec import TrainConfig
 
 HARVEST = ["cluster.harvest=true", "train.workers=2", "train.min_workers=1", "train.max_workers=4"]

@@ -9,14 +9,14 @@ import yaml
 from hera.workflows import models as m
 
 from argolocal.language.selector import verdict
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.config import load_config
-from rekindle.render import render_manifest
-from rekindle.serving.config import PORT, ServeConfig
+from rekindle.release.config import PORT, ServeConfig
 from tests.rekindle.blocks.schema import SCHEMAS
 
 MANIFEST = render_manifest(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)

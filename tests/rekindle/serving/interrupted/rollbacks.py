@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from rekindle import tracking
 from rekindle.local.services.services import Services
-from rekindle.serving import promotion
+from rekindle.release import promotion
 from rekindle.storage import Store
 from tests.proxy import Proxy
 from tests.rekindle.cluster.server import ApiServer, Object

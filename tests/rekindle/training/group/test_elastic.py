@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError, GivenUp, RekindleError
-from rekindle.ledger.events import read
 from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
+from rekindle.training.ledger.events import read
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.protocol import PROTOCOL
@@ -172,7 +172,7 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
 
 def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
     """A member that waits a moment for its last events to be written."""
-    from rekindle.ledger import events
+    from rekindle.training.ledger import events
 
     events.PATIENCE = 0.2
     run_member(argv, environment, log)

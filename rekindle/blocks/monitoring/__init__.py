@@ -1,1 +1,0 @@
-"""What a pipeline ends with, beside what it trains and serves."""

@@ -1,0 +1,64 @@
+"""One pod of ours in the namespace: its manifest, how it is made, and what became of its containers."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from argolocal.manifest.names import WORKFLOW
+from rekindle.blocks import pod as pods
+from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.cluster.api import PODS, Cluster, Object
+from rekindle.cluster.errors import ApiError
+
+PULL_FAILED = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+)
+
+
+def create(cluster: Cluster, pod: Object) -> None:
+    """Raises ApiError; then no pod is left, even if the response of a successful request was lost."""
+    try:
+        cluster.create(PODS, pod)
+    except ApiError as error:
+        if error.code == 409:  # the name is unique: the first attempt succeeded, but its response was lost
+            return
+        if not 400 <= error.code < 500:
+            with suppress(ApiError):
+                cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+        raise
+
+
+def wait_for_pod(cluster: Cluster, name: str, seconds: float) -> Object:
+    """The pod once each container has exited or cannot start, at the latest after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        pod = cluster.get(PODS, name)
+        states = container_states(pod).values()
+        settled = ["terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILED for state in states]
+        if (settled and all(settled)) or time.monotonic() > deadline:
+            return pod
+        time.sleep(min(1, seconds))
+
+
+def container_states(pod: Object) -> dict[str, Any]:
+    """By container: waiting, running or terminated, with details."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return {status["name"]: status.get("state") or {} for status in statuses}
+
+
+def manifest(
+    name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str], args: Sequence[str]
+) -> Object:
+    """A pod like those of steps: container `main` runs `args`, the others only show that their image is there."""
+    containers = [
+        pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
+        for key, image in images.items()
+    ]
+    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # the network knows steps by that one
+    spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}

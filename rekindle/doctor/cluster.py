@@ -1,0 +1,380 @@
+"""Checks whether pipelines can run in a namespace, by trying it on the cluster; each failure has a remedy.
+
+    for result in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(result)
+
+Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod tests the object store
+and MLflow and is deleted again. What the user may not read is reported as a warning.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.names import DEFAULT_ARTIFACT_REPOSITORY
+from rekindle.blocks import pod as pods
+from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.pytorch_job import pytorch_job
+from rekindle.blocks.presets import presets
+from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.cluster import platform, queue
+from rekindle.cluster.api import PODS, Cluster, Object, Resource
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.pod import manifest
+from rekindle.doctor.pod import SECONDS, checks_from_pod
+from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.training.spec import TrainConfig
+
+JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
+NAMESPACES = Resource("v1", "namespaces", namespaced=False)
+SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
+ACCOUNTS = Resource("v1", "serviceaccounts")
+ALL_PODS = Resource("v1", "pods", namespaced=False)
+ADDRESSES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+KINDS = {
+    "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
+}
+# what `cluster.backend` needs: the kinds by API, and where its job is created
+JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
+BACKENDS_NEED: dict[str, dict[str, tuple[str, ...]]] = {
+    "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
+    "jobset": JOB_SETS,
+    "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
+}
+KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
+INSTALL = {
+    "argoproj.io/v1alpha1": f"install Argo Workflows {ARGO[0]}.{ARGO[1]} or newer",
+    "kubeflow.org/v1": f"install the Kubeflow training operator {OPERATOR[0]}.{OPERATOR[1]}",
+    "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
+    "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
+}
+CONTROLLERS = {
+    "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
+    "training operator": ("control-plane=kubeflow-training-operator", OPERATOR, INSTALL["kubeflow.org/v1"]),
+}
+# what the commands of `rekindle` need: (group, resource, verbs)
+USER_RULES = (
+    ("argoproj.io", "workflows", "get list watch create update patch delete"),
+    ("argoproj.io", "workflowtemplates", "get create update delete"),
+    ("argoproj.io", "cronworkflows", "get list create update delete"),
+    ("", "pods", "get list watch create delete"),
+    ("", "pods/log", "get"),
+)
+WITH_ROLE = " Not needed where pods have a cloud role."
+RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
+
+
+def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = SECONDS) -> list[Check]:
+    """Run every check, in order. An error of one check is its result; the others still run.
+
+    `seconds`: how long to wait for the pod, which takes minutes to start if its image must be pulled.
+    """
+    results = [_api_server(cluster)]
+    if not results[0].ok:
+        return results
+    render = RENDER.format(cluster.namespace)
+    create_secret = platform.secret(cluster.namespace) + WITH_ROLE
+    checks: dict[str, Iterator[Check]] = {
+        "kinds": kinds(cluster, config.backend),
+        "controllers": controllers(cluster, config.backend),
+        "gang": gang(cluster, config.gang, config.queue),
+        "namespace": namespace(cluster),
+        "your rights": user_rights(cluster),
+        "account": account(cluster, config),
+        "serving account": serving_account(cluster, config.serving_account),
+        "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
+        "artifact repository": artifact_repository(cluster),
+        # without keys pods need a cloud role, which the check of the object store tests
+        "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
+        "serving credentials": serving_credentials(cluster),
+        "admission": admission(cluster, config),
+        **(
+            {"webhook": webhook(cluster, config, train), "init container": init_container(cluster)}
+            if config.backend == "pytorchjob"
+            else {"job": job(cluster, config, train)}
+        ),
+        "probe": checks_from_pod(cluster, config, seconds),
+    }
+    for name, check_results in checks.items():
+        try:
+            for result in check_results:
+                results.append(result)
+        except RekindleError as error:
+            required = getattr(error, "code", 0) != 403  # a missing permission to look is not a failure
+            results.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required))
+    return results
+
+
+def _api_server(cluster: Cluster) -> Check:
+    try:
+        version = cluster.call("GET", "/version")
+    except ApiError as error:
+        return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
+    numbers = tuple(int(re.sub(r"\D", "", version[part]) or 0) for part in ("major", "minor"))
+    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
+    remedy = f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
+    return Check("API server", numbers >= KUBERNETES, detail, remedy)
+
+
+def kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Whether the kinds of which workflows consist are defined, in the right versions."""
+    for api, required in (KINDS | BACKENDS_NEED[backend]).items():
+        defined = _kinds(cluster, api)
+        missing = [kind for kind in required if kind not in defined]
+        detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
+        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL[api]}.")
+
+
+def _kinds(cluster: Cluster, api: str) -> set[str]:
+    """The kinds that are defined in a version of an API group."""
+    try:
+        return {resource["name"] for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()}
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return set()
+
+
+def controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Whether they run, watch this namespace, and are new enough."""
+    for name, (label, oldest, remedy) in CONTROLLERS.items():
+        if name == "training operator" and backend != "pytorchjob":
+            continue
+        running = next(filter(_ready, cluster.list_objects(ALL_PODS, label)), None)
+        if not running:
+            remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
+            yield Check(name, False, f"no pod with the label {label} is ready", remedy)
+            continue
+        container, own_namespace = running["spec"]["containers"][0], running["metadata"]["namespace"]
+        args = [*(container.get("command") or []), *(container.get("args") or [])]
+        watched = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
+        watched = watched or (own_namespace if "--namespaced" in args else "")
+        version = re.search(r":v?(\d+)\.(\d+)", container["image"])
+        supported = not version or (int(version[1]), int(version[2])) >= oldest
+        sees_namespace = watched in ("", cluster.namespace)
+        detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
+        detail += "" if sees_namespace else f", which sees only namespace {watched}"
+        remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
+        yield Check(name, supported and sees_namespace, detail, remedy)
+
+
+def gang(cluster: Cluster, wanted: str, name: str) -> Iterator[Check]:
+    """Whether the operator, or Kueue, does what `cluster.gang` asks for: otherwise a job starts piecemeal, or never."""
+    if wanted == "kueue":
+        apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
+        api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
+        found = "there is Kueue" if api else "there is no Kueue"
+        yield Check("gang", bool(api), found, "Install Kueue, or leave cluster.gang empty.")
+        if api:
+            queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
+            found = (
+                f"it leads to ClusterQueue {queues[name]['spec']['clusterQueue']}"
+                if name in queues
+                else "it is not here"
+            )
+            remedy = (
+                f"Set cluster.queue to one of this namespace ({', '.join(sorted(queues)) or 'it has none'}), or ask "
+            )
+            yield Check(f"queue {name}", name in queues, found, f"{remedy}the platform team for a LocalQueue {name}.")
+    elif wanted:
+        scheduler = presets()["gang"][wanted]["pods"]["schedulerName"]
+        for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+            container = operator["spec"]["containers"][0]
+            given = _flag([*(container.get("command") or []), *(container.get("args") or [])], "--gang-scheduler-name")
+            detail = f"the training operator has --gang-scheduler-name={given}" if given else "it has no gang scheduler"
+            remedy = f"Give the training operator the argument --gang-scheduler-name={scheduler}."
+            yield Check("gang", given == scheduler, detail, remedy)
+
+
+def namespace(cluster: Cluster) -> Iterator[Check]:
+    level = _enforced_level(cluster)
+    remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
+    yield Check("PodSecurity", level == "restricted", f"{level or 'nothing'} is enforced", remedy, required=False)
+
+
+def user_rights(cluster: Cluster) -> Iterator[Check]:
+    """What the user may do; each command of `rekindle` needs a part of it."""
+    rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
+    denied = _denied(cluster, rules, "selfsubjectaccessreviews")
+    remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
+    yield Check("your rights", not denied, denied or f"{len(rules)} of {len(rules)} granted", remedy)
+
+
+def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+    """Whether the account of workflows exists, may do what a pipeline does, and has a token for Argo's container."""
+    name, remedy = config.service_account, RENDER.format(cluster.namespace)
+    if not cluster.find(ACCOUNTS, name):
+        yield Check("account", False, f"there is no ServiceAccount {name}", remedy)
+        return
+    rules = [rule for rule in platform.rules() if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"]
+    needed = {api.partition("/")[0] for api in BACKENDS_NEED[config.backend]} - {"kubeflow.org"}
+    if needed:
+        kinds = {kind for names in BACKENDS_NEED[config.backend].values() for kind in names}
+        rules += [rule for rule in platform.rules("frameworks") if rule[0] in needed and rule[1] in kinds]
+        remedy = remedy.replace("...", "--with frameworks ...")
+    user = f"system:serviceaccount:{cluster.namespace}:{name}"
+    try:
+        denied = _denied(cluster, rules, "subjectaccessreviews", user=user)
+        detail = denied or f"{name}: {len(rules)} of {len(rules)} rights granted"
+        yield Check("account", not denied, detail, remedy)
+    except ApiError as error:
+        yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
+    yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
+
+
+def serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
+    """Whether the account of the model server exists: without it no pod of it is created."""
+    found = cluster.find(ACCOUNTS, name)
+    detail = f"there is {'a' if found else 'no'} ServiceAccount {name}"
+    yield Check("serving account", bool(found), detail, RENDER.format(cluster.namespace))
+
+
+def serving_credentials(cluster: Cluster) -> Iterator[Check]:
+    """Whether the model server has keys, and keys of its own."""
+    remedy = f"{platform.secret(cluster.namespace, pods.SERVING_SECRET)}, of a user who can only read releases/."
+    (found,) = _keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEYS, remedy + WITH_ROLE, False)
+    same = found.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
+    detail = "the keys with which pipelines write: whoever takes a server over has the bucket" if same else found.found
+    yield Check(found.name, found.ok and not same, detail, found.remedy, required=False)
+
+
+def artifact_repository(cluster: Cluster) -> Iterator[Check]:
+    """Whether Argo uses the same bucket as the steps."""
+    settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
+    bucket, endpoint = _repository(cluster)
+    of_steps = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
+    same_endpoint = endpoint == of_steps or (not of_steps and "amazonaws.com" in endpoint)
+    same = same_endpoint and bucket == settings.get("S3_BUCKET")
+    detail = f"bucket {bucket!r} at {endpoint!r}"
+    detail += "" if same else f", while steps use {settings.get('S3_BUCKET')!r} at {of_steps!r}"
+    yield Check("artifact repository", same, detail, RENDER.format(cluster.namespace))
+
+
+def _keys(
+    cluster: Cluster, title: str, resource: Resource, name: str, keys: Sequence[str], remedy: str, required: bool = True
+) -> Iterator[Check]:
+    """Whether a ConfigMap or Secret has a value for each key."""
+    data = _data(cluster, resource, name)
+    missing = [key for key in keys if not data.get(key)]
+    has = f"no {' and no '.join(missing)}" if missing else " and ".join(keys)
+    kind = "Secret" if resource == SECRETS else "ConfigMap"
+    yield Check(title, not missing, f"{kind} {name} has {has}", remedy, required)
+
+
+def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+    """Whether a pod of each kind is admitted: by PodSecurity, quota, LimitRange, PriorityClass and account."""
+    for name in DEFAULTS:
+        settings = config.pod(name)
+        settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
+        try:
+            cluster.create(
+                PODS, manifest(f"rekindle-{name}", config, settings, {"main": settings.image}, []), dry_run=True
+            )
+        except ApiError as error:
+            yield Check(f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or what refuses it.")
+        else:
+            yield Check(f"pod of {name}", True, "would be admitted")
+
+
+def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Whether the job of the config is admitted, and one that only the webhook can refuse is not."""
+    job = pytorch_job("rekindle-doctor", train, config, [])
+    job["metadata"]["labels"] = {}
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["metadata"]["labels"] = {}
+    invalid_job = json.loads(json.dumps(job).replace('"name": "pytorch"', '"name": "another"'))
+    ok, detail = False, "a job without its main container was admitted: no webhook looks at jobs"
+    try:
+        cluster.create(JOBS, job, dry_run=True)
+        try:
+            cluster.create(JOBS, invalid_job, dry_run=True)
+        except ApiError as error:
+            ok = "webhook" in str(error)
+            detail = "admits a valid job and refuses an invalid one" if ok else str(error)
+    except ApiError as error:
+        detail = str(error)
+    remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
+    yield Check("webhook", ok, detail, remedy)
+
+
+def job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Whether the job of the config would be created: JobSet refuses what needs a feature gate that is off."""
+    backend = BACKENDS[config.backend]
+    group, kind = (backend.runtime or backend.job)("rekindle-doctor", train, config, []), backend.kind
+    plural = "trainingruntimes" if backend.runtime else f"{kind.lower()}s"
+    text = json.dumps(group).replace(json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"')
+    try:
+        cluster.create(Resource(group["apiVersion"], plural), json.loads(text), dry_run=True)
+    except ApiError as error:
+        remedy = (
+            "Turn JobSet's feature gate RestartJob on, or take cluster.restart_job out." if config.restart_job else ""
+        )
+        yield Check("job", False, str(error), remedy or f"Change what refuses it, or cluster.backend ({kind}).")
+    else:
+        yield Check("job", True, f"{group['kind']} would be created")
+
+
+def init_container(cluster: Cluster) -> Iterator[Check]:
+    """Whether the operator hardens the init container that it adds: `restricted` refuses workers otherwise."""
+    if _enforced_level(cluster) != "restricted":
+        yield Check("init container", True, "not restricted here")
+        return
+    template = ""
+    for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+        own_namespace = cluster.in_namespace(operator["metadata"]["namespace"])
+        for volume in operator["spec"].get("volumes") or []:
+            if name := (volume.get("configMap") or {}).get("name"):
+                template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
+    ok = "allowPrivilegeEscalation: false" in template
+    detail = "the operator has a hardened template" if ok else "the operator's own is not hardened: workers are refused"
+    remedy = "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle -f -"
+    yield Check("init container", ok, detail, remedy)
+
+
+def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
+    """The rules that are not granted, as text."""
+    denied: dict[str, list[str]] = {}
+    for group, resource, verb in rules:
+        plural, _, part = resource.partition("/")
+        attributes = {"namespace": cluster.namespace, "group": group, "resource": plural, "verb": verb}
+        spec = {**subject, "resourceAttributes": attributes | ({"subresource": part} if part else {})}
+        answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
+        if not answer["status"].get("allowed"):
+            denied.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied.items())
+
+
+def _repository(cluster: Cluster) -> tuple[str, str]:
+    """Bucket and endpoint of the default artifact repository of the namespace."""
+    config_map = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
+    annotations = (config_map.get("metadata") or {}).get("annotations") or {}
+    key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
+    try:
+        text = (config_map.get("data") or {}).get(key, "")
+        s3 = (parse_one(text, "its value") or {}).get("s3") or {}
+    except (ConfigError, AttributeError) as error:
+        raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
+    return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
+
+
+def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
+    """The data of a ConfigMap or Secret; {} if it does not exist."""
+    return (cluster.find(resource, name) or {}).get("data") or {}
+
+
+def _enforced_level(cluster: Cluster) -> str:
+    return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(POD_SECURITY, "")
+
+
+def _ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def _flag(args: list[str], flag: str) -> str:
+    """The value of `--flag VALUE` or `--flag=VALUE`."""
+    match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
+    return match[1] if match else ""

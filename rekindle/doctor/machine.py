@@ -1,0 +1,194 @@
+"""Checks that this machine has everything that Rekindle needs, and that it works; each failure has a remedy.
+
+    for check in check(Path(".rekindle")): print(check)
+
+The checks write to the object store, query MLflow and bind addresses. Services that they start are stopped again.
+With S3_ENDPOINT_URL or MLFLOW_TRACKING_URI set, the services there are checked instead.
+"""
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from argolocal.common import homes
+from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import REAL, SERVICES, answers
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+PYTHON = (3, 11)
+GIB = 1 << 30
+DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
+SHARED = 1 * GIB  # bytes of shared memory for the snapshots of the workers of a small model
+FILES = 1024  # minimum limit of open files per process
+
+
+def check(home: Path) -> list[Check]:
+    """Every check, in order. Those of services take seconds."""
+    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shared, files, clock]
+    network: list[Callable[[Path], Check]] = [ports, loopback, namespaces]
+    results = [check_one(home) for check_one in [*machine, *network]]
+    if not all(result.ok for result in results if result.required):
+        skipped = "not checked: fix the failures above first"
+        return [*results, Check("object store", False, skipped), Check("MLflow", False, skipped)]
+    cluster = LocalCluster(home)
+    running = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
+    try:
+        return [*results, store(cluster), mlflow(cluster)]
+    finally:
+        if not running:
+            cluster.services.down()
+
+
+def python(_: Path) -> Check:
+    ok = sys.version_info >= PYTHON
+    return Check("Python", ok, platform.python_version(), "Rekindle needs 3.11 or newer: make PYTHON=python3.11 run")
+
+
+def packages(_: Path) -> Check:
+    """Check the packages of `rekindle[all]` by metadata: importing them takes seconds."""
+    try:
+        from packaging.requirements import Requirement
+
+        needed = [Requirement(text) for text in metadata.requires("rekindle") or []]
+    except (ImportError, metadata.PackageNotFoundError) as error:
+        return Check("packages", False, f"{error}", "Install: make install")
+    groups = [package.extras for package in needed if package.name == "rekindle" and _applies(package, "all")]
+    extras = {""}.union(*groups)
+    others = [package for package in needed if package.name != "rekindle"]
+    expected = [package for package in others if any(_applies(package, extra) for extra in extras)]
+    wrong = []
+    for package in expected:
+        try:
+            version = metadata.version(package.name)
+            if not package.specifier.contains(version, prereleases=True):
+                wrong.append(f"{package.name} {version} (needs {package.specifier})")
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{package.name} is missing")
+    detail = ", ".join(sorted(set(wrong))) or f"{len({package.name for package in expected})} found"
+    return Check("packages", not wrong, detail, "Install them: make install, or pip install -e '.[all]'")
+
+
+def _applies(needed: "Requirement", extra: str) -> bool:
+    return needed.marker is None or needed.marker.evaluate({"extra": extra})
+
+
+def system(_: Path) -> Check:
+    detail = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
+    remedy = "Rekindle runs pods on Linux (loopback addresses, PR_SET_PDEATHSIG): use a Linux machine or container."
+    return Check("system", sys.platform == "linux", detail, remedy)
+
+
+def folder(home: Path) -> Check:
+    remedy = f"Make {home} writable, or run rekindle in another directory."
+    try:
+        homes.check(home)
+        homes.make(home)
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(b"x")
+    except OSError as error:
+        return Check("home", False, f"{home}: {error.strerror}", remedy)
+    except ConfigError as error:
+        return Check("home", False, str(error), "Or run rekindle in another directory.")
+    return Check("home", True, f"{home.resolve()} can be written")
+
+
+def disk(home: Path) -> Check:
+    existing = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
+    remedy = f"Free {DISK // GIB} GiB on that disk (`rekindle down`, then remove old runs from {home}/runs)."
+    return Check("disk", free >= DISK, f"{free / GIB:.1f} GiB free", remedy)
+
+
+def memory(_: Path) -> Check:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    remedy = f"Close programs until {MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
+    return Check("memory", free >= MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
+
+
+def shared(_: Path) -> Check:
+    """Workers keep their newest snapshots there, three each."""
+    from rekindle.training.checkpoint import snapshot_file
+
+    directory = snapshot_file.directory()
+    free = shutil.disk_usage(directory).free if directory.exists() else 0
+    detail = f"{free / GIB:.1f} GiB free in {directory}"
+    remedy = (
+        "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
+        f"larger: mount -o remount,size={2 * SHARED // GIB}G {directory}, in Docker: docker run "
+        f"--shm-size={2 * SHARED // GIB}g"
+    )
+    return Check("shared memory", free >= SHARED, detail, remedy, required=False)
+
+
+def files(_: Path) -> Check:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return Check("open files", limit >= FILES, f"{limit} allowed", f"Raise the limit: ulimit -n {FILES}")
+
+
+def clock(_: Path) -> Check:
+    """A clock behind the installed files breaks signatures, certificates and comparisons of times."""
+    behind = Path(__file__).stat().st_mtime - time.time()
+    detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Check("clock", behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock.")
+
+
+def ports(_: Path) -> Check:
+    return _bind("ports", "127.0.0.1", "Is the loopback interface up?")
+
+
+def loopback(_: Path) -> Check:
+    """Every pod has its own loopback address."""
+    return _bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a")
+
+
+def _bind(name: str, address: str, remedy: str) -> Check:
+    try:
+        socket.create_server((address, 0)).close()
+    except OSError as error:
+        return Check(name, False, f"{address}: {error.strerror}", remedy)
+    return Check(name, True, f"{address} can be bound")
+
+
+def namespaces(_: Path) -> Check:
+    from argolocal.pods import filesystem
+
+    remedy = (
+        "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
+    )
+    detail = "each pod has its own file system view" if filesystem.available() else "unshare is not permitted"
+    return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)
+
+
+def store(cluster: LocalCluster) -> Check:
+    from rekindle.doctor import probe
+
+    remedy = "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
+    try:
+        return Check("object store", *probe.store(cluster.store()), remedy)
+    except RekindleError as error:
+        return Check("object store", False, str(error), remedy)
+
+
+def mlflow(cluster: LocalCluster) -> Check:
+    log = cluster.services.folder / "mlflow.log"
+    remedy = f"Correct or unset {REAL['mlflow']}." if os.environ.get(REAL["mlflow"]) else f"See {log}, then try again."
+    try:
+        cluster.ready()
+        url = cluster.configmap("rekindle")["MLFLOW_TRACKING_URI"]
+    except RekindleError as error:
+        return Check("MLflow", False, str(error), remedy)
+    ok = not url.startswith("http") or answers(f"{url}/version", 10)
+    return Check("MLflow", ok, without_user(url) + (" answers" if ok else " does not answer"), remedy)

@@ -1,0 +1,122 @@
+"""A release as an MLflow model: what is served, in a notebook or behind `mlflow models serve`.
+
+    model = mlflow.pyfunc.load_model("models:/demo@champion")     # `rekindle env` prints what this needs
+    model.predict(frame, params={"history": history.to_json(orient="records")})
+
+`frame` has a row per instance and a column per field. A further key of a request is a param, as JSON. Requests are
+checked as the server checks them, and predicted by the same function.
+"""
+
+import json
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel
+
+from rekindle.release.predictor import open_predictor
+from rekindle.release.validation import parse
+from rekindle.workload import Predictor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+INSTANCES = "instances"
+TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}  # JSON schema → MLflow
+EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
+
+
+class Model:
+    """What MLflow calls."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+
+    def predict(self, frame: "DataFrame", params: dict[str, str] | None = None) -> list[Any]:
+        """The predictions of all rows. Raises DataError for an invalid request; a missing value is left out."""
+        import pandas
+        from pandas.api.types import is_scalar
+
+        rows = frame.to_dict("records")
+        instances = [
+            {key: value for key, value in row.items() if not (is_scalar(value) and pandas.isna(value))} for row in rows
+        ]
+        request = {INSTANCES: instances} | {name: json.loads(text) for name, text in (params or {}).items() if text}
+        body = json.dumps(request, default=_plain).encode()
+        return self.predictor.predict([parse(self.predictor.Request, body)])[0]
+
+
+def _load_pyfunc(release: str) -> Model:
+    """MLflow's entry: the folder is a release."""
+    return Model(open_predictor(Path(release)))
+
+
+def describe(release: Path, run_id: str) -> None:
+    """Write what MLflow reads of a release, with signature and input example. Raises DataError if it cannot predict."""
+    predictor = open_predictor(release)
+    example = predictor.example()
+    predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
+    instances = example[INSTANCES]
+    columns = list(dict.fromkeys(key for instance in instances for key in instance))
+    table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
+    inputs, params = signature(predictor.Request)
+    model = {
+        "run_id": run_id,
+        "flavors": {"python_function": {"loader_module": __name__, "python_version": platform.python_version()}},
+        "signature": {"inputs": json.dumps(inputs), "outputs": None, "params": json.dumps(params) if params else None},
+        "saved_input_example_info": {
+            "artifact_path": EXAMPLE,
+            "serving_input_path": SERVING_EXAMPLE,
+            "type": "dataframe",
+            "pandas_orient": "split",
+        },
+    }
+    (release / "MLmodel").write_text(yaml.safe_dump(model, sort_keys=False))
+    (release / EXAMPLE).write_text(json.dumps(table))
+    (release / SERVING_EXAMPLE).write_text(json.dumps({"dataframe_split": table}))
+
+
+def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """MLflow's columns and params of a request."""
+    schema = request.model_json_schema()
+    definitions, properties = schema.get("$defs", {}), schema["properties"]
+    instance = _resolve(_resolve(properties[INSTANCES], definitions)["items"], definitions)
+    columns = _fields(instance, definitions)
+    params = [
+        {"name": name, "type": "string", "default": "", "shape": None} for name in properties if name != INSTANCES
+    ]
+    return [{"name": name, **column} for name, column in columns.items()], params
+
+
+def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    required = schema.get("required", [])
+    fields = schema.get("properties", {}).items()
+    return {name: _type(field, definitions) | {"required": name in required} for name, field in fields}
+
+
+def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """MLflow's type of a JSON schema; `any` for what it has none for, such as a number or text."""
+    schema = _resolve(schema, definitions)
+    match schema.get("type"):
+        case "array" if "items" in schema:
+            return {"type": "array", "items": _type(schema["items"], definitions)}
+        case "object" if schema.get("properties"):
+            return {"type": "object", "properties": _fields(schema, definitions)}
+        case str(kind) if kind in TYPES and "format" not in schema:  # a time is text, or a pandas timestamp
+            return {"type": TYPES[kind]}
+    return {"type": "any"}
+
+
+def _resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema that a reference, or an optional value, means."""
+    options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
+    if len(options) == 1:
+        return _resolve(options[0], definitions)
+    reference = schema.get("$ref", "").rpartition("/")[2]
+    return _resolve(definitions[reference], definitions) if reference else schema
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's and pandas' values as JSON has them."""
+    return value.isoformat() if hasattr(value, "isoformat") else value.tolist()

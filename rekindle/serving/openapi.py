@@ -1,0 +1,67 @@
+"""What a client needs to know of a model, as OpenAPI 3.1: the schemas come from the workload's pydantic models."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
+
+ERRORS = {
+    404: "no model has this name",
+    413: "too large: send it in parts",
+    422: "the request is wrong; the error says where",
+    500: "the model failed",
+    503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
+}
+IDENTITY = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
+IDENTITY |= {DATA_UNTIL: "where the data that the model knows ends; left out if its dataset does not say"}
+
+
+def schemas(request: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schemas of a request (called Request) and of its parts, by name."""
+    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+    return schema.pop("$defs", {}) | {"Request": schema}
+
+
+def openapi(name: str, version: str, example: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    """The document of one served model."""
+    path = f"/v1/models/{name}"
+    predictions = {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}}
+    failures = {str(status): {"description": text, "content": _json(_ref("Error"))} for status, text in ERRORS.items()}
+    headers = {key: {"description": text, "schema": {"type": "string"}} for key, text in IDENTITY.items()}
+    answered = {"description": "one prediction for each instance, in order", "headers": headers}
+    predict = {
+        "summary": "Predictions for the instances",
+        "operationId": "predict",
+        "requestBody": {"required": True, "content": _json(_ref("Request"), example)},
+        "responses": {"200": answered | {"content": _json(_ref("Predictions"))}} | failures,
+    }
+    status = _get("The model, its version and whether it is ready", "TensorFlow Serving's and KServe's form in one")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": name, "version": version},
+        "paths": {
+            f"{path}:predict": {"post": predict},
+            path: status,
+            f"{path}/example": _get("A request that works", "post it to :predict"),
+            "/health/live": _get("The server runs", "for liveness probes"),
+            "/health/ready": _get("All its processes have loaded the model", "503 before that, and in the drain"),
+            "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
+        },
+        "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}},
+    }
+
+
+_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(schema: dict[str, Any], example: Any = None) -> dict[str, Any]:
+    return {"application/json": {"schema": schema} | ({} if example is None else {"example": example})}
+
+
+def _get(summary: str, description: str) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {"200": {"description": description}}}}

@@ -1,0 +1,351 @@
+"""Adds up the events of a ledger; report.py has the events and the Summary.
+
+summary = summarize(read(store, prefix))
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rekindle.training.ledger.events import Event
+from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Summary
+
+
+def summarize(events: Iterable[Event]) -> Summary:
+    """Add up the events of a run, which must be ordered by time. Invalid events are skipped and counted."""
+    accounts = Accounts()
+    for event in events:
+        accounts.apply(event)
+    return accounts.close()
+
+
+@dataclass
+class _Life:
+    """One process: its intervals; the last one grows while it is alive."""
+
+    name: str
+    intervals: list[Interval] = field(default_factory=list)
+    alive: bool = False
+
+    def switch(self, t: float, kind: str | None) -> None:
+        """From `t` on it is in another kind of interval; None: it is dead."""
+        if self.alive:
+            self.intervals[-1].end = t
+            if self.intervals[-1].kind == kind:
+                return
+        self.alive = kind is not None
+        if kind:
+            self.intervals.append(Interval(t, t, kind))
+
+    def cut(self, t: float) -> None:
+        """It was dead from `t` on."""
+        self.alive = False
+        self.intervals = [Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t]
+
+    def relabel(self, start: float, end: float, kind: str) -> float:
+        """Change what was trained between two times to `kind`; returns the seconds."""
+        if self.alive:
+            self.intervals[-1].end = max(self.intervals[-1].start, end)
+        at, changed = len(self.intervals), 0.0
+        while at and self.intervals[at - 1].end > start:
+            at -= 1
+            interval = self.intervals[at]
+            if interval.kind == TRAINED and interval.start < end:
+                cuts = [interval.start, max(interval.start, start), min(interval.end, end), interval.end]
+                parts = [Interval(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
+                self.intervals[at : at + 1] = [part for part in parts if part.start < part.end]
+                changed += cuts[2] - cuts[1]
+        return changed
+
+
+@dataclass
+class _Pause:
+    """The time between two groups."""
+
+    opened: float | None = None  # when the former group was told to stop after its step
+    broken: float | None = None  # when it broke
+    unseen: bool = False  # a member died at an unknown time
+    until: float = 0.0  # when the next group started
+    restored: int | None = None  # the newest step that a member of the next group restored
+    incidents: list[Incident] = field(default_factory=list)
+
+    @property
+    def hard(self) -> bool:
+        return self.unseen or self.broken is not None
+
+
+class Accounts:
+    """Processes the events in order, by a method `on_<name>` each."""
+
+    def __init__(self) -> None:
+        self.summary = Summary()
+        self.lives: dict[str, _Life] = {}
+        self.group: set[str] = set()  # ids of the live members of the newest group
+        self.pause = _Pause()
+        self.unsure: _Pause | None = None  # before a group without survivors, until its first step is known
+        self.unconfirmed: dict[str, float] = {}  # id → when last known to be alive, until it joins the new coordinator
+        self.points: list[tuple[float, int]] = []  # (time, step) of the work that counts
+        self.step_seconds: float | None = None
+        self.failed: set[str] = set()  # names of workers that reported why they end
+        self.missing: dict[str, Incident] = {}  # by the name of a worker that is not back yet
+        self.coordinators = 0
+        self.latest: float | None = None
+
+    def apply(self, event: Event) -> None:
+        """Process one event."""
+        name, t = event["event"], event["t"]
+        if self.latest is None:
+            self.summary.began = self.latest = t
+        t, counts = max(t, self.latest), self.summary.counts
+        try:
+            if handler := getattr(self, f"on_{name}", None):
+                handler(t, event)
+        except (KeyError, TypeError, ValueError):
+            self.summary.skipped += 1
+        counts[name] = counts.get(name, 0) + 1
+        self.latest = t
+
+    def close(self) -> Summary:
+        """The summary, up to the last event."""
+        summary, t = self.summary, self.latest or 0.0
+        self._end_all(t)
+        for life in self.lives.values():
+            summary.intervals.setdefault(life.name, []).extend(life.intervals)
+        summary.ended = t
+        return summary
+
+    def on_run(self, t: float, event: Event) -> None:
+        self.summary.run = {key: value for key, value in event.items() if key not in ("t", "event")}
+
+    def on_coordinator(self, t: float, event: Event) -> None:
+        self._new_epoch(t)
+        self.coordinators += 1
+        if self.coordinators > 1:
+            self._incident(t, "coordinator", str(event.get("id", "")))
+
+    def on_join(self, t: float, event: Event) -> None:
+        id, name = _id(event), str(event.get("name", "?"))
+        alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
+        again = id == name if name in alive else id not in alive  # a worker known by name only may report its id now
+        if alive and again and alive[0] not in self.unconfirmed:  # its end was not recorded
+            self._new_epoch(t)
+        if id != name:
+            self.unconfirmed.pop(id, None)
+        self._mark_dead([name])
+        if self.summary.generations and name not in [life.name for life in self.lives.values()]:
+            self._incident(t, "join", name)
+        life = self.lives.setdefault(id, _Life(name))
+        if id != name and name in self.lives and not life.alive:  # known by name only, from a generation
+            known = self.lives.pop(name)
+            life.intervals, life.alive = life.intervals + known.intervals, known.alive
+            self.group = {id if member == name else member for member in self.group}
+        if not life.alive:
+            life.switch(t, WAITED)
+
+    def on_lost(self, t: float, event: Event) -> None:
+        self._leave(t, event, "lost")
+
+    def on_drain(self, t: float, event: Event) -> None:
+        self._leave(t, event, "drain")
+
+    def on_failed(self, t: float, event: Event) -> None:
+        name = str(event.get("name", "?"))
+        if name not in self.failed:
+            self.failed.add(name)
+            self._incident(t, "failed", name, str(event.get("message", "")))
+
+    def on_open(self, t: float, event: Event) -> None:
+        if event.get("hard"):
+            self.pause.broken = t if self.pause.broken is None else self.pause.broken
+            for life in self.lives.values():
+                if life.alive:
+                    life.switch(t, WAITED)
+        elif self.pause.opened is None:
+            self.pause.opened = t
+
+    def on_generation(self, t: float, event: Event) -> None:
+        step, names = int(event.get("step", -1)), [str(name) for name in event.get("members") or []]
+        self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
+        self.unconfirmed = {}
+        self.summary.generations += 1
+        ids = {life.name: id for id, life in self.lives.items() if life.alive}
+        for name in names:
+            if name not in ids:  # its join was not recorded
+                ids[name] = name
+                self.lives.setdefault(name, _Life(name)).switch(t, WAITED)
+        members = {ids[name] for name in names}
+        self._regroup(t, step, members)
+        for id, life in self.lives.items():
+            if life.alive:
+                life.switch(t, TRAINED if id in members else WAITED)
+        for name in names:
+            if incident := self.missing.pop(name, None):
+                incident.back = t
+
+    def on_restored(self, t: float, event: Event) -> None:
+        self.summary.restored.append(event)
+        step = int(event["step"])
+        if self.unsure:
+            self._resume(self.unsure, step)
+        elif (
+            not self.group - self.unconfirmed.keys()
+        ):  # otherwise only a newcomer restored it: it will receive the group's state
+            self.pause.restored = max(step, self.pause.restored or 0)
+
+    def on_step(self, t: float, event: Event) -> None:
+        step = int(event["step"])
+        self._infer_start(step)
+        if step > self.points[-1][1] if self.points else True:
+            self._point(t, step)
+
+    def on_checkpoint(self, t: float, event: Event) -> None:
+        self.summary.checkpoints.append(event)
+
+    def on_dropped(self, t: float, event: Event) -> None:
+        self.summary.dropped += int(event["events"])
+
+    def on_skipped(self, t: float, event: Event) -> None:
+        self.summary.skipped += int(event["lines"])
+
+    def on_verdict(self, t: float, event: Event) -> None:
+        summary = self.summary
+        if summary.state != "complete":
+            summary.state, summary.message, summary.code = (
+                "failed",
+                str(event.get("message", "")),
+                int(event.get("code", 1)),
+            )
+        self._end_all(t)
+
+    def on_complete(self, t: float, event: Event) -> None:
+        if "step" in event:
+            self.on_step(t, event)
+        self.summary.state, self.summary.sha256 = "complete", str(event.get("sha256", ""))
+        self.summary.message, self.summary.code = "", 0
+        for life in self.lives.values():
+            life.switch(t, None)
+
+    def _new_epoch(self, t: float) -> None:
+        """A new coordinator: a worker that does not join it died unseen, after its last known sign of life."""
+        if self.summary.state == "failed":
+            self.summary.state, self.summary.message, self.summary.code = "running", "", 0
+        for id, life in self.lives.items():
+            if life.alive:
+                self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
+
+    def _mark_dead(self, names: list[str]) -> None:
+        """Those of `names` that did not join the new coordinator are dead."""
+        for id, t in list(self.unconfirmed.items()):
+            life = self.lives[id]
+            if life.name in names:
+                del self.unconfirmed[id]
+                life.switch(t, None)
+                life.cut(t)
+                self.pause.unseen = self.pause.unseen or id in self.group
+                self.group.discard(id)
+                self._incident(t, "lost", life.name, "unseen")
+
+    def _leave(self, t: float, event: Event, kind: str) -> None:
+        id = _id(event)
+        life = self.lives.get(id)
+        self.unconfirmed.pop(id, None)
+        if not (life and life.alive):
+            return
+        if kind == "lost" and id in self.group and self.pause.broken is None:
+            self.pause.broken = t
+        self.group.discard(id)
+        life.switch(t, None)
+        if life.name in self.failed:
+            self.failed.discard(life.name)
+        else:
+            self._incident(t, kind, life.name, str(event.get("why", "")))
+
+    def _incident(self, t: float, kind: str, name: str, why: str = "") -> None:
+        if self.summary.state == "running":
+            left = sum(life.alive for id, life in self.lives.items() if id in self.group)
+            incident = Incident(t, kind, name, why, self.points[-1][1] if self.points else 0, left)
+            self.summary.incidents.append(incident)
+            self.pause.incidents.append(incident)
+            if kind in ("lost", "drain", "failed"):
+                self.missing[name] = incident
+
+    def _end_all(self, t: float) -> None:
+        pause = self.unsure or self.pause
+        if pause.hard and self.points:
+            self._relabel(self._when(self.points[-1][1], t), t, LOST)
+        for life in self.lives.values():
+            life.switch(t, None)
+
+    def _regroup(self, t: float, step: int, members: set[str]) -> None:
+        """The next group trains: from `step` on, if a former member is in it; else a later event tells the step."""
+        pause, survivors = self.pause, self.group & members
+        pause.until, self.pause, self.group = t, _Pause(), members
+        for incident in pause.incidents:
+            incident.resumed = t
+        if survivors:
+            self._infer_start(step)
+            self._resume(pause, step)
+            return
+        for incident in pause.incidents:
+            incident.left = 0
+        if self.unsure:
+            self.unsure.until, self.unsure.unseen = t, True
+            self.unsure.incidents += pause.incidents
+        else:
+            self.unsure = pause
+
+    def _infer_start(self, step: int) -> None:
+        """The group is at `step` now: derive at which step it began, if that is still unknown."""
+        if self.unsure:
+            newest = min(step, self.points[-1][1]) if self.points else step
+            self._resume(self.unsure, newest if self.unsure.restored is None else min(step, self.unsure.restored))
+
+    def _resume(self, pause: _Pause, step: int) -> None:
+        """The group after `pause` began at `step`: what was trained beyond it is lost."""
+        self.unsure, step = None, max(step, 0)
+        if self.points:
+            newest = self.points[-1][1]
+            when, soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.hard
+            if soft and step >= newest:
+                when = max(when, pause.until if pause.opened is None else pause.opened)
+                self._relabel(when, pause.until, WAITED)
+            else:
+                cost = self._relabel(when, pause.until, LOST)
+                for incident in pause.incidents:
+                    incident.repeated, incident.cost = max(0, newest - step), cost
+            self.summary.repeated += max(0, newest - step)
+            while self.points and (self.points[-1][1] > step or self.points[-1][0] > when):
+                self.points.pop()
+            self.summary.steps = step
+            if step > newest:
+                self._point(when, step)
+            else:
+                self.points.append((when, step))
+        self._point(pause.until, step)
+
+    def _relabel(self, start: float, end: float, kind: str) -> float:
+        return sum(life.relabel(start, end, kind) for life in self.lives.values())
+
+    def _point(self, t: float, step: int) -> None:
+        if self.points and step > self.points[-1][1]:
+            self.step_seconds = (t - self.points[-1][0]) / (step - self.points[-1][1])
+        self.points.append((t, step))
+        self.summary.points.append((t, step))
+        self.summary.steps = max(self.summary.steps, step)
+
+    def _when(self, step: int, limit: float) -> float:
+        """When `step` was finished: interpolated between two points, or extrapolated from the last one."""
+        at = bisect_left(self.points, step, key=lambda point: point[1])
+        if at == 0:
+            return self.points[0][0]
+        if at < len(self.points):
+            (t0, s0), (t1, s1) = self.points[at - 1 : at + 1]
+            return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
+        last, known = self.points[-1]
+        more = step - known
+        step_seconds = (limit - last) / (more + 1) if self.step_seconds is None else self.step_seconds
+        return max(last, min(last + more * step_seconds, limit))
+
+
+def _id(event: Event) -> str:
+    return str(event.get("worker") or event.get("name", "?"))

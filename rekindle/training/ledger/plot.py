@@ -1,0 +1,115 @@
+"""The timeline of a run: each worker's intervals by kind, and below them the steps per second.
+
+draw(summary, Path("timeline.png"))
+"""
+
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.wording import duration
+from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
+
+COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
+MARKS = {  # of incidents: label, marker, colour
+    "lost": ("worker lost", "X", "#7f1d1d"),
+    "drain": ("left in order", "v", "#1d4ed8"),
+    "failed": ("failed", "D", "#7f1d1d"),
+}
+NAMED = 40  # rows with a name; of more workers only the number is shown
+UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+
+
+def draw(summary: Summary, file: Path) -> None:
+    """Write the timeline to a file, whose suffix sets the format. Raises ImportError without matplotlib."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    scale, unit = next((scale, unit) for least, scale, unit in UNITS if summary.ended - summary.began >= least)
+    names = sorted(summary.intervals, key=_natural)
+    rows = min(9.0, max(0.9, 0.3 * len(names)))
+    height = rows + 2.6
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(11, height))
+        left, width = 0.11, 0.865
+        above = figure.add_axes((left, 1.75 / height, width, rows / height))
+        below = figure.add_axes((left, 0.5 / height, width, 1.05 / height), sharex=above)
+        _workers(above, summary, names, scale)
+        _marks(above, summary, names, scale)
+        _speed(below, summary, scale)
+        below.set(xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale))
+        above.tick_params(axis="x", labelbottom=False)
+        above.set_title(_title(summary), loc="left", pad=24)
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8, borderaxespad=0.2,
+                     handlelength=1.2, columnspacing=1.4)  # fmt: skip
+        figure.savefig(file, dpi=130, bbox_inches="tight")
+
+
+def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
+    for kind, colour in COLOURS.items():
+        for row, name in enumerate(names):
+            bars = [
+                ((s.start - summary.began) / scale, (s.end - s.start) / scale)
+                for s in summary.intervals[name]
+                if s.kind == kind
+            ]
+            # the edge keeps a hundredth of a second visible
+            axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
+        axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
+    axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
+    if len(names) <= NAMED:
+        axes.set_yticks(range(len(names)), [short_name(name)[-20:] for name in names])
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(names)} workers")
+    axes.tick_params(axis="y", length=0)
+
+
+def _marks(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
+    for kind, (label, marker, colour) in MARKS.items():
+        incidents = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
+        if incidents:
+            at = [(incident.t - summary.began) / scale for incident in incidents]
+            rows = [names.index(incident.name) for incident in incidents]
+            axes.scatter(at, rows, s=34, marker=marker, c=colour, edgecolors="white", linewidths=0.7, zorder=4,
+                         label=label, clip_on=False)  # fmt: skip
+    restarts = [incident for incident in summary.incidents if incident.kind == "coordinator"]
+    for number, incident in enumerate(restarts):
+        at = (incident.t - summary.began) / scale
+        axes.axvline(at, color="#7c3aed", linestyle=(0, (3, 2)), linewidth=1.1, zorder=3,
+                     label="coordinator restarted" if number == 0 else None)  # fmt: skip
+    if summary.checkpoints:
+        at = [(event["t"] - summary.began) / scale for event in summary.checkpoints]
+        axes.scatter(at, [len(names) - 0.5] * len(at), s=22, marker="^", c="#475569", zorder=4, clip_on=False,
+                     linewidths=0, label="durable checkpoint")  # fmt: skip
+
+
+def _speed(axes: Any, summary: Summary, scale: float) -> None:
+    import numpy as np
+
+    length = _length(summary)
+    edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
+    made, times, before = [0], [0.0], summary.points[0][1] if summary.points else 0
+    for t, step in summary.points:
+        made.append(made[-1] + max(0, step - before))  # repeated steps count as work here
+        times.append(t - summary.began)
+        before = step
+    rate = np.diff(np.interp(edges, times, made)) / np.diff(edges)
+    axes.stairs(rate, edges / scale, fill=True, color=COLOURS[TRAINED], alpha=0.25)
+    axes.stairs(rate, edges / scale, color=COLOURS[TRAINED], linewidth=1)
+    axes.set_ylim(0, max(1e-9, 1.1 * float(rate.max())))
+
+
+def _title(summary: Summary) -> str:
+    total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
+    shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
+    took = duration(summary.ended - summary.began)
+    return f"{summary.steps} steps, {len(summary.intervals)} workers in {took}: {shares}"
+
+
+def _length(summary: Summary) -> float:
+    return max(summary.ended - summary.began, 1e-3)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Sorts worker-10 after worker-9."""
+    return len(name), name

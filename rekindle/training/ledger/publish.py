@@ -1,0 +1,43 @@
+"""A run's report as metrics and tags of its MLflow run, and as files: in words, as JSON and as a picture."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import say
+from rekindle.training.ledger.report import Summary
+
+COUNTED = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
+
+
+def metrics(summary: Summary, prefix: str) -> dict[str, float]:
+    """`PREFIX/...` metrics: worker-seconds by kind, and counts."""
+    report = summary.as_json()
+    values = {f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()}
+    values |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
+    values |= {name: report[name] for name in COUNTED}
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
+def tags(summary: Summary) -> dict[str, Any]:
+    """`rekindle....` tags: what to filter runs by."""
+    return {
+        "rekindle.preemptions": summary.preemptions,
+        "rekindle.steps_repeated": summary.repeated,
+        "rekindle.workers": len(summary.intervals),
+        "rekindle.device": summary.run.get("device", "unknown"),
+    }
+
+
+def write_files(summary: Summary, folder: Path) -> None:
+    """`summary.json`, `story.txt` and, with matplotlib, `timeline.png` in `folder`."""
+    from rekindle.training.ledger.plot import draw
+    from rekindle.training.ledger.text import describe
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(summary.as_json(), indent=1))
+    (folder / "story.txt").write_text("\n".join(describe(summary)) + "\n")
+    try:
+        draw(summary, folder / "timeline.png")
+    except ImportError as error:
+        say(f"no picture of the timeline: {error}. The image of `report` needs matplotlib for it.")

@@ -1,0 +1,167 @@
+"""Where the worker-seconds of a run went: the events of its ledger, and what they add up to (see accounting.py).
+
+An event is {"t": unix seconds, "event": event name, ...}; `name` is a worker's, steps count updates made:
+
+    run {device, workers, virtual_workers, steps}    the plan, from rank 0 when it starts
+    coordinator {id}                                 a coordinator started or restarted
+    join {worker, name, step}                        a process joined (`worker`: its id), with this state
+    lost {worker, name, why}                         why: connection, silent, hung, dropped
+    drain {worker, name}                             it left on purpose, the others knew before
+    open {generation, hard}                          the group stops after its step; hard: at once, it broke
+    generation {generation, members, step}           the next group trains
+    step {step}                                      at most one event a second
+    checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
+    fault {name, generation}    refused {name, message}    failed {name, message, code}
+    verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
+
+Each second of a live worker is of one of three kinds. *Trained*: in a group, making steps that count. *Waited*: in no
+group. *Lost*: in a group, for work that was repeated: since its last finished step when a group broke, and since the
+restored step when all were lost. Steps are recorded once a second; in between they are assumed to be equally long.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rekindle.training.ledger.events import Event
+
+TRAINED, WAITED, LOST = "trained", "waited", "lost"
+
+
+@dataclass
+class Interval:
+    """A time interval of one worker."""
+
+    start: float
+    end: float
+    kind: str
+
+
+@dataclass
+class Incident:
+    """A disturbance: a worker lost, drained, failed or joined, or a coordinator restarted."""
+
+    t: float
+    kind: str  # lost, drain, failed, join, coordinator
+    name: str
+    why: str = ""
+    step: int = 0  # the newest known at that time
+    left: int = 0  # members of the group that were still alive
+    resumed: float | None = None  # when the next group started
+    repeated: int = 0  # repeated steps
+    back: float | None = None  # when a worker of that name trained again
+    cost: float = 0.0  # worker-seconds of repeated work, for all incidents of that moment together
+
+
+@dataclass
+class Summary:
+    """The report of a run. Times are unix seconds, `trained`, `waited` and `lost` worker-seconds."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    state: str = "running"  # running, complete, failed
+    message: str = ""  # of the verdict
+    code: int = 0
+    sha256: str = ""
+    run: dict[str, Any] = field(default_factory=dict)
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by name of the worker
+    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as recorded
+    incidents: list[Incident] = field(default_factory=list)
+    checkpoints: list[Event] = field(default_factory=list)
+    restored: list[Event] = field(default_factory=list)
+    steps: int = 0
+    repeated: int = 0
+    generations: int = 0
+    dropped: int = 0  # events that were never written
+    skipped: int = 0  # unreadable lines, invalid events
+    counts: dict[str, int] = field(default_factory=dict)  # of all events by name
+
+    def seconds(self, kind: str, name: str | None = None) -> float:
+        """Worker-seconds of a kind, of one worker or of all."""
+        intervals = [self.intervals[name]] if name else self.intervals.values()
+        return sum(
+            interval.end - interval.start for worker in intervals for interval in worker if interval.kind == kind
+        )
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps that count, per second in which a worker trained."""
+        first = self.points[0][1] if self.points else 0
+        busy = union_seconds(
+            interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED
+        )
+        return (self.steps - first) / busy if busy else 0.0
+
+    @property
+    def preemptions(self) -> int:
+        """Workers that were lost or told to leave."""
+        return self.number("lost") + self.number("drain")
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes that the durable checkpoints took."""
+        return sum(event.get("uploaded", 0) for event in self.checkpoints)
+
+    def number(self, kind: str) -> int:
+        """Number of incidents of a kind."""
+        return sum(incident.kind == kind for incident in self.incidents)
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the raw events, as one object."""
+        seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
+        workers = {
+            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(intervals)}
+            for name, intervals in self.intervals.items()
+        }
+        tiers = [str(event.get("tier")) for event in self.restored]
+        return {
+            "state": self.state,
+            "message": self.message,
+            "began": self.began,
+            "ended": self.ended,
+            "run": self.run,
+            "steps": self.steps,
+            "steps_repeated": self.repeated,
+            "steps_per_second": round(self.steps_per_second, 3),
+            "worker_seconds": seconds,
+            "generations": self.generations,
+            "preemptions": self.preemptions,
+            "drains": self.number("drain"),
+            "coordinator_restarts": self.number("coordinator"),
+            "checkpoints": {
+                "number": len(self.checkpoints),
+                "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
+                "bytes_uploaded": self.uploaded,
+                "seconds": round(sum(event.get("seconds", 0.0) for event in self.checkpoints), 3),
+            },
+            "restores": {tier: tiers.count(tier) for tier in sorted(set(tiers))},
+            "incidents": [asdict(incident) for incident in self.incidents],
+            "workers": workers,
+            "events": self.counts,
+        }
+
+
+def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
+    """The union of the intervals, as disjoint (start, end)."""
+    union: list[tuple[float, float]] = []
+    for interval in sorted(intervals, key=lambda interval: interval.start):
+        if union and interval.start <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], interval.end)
+        else:
+            union.append((interval.start, interval.end))
+    return union
+
+
+def union_seconds(intervals: Iterable[Interval]) -> float:
+    """Length of the union of the intervals in seconds."""
+    return sum(end - start for start, end in alive(list(intervals)))
+
+
+def percent(share: float) -> str:
+    """`96.4 %`, `100 %`."""
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def short_name(worker: str) -> str:
+    """`worker-1` for the pod demo-x7k2p-train-worker-1."""
+    return worker.rpartition("-train-")[2] or worker

@@ -1,0 +1,91 @@
+"""What a search has found, as rows, as a table, and as a picture."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rekindle.training.search.config import Choice
+from rekindle.training.search.rounds import Trial, best
+from rekindle.training.search.study import Study
+
+
+def rows(study: Study) -> list[dict[str, Any]]:
+    """A row of each trial that was begun, the one that is ahead first: those of a higher rung are before others."""
+    trials = {trial.number: trial for trial in study.trials}
+    order: list[int] = []
+    for rung in reversed(range(study.sweep.rungs)):
+        values = {trial.number: trial.value for trial in study.trials if trial.rung == rung}
+        order += best(values, len(values), study.sweep.better)
+    order += [number for number in trials if number not in order]
+    return [_row(trials[number], study.sweep.rungs, study.sweep.metric) for number in order]
+
+
+def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
+    done = trial.rung == rungs - 1
+    state = "failed" if trial.why else "trained" if done else "paused" if trial.values else "waiting"
+    known = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.why}
+    return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **known}
+
+
+def table(study: Study) -> list[str]:
+    """The rows as lines of text."""
+    paths = [path for path, _ in study.sweep.choices()]
+    titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", "state"]
+    names = ["trial", study.sweep.metric, *paths, "steps", "state"]
+    lines = [[_text(row[name]) for name in names] for row in rows(study)]
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in [titles, *lines]]  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
+
+
+def picture(study: Study, file: Path) -> None:
+    """Draw the trials as they went on from rung to rung, and the value of each setting."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    choices = list(study.sweep.choices())
+    figure, axes = pyplot.subplots(1, 1 + len(choices), figsize=(4 * (1 + len(choices)), 3.6), squeeze=False)
+    first, *others = axes[0]
+    ahead = rows(study)[0]["trial"]
+    for trial in study.trials:
+        points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _finite(value)]
+        style: dict[str, Any] = {"color": "C1", "zorder": 3} if trial.number == ahead else {"color": "C0", "alpha": 0.5}
+        first.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
+    first.set_xscale("log")
+    compared = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
+    first.set_xticks(compared, [f"{share:.0%}" for share in compared])
+    first.minorticks_off()
+    first.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
+    for axis, (path, choice) in zip(others, choices, strict=True):
+        _draw_setting(axis, path, choice, study.trials, ahead)
+        axis.set(xlabel=path)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], ahead: int) -> None:
+    known = [trial for trial in trials if _finite(trial.value)]
+    places = [trial.settings[path] for trial in known]
+    if choice.choices:
+        places = [choice.choices.index(value) for value in places]
+        axis.set_xticks(range(len(choice.choices)), map(str, choice.choices))
+    axis.scatter(places, [trial.value for trial in known], c=[trial.rung for trial in known], cmap="viridis_r")
+    for trial, place in zip(known, places, strict=True):
+        if trial.number == ahead:
+            axis.scatter([place], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
+    if choice.log:
+        axis.set_xscale("log")
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

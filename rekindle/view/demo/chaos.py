@@ -1,0 +1,256 @@
+"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of both models.
+
+    code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
+
+Both trainings are the PyTorchJob of one rendered manifest, run by the local controller: a coordinator and launchers as
+real processes. An attack is a signal to some of those processes; the recovery is the product's own.
+"""
+
+import hashlib
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from argolocal.common import homes
+from argolocal.common.interrupts import StopSignals
+from rekindle import project
+from rekindle.keys import DATASET, cached_key, reuse
+from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
+from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, on_screen
+
+RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
+UNDISTURBED, DISTURBED = "undisturbed", "under attack"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of the command."""
+
+    workers: int = 3
+    seconds: float = 3.0  # between attacks
+    steps: int = 1500
+    seed: int = 0  # of the random choice of victims
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A signal to one or more victims. `target`: trainer (the training process), launcher, coordinator, or all."""
+
+    number: signal.Signals
+    target: str
+    victims: int = 1
+
+    def describe(self, names: Sequence[str]) -> str:
+        of = "the launcher of " if self.target == "launcher" and self.number == signal.SIGKILL else ""
+        return f"{self.number.name} {of}{'everything at once' if self.target == 'all' else ' and '.join(names)}"
+
+
+ATTACKS = (
+    Attack(signal.SIGKILL, "trainer"),
+    Attack(signal.SIGKILL, COORDINATOR),
+    Attack(signal.SIGKILL, "trainer", 2),
+    Attack(signal.SIGTERM, "launcher"),  # as on a node preemption: the worker leaves in order
+    Attack(signal.SIGSTOP, "trainer"),
+    Attack(signal.SIGKILL, "launcher"),
+    Attack(signal.SIGKILL, "trainer"),
+    Attack(signal.SIGKILL, "all"),
+)
+
+
+def run(home: Path, plan: Plan, as_json: bool) -> int:
+    """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its logs are kept."""
+    cluster, name = DemoCluster(home), f"chaos-{secrets.token_hex(3)}"
+    folder = cluster.home / "demo" / name
+    homes.make(cluster.home)
+    folder.mkdir(parents=True)
+    recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
+    with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
+        recording.activity = "preparing the data"
+        view.tick()
+        config = configure(plan)
+        data = prepare_dataset(cluster, config)
+        recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
+        with Training(cluster, folder, training_job(config, f"{name}-calm", 1, *data)) as training:
+            train_undisturbed(training, recording, view)
+        recording.activity = f"training the same with {plan.workers} workers, under attack"
+        with Training(cluster, folder, training_job(config, f"{name}-storm", plan.workers, *data)) as training:
+            train_under_attack(training, recording, view, plan)
+        recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
+    if recording.equal:
+        shutil.rmtree(folder)
+        cluster.store().delete([entry.key for entry in cluster.store().list(f"{name}-")])
+    else:
+        sys.stderr.write(f"the logs of all processes are in {folder / 'logs'}\n")
+    if as_json:
+        print(json.dumps(as_object(recording)), flush=True)
+    return 0 if recording.equal else 1
+
+
+# -- the trainings --------------------------------------------------------------------------------------------------
+
+
+def configure(plan: Plan) -> Any:
+    """The config of both trainings."""
+    from rekindle.blocks.manifest.config import load_config
+
+    train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
+    sets = [f"train.{name}={value}" for name, value in train.items()]
+    return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
+
+
+def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
+    """Key prefix and digest of the dataset; prepared once, as its key is the hash of its definition."""
+    from rekindle.storage import NotFound
+    from rekindle.workload import load, prepare
+
+    cluster.services.start("s3")
+    store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
+    prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
+    with suppress(NotFound):
+        return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
+    with tempfile.TemporaryDirectory(dir=cluster.home) as folder:
+        _, dataset_digest = prepare(load(config.workload), config.data, Path(folder) / "dataset")
+        store.upload(Path(folder) / "dataset", f"{prefix}/dataset")
+    store.put(f"{prefix}/digest", dataset_digest.encode())
+    return f"{prefix}/dataset", dataset_digest
+
+
+def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
+    """The PyTorchJob of the rendered manifest, filled in as Argo would for the workflow `name`."""
+    from rekindle.blocks.manifest.render import render_manifest
+
+    train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
+    templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
+    (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
+    inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
+    filled = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is known: both train
+    for tag, value in (filled | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
+        text = text.replace(tag, value)
+    return yaml.safe_load(text)
+
+
+# -- the attacks -----------------------------------------------------------------------------------------------
+
+
+def train_undisturbed(training: Training, recording: Recording, view: View) -> None:
+    """Train without attacks."""
+    for _ in training.poll_until_done():
+        recording.undisturbed.record_step(training.step)
+        view.tick()
+    recording.undisturbed.finish(training.sha256())
+
+
+def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
+    """Attack each time every process has recovered, until no attack is left."""
+    rng, pending, last_attack = random.Random(plan.seed), list(ATTACKS), time.monotonic()
+    for _ in training.poll_until_done():
+        recording.disturbed.record_step(training.step)
+        for name in training.names:
+            recording.record_state(name, training.state(name) if training.step < plan.steps else "done")
+        for record in recording.attacks:
+            follow(record, training, recording)
+        if recording.attacks and training.repeated:
+            recording.attacks[-1].lost = max(recording.attacks[-1].lost, training.step - min(training.repeated))
+            training.repeated.clear()
+        if not (recording.attacks or recording.healthy):
+            last_attack = time.monotonic()  # the first attack waits until all have started
+        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # every attack happens, however fast the machine
+        late = training.step >= share * plan.steps
+        due = recording.healthy and time.monotonic() - last_attack >= plan.seconds
+        if pending and 0 < training.step < plan.steps and (due or (late and recording.training)):
+            last_attack = time.monotonic()
+            recording.attacks.append(execute(pending.pop(0), training, recording, rng))
+        view.tick()
+    recording.disturbed.finish(training.sha256())
+
+
+def execute(attack: Attack, training: Training, recording: Recording, rng: random.Random) -> AttackRecord:
+    """Send the signal; returns the record to follow from now on."""
+    workers = [name for name in training.names if training.state(name) == "training"]
+    rng.shuffle(workers)
+    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first those whose restart has no backoff
+    names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
+    pids = {pid for name in names for pid in targets(attack, training, name)}
+    now, before = recording.disturbed.seconds, (training.step, training.groups, len(training.resumed))
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, attack.number)
+    return AttackRecord(now, attack.describe(names), tuple(names), attack.number, pids, *before)
+
+
+def targets(attack: Attack, training: Training, name: str) -> list[int]:
+    """The pids of a pod that an attack signals."""
+    if attack.target == "all":
+        return training.processes(name)
+    pid = training.trainer(name) if attack.target == "trainer" else training.launcher(name)
+    return [pid] if pid else []
+
+
+def follow(record: AttackRecord, training: Training, recording: Recording) -> None:
+    """Update the record of an attack with its consequences."""
+    if record.settled:
+        return
+    since = recording.disturbed.seconds - record.at
+    if record.number == signal.SIGSTOP and since >= RESUME_AFTER and record.pids:
+        for pid in record.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        record.pids = set()
+    if record.next_step is None and training.step >= record.step + 2:  # one step may have been in progress
+        record.next_step = since
+        restored = training.resumed[record.resumed :]
+        if restored and len(record.victims) == len(training.names):  # no worker survived
+            record.lost = max(record.lost, record.step - max(restored))
+    if record.back is None and all(_is_back(name, record, training) for name in record.victims):
+        record.back = since
+
+
+def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
+    if name == COORDINATOR:
+        return training.launcher(name) not in record.pids and training.accepts_connections()
+    if training.trainer(name) in record.pids or training.state(name) != "training":
+        return False
+    return record.number == signal.SIGSTOP or training.groups > record.groups
+
+
+# -- the result --------------------------------------------------------------------------------------------------------
+
+
+def as_object(recording: Recording) -> dict[str, Any]:
+    """What `-o json` prints."""
+    times = recording.recoveries
+    recovery = {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)} if times else {}
+    return {
+        "equal": recording.equal,
+        "sha256": recording.disturbed.sha256,
+        "sha256_undisturbed": recording.undisturbed.sha256,
+        "attacks": [attack.as_object() for attack in recording.attacks],
+        "recovery_seconds": recovery,
+        "steps_lost": recording.lost,
+    }
+
+
+@contextmanager
+def _stopped_by_signals(folder: Path) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP stop the demo in order; further signals are ignored meanwhile."""
+    with StopSignals() as signals:
+        try:
+            yield
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            sys.stderr.write("\nstopped: all processes of the demo have ended\n")
+            raise SystemExit(128 + (signals.caught or signal.SIGINT)) from None

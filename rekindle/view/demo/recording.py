@@ -1,0 +1,217 @@
+"""One training as real processes that can be observed and signalled: a rendered PyTorchJob on the local controller.
+
+    with Training(cluster, folder, job) as training:
+        for _ in training.poll_until_done():        # a hundred times a second, until the model is there
+            print(training.step, training.members, training.state("worker-0"))
+
+Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the newest step of each
+worker, /proc the processes.
+"""
+
+import json
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from argolocal.common.processes import started
+from argolocal.controllers.base import Controller
+from argolocal.controllers.memory import shared_memory
+from argolocal.controllers.pod import Pod
+from rekindle.errors import RekindleError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.training_job import TrainingJobs, condition, finished
+from rekindle.local.services.services import BUCKET, REGION
+from rekindle.training.checkpoint import snapshot_file
+from rekindle.training.membership.protocol import PORT
+from rekindle.training.progress import PROGRESS
+from rekindle.training.spec import TrainingSpec
+
+OBSERVE_INTERVAL = 0.01  # seconds
+POLL_INTERVAL = 0.05  # seconds
+GRACE = 0.3  # seconds for the processes to end when the demo is stopped
+CHILDREN_GRACE = 1.0  # seconds more for their children, which die with them
+TOLERATED_LAG = 5  # steps by which the observation of one worker may lag behind another's
+COORDINATOR = "coordinator"
+GENERATION = re.compile(r"generation \d+: (.*)")
+RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
+
+
+class DemoCluster(LocalCluster):
+    """The local cluster without MLflow, which the demo does not use."""
+
+    def configmap(self, name: str) -> dict[str, str]:
+        environ = self.services.environ
+        return {
+            "S3_ENDPOINT_URL": self.services.url("s3"),
+            "S3_BUCKET": environ.get("S3_BUCKET", BUCKET),
+            "AWS_REGION": environ.get("AWS_REGION", REGION),
+        }
+
+    def secret(self, name: str) -> dict[str, str]:
+        return self.services.credentials() if name == "rekindle-s3" else super().secret(name)
+
+
+class Training:
+    """A running job. Pods are called `coordinator` and `worker-N` here."""
+
+    def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
+        self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
+        self.controller, self.secret = TrainingJobs(cluster, "PyTorchJob", folder), Controller(cluster, "Secret")
+        (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        flags = [flag for flag in container["args"] if flag.startswith("--")]
+        self.inputs = TrainingSpec.from_flags(flags)
+        self.memory = shared_memory(folder, self.name)
+        self.members: tuple[str, ...] = ()  # of the newest group
+        self.groups = 0  # published so far
+        self.resumed: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
+        self.step = 0  # the newest of any worker
+        self.repeated: list[int] = []  # steps that were trained a second time
+        self._snapshot_steps: dict[Path, int] = {}  # by snapshot file
+        self._answering_pid = 0  # of the coordinator that last accepted a connection
+        self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
+
+    @property
+    def names(self) -> list[str]:
+        replicas = self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
+        return [COORDINATOR, *(f"worker-{index}" for index in range(replicas))]
+
+    def __enter__(self) -> Self:
+        self.secret.apply({"metadata": {"name": self.name}, "stringData": {"secret": secrets.token_hex(32)}})
+        self.controller.apply(self.job)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pids = [pid for name in self.names for pid in self.processes(name)]
+        self.controller.stop(GRACE)
+        self.controller.delete(self.name)
+        self.secret.delete(self.name)
+        until = time.monotonic() + CHILDREN_GRACE
+        while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
+            time.sleep(OBSERVE_INTERVAL)
+
+    def poll_until_done(self, patience: float = 120) -> Iterator[None]:
+        """Observe the job until its model is complete. Raises RekindleError if it fails or makes no progress."""
+        last_poll = last_step = time.monotonic()
+        while True:
+            now, before = time.monotonic(), self.step
+            if now - last_poll >= POLL_INTERVAL or not self.pods:
+                last_poll = now
+                self.controller.poll()
+                status = (self.controller.read(self.name) or {}).get("status") or {}
+                if finished(status):
+                    if failed := condition(status, "Failed"):
+                        raise RekindleError(failed["message"])
+                    return
+            self._observe()
+            last_step = now if self.step != before else last_step
+            if now - last_step > patience:
+                raise RekindleError(f"no step since {patience:.0f} s: the logs are in {self.controller.run / 'logs'}.")
+            yield
+            time.sleep(OBSERVE_INTERVAL)
+
+    def sha256(self) -> str:
+        """The identity of the finished model."""
+        return json.loads(self.cluster.store().get(f"{self.inputs.out}/model.json"))["sha256"]
+
+    @property
+    def pods(self) -> dict[str, Pod]:
+        job = self.controller.jobs.get(self.name)
+        return {name: job.pods[self._pod(name)] for name in self.names if self._pod(name) in job.pods} if job else {}
+
+    def launcher(self, name: str) -> int | None:
+        """The pid of a pod's first process."""
+        pod = self.pods.get(name)
+        return pod.process.pid if pod and pod.process else None
+
+    def trainer(self, name: str) -> int | None:
+        """The pid of the process that trains in a worker's pod; the launcher's first child only loads torch."""
+        launcher = self.launcher(name)
+        return next(iter(children_of(launcher)[1:]), None) if launcher else None
+
+    def processes(self, name: str) -> list[int]:
+        """All pids of a pod."""
+        launcher = self.launcher(name)
+        return [launcher, *children_of(launcher)] if launcher else []
+
+    def state(self, name: str) -> str:
+        """The state of a pod: a key of screen.STYLES."""
+        if not self.launcher(name):
+            return "dead"
+        if name == COORDINATOR:
+            return "serving" if self.accepts_connections() else "recovering" if self.groups else "starting"
+        pid = self.trainer(name)
+        if pid is None or not self.groups:
+            return "dead" if self.groups else "starting"
+        if stopped(pid):
+            return "stopped"
+        return "training" if name in self.members else "recovering"
+
+    def accepts_connections(self) -> bool:
+        """Whether the coordinator accepts connections."""
+        pid = self.launcher(COORDINATOR)
+        if pid and pid != self._answering_pid:
+            with suppress(OSError):
+                socket.create_connection((self.cluster.address(self._pod(COORDINATOR)), PORT), 0.05).close()
+                self._answering_pid = pid
+        return pid is not None and pid == self._answering_pid
+
+    def _pod(self, name: str) -> str:
+        return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
+
+    def _observe(self) -> None:
+        steps: list[int] = []
+        for log in self._logs:
+            for line in log.lines():
+                if group := GENERATION.search(line):
+                    self.groups += 1
+                    self.members = tuple(name.removeprefix(f"{self.name}-") for name in group[1].split())
+                elif resumed := RESUMED.search(line):
+                    self.resumed.append(int(resumed[1] or resumed[2]))
+                elif progress := PROGRESS.search(line):
+                    steps.append(int(progress[1]))
+        for path in self.memory.glob("rekindle-*"):
+            step = snapshot_file.newest_step(path)
+            if step >= 0 and step != self._snapshot_steps.get(path):
+                self._snapshot_steps[path] = step
+                steps.append(step)
+        self.repeated += [step for step in steps if step < self.step - TOLERATED_LAG]
+        self.step = max([self.step, *steps])
+
+
+class Tail:
+    """Reads the complete new lines of a file that others append to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.place = path, 0
+
+    def lines(self) -> list[str]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.place)
+                lines, end, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self.place += len(lines) + len(end)
+        return lines.decode(errors="replace").splitlines()
+
+
+def children_of(pid: int) -> list[int]:
+    """The living children of all threads of a process."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def stopped(pid: int) -> bool:
+    """Whether the process is stopped by SIGSTOP."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

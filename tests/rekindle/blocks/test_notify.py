@@ -1,0 +1,128 @@
+"""Every pipeline tells its end, a user's too, and ends as it would have ended without."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from argolocal.common import homes
+from argolocal.validate import lint
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.errors import ConfigError
+from tests.commands import Shell, shell
+from tests.rekindle.hook import Hook, hook
+
+GOLDEN = Path(__file__).parents[2] / "golden/config.yaml"
+PIPELINE = """
+from hera.workflows import script
+from rekindle import blocks
+
+@script(constructor="inline", image="python:3.11-slim")
+def notification():
+    raise SystemExit(OUTCOME)
+
+def build(config):
+    with blocks.pipeline(config) as workflow:
+        notification(name="notify")
+        with blocks.at_exit():
+            notification(name="over")
+    return workflow
+"""
+
+
+def rendered(*sets: str) -> dict[str, Any]:
+    config = load_config(GOLDEN, ["notify.format=slack", *sets], environment={}).config
+    manifest = render_manifest(config)
+    assert [found for found in lint(manifest) if found.rule != "image"] == []
+    return {template["name"]: template for template in manifest["spec"]["templates"]}
+
+
+def test_the_end_is_told_after_the_run_is_closed_even_if_that_failed() -> None:
+    finish = rendered()["finish"]["dag"]
+    (told,) = [task for task in finish["tasks"] if task["name"] == "notification"]
+    assert told["depends"] == "report.Succeeded || report.Failed || report.Errored"
+    assert finish["target"].split() == ["report", "notification", "cleanup"]
+
+
+def test_only_the_pod_that_tells_has_the_address_and_the_manifest_has_none() -> None:
+    templates = rendered()
+    holders = [name for name, template in templates.items() if "rekindle-notify" in json.dumps(template)]
+    assert holders == ["notify"]
+    sources = templates["notify"]["container"]["envFrom"]
+    assert {"secretRef": {"name": "rekindle-notify", "optional": True}} in sources
+    assert "rekindle-s3" not in json.dumps(sources)
+
+
+def test_the_pod_that_tells_has_resources_of_its_own() -> None:
+    resources = rendered("cluster.pods.notify.memory=300Mi")["notify"]["container"]["resources"]
+    assert resources["limits"]["memory"] == "300Mi"
+
+
+def test_a_config_that_tells_nobody_renders_as_if_there_were_no_notifications() -> None:
+    manifest = render_manifest(load_config(GOLDEN, environment={}).config)
+    templates = manifest["spec"]["templates"]
+    assert "notif" not in json.dumps([template for template in templates if template["name"] != "prepare"])
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("notify.format=teams", "Input should be 'off', 'slack' or 'json'"),
+        ("notify.url=https://hooks.example.com/x", "notify.url is not a known key"),
+        ("notify.events=[drop]", "notify.events"),
+        ("notify.mlflow_url=https://ann:pa55@mlflow.example.com", "notify.mlflow_url"),
+    ],
+)
+def test_a_section_that_is_wrong_is_named_and_a_secret_has_no_place_in_it(value: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_config(GOLDEN, [value], environment={})
+
+
+def own(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
+    """The end of a run of a user's pipeline, which ends with `outcome` and tells `server`."""
+    (folder / "quick.py").write_text(PIPELINE.replace("OUTCOME", str(outcome)))
+    config = {"name": "quick", "pipeline": "quick", "workload": "steps.digits", "data": {}}
+    (folder / "quick.yaml").write_text(yaml.safe_dump(config | {"notify": {"format": "json"}}))
+    homes.make(folder / ".rekindle")
+    (folder / ".rekindle/notify-url").write_text(server.url + "\n")
+    return typed("rekindle run quick.yaml --yes -o json")
+
+
+@pytest.mark.timeout(600)
+def test_a_users_pipeline_tells_its_failure_and_ends_as_it_did_though_its_webhook_refuses(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
+    with shell(tmp_path, **real) as typed:
+        with hook() as server:
+            done = own(tmp_path, 3, typed, server)
+            assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
+            (message,) = server.taken
+            assert (message["event"], message["name"]) == ("failure", "quick")
+            assert message["reason"] == "notify: main: Error (exit code 3)"
+        with hook(*[404] * 9) as server:
+            done = own(tmp_path, 3, typed, server)
+            assert json.loads(done.stdout)["phase"] == "Failed"
+            assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
+
+
+@pytest.mark.timeout(600)
+def test_a_run_succeeds_though_the_pod_that_tells_it_fails(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
+    with shell(tmp_path, **real) as typed, hook() as server:
+        done = own(tmp_path, 0, typed, server)
+        assert (done.returncode, server.requests) == (0, 0), done.stderr
+        manifest = yaml.safe_load(typed("rekindle render quick.yaml").stdout)
+        (notify,) = [t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)]
+        notify["container"] |= {"image": "python:3.11-slim", "command": ["false"], "args": []}
+        notify["retryStrategy"]["limit"] = 0
+        (tmp_path / "broken.yaml").write_text(yaml.safe_dump(manifest))
+        done = typed("rekindle run --manifest broken.yaml --yes -o json")
+        assert (done.returncode, json.loads(done.stdout)["phase"]) == (0, "Succeeded"), done.stderr
+        steps = typed(f"rekindle status {json.loads(done.stdout)['workflow']} -o json").stdout
+        assert '"Failed"' in steps, steps

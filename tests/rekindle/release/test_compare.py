@@ -1,0 +1,37 @@
+"""A served prediction counts as the judged one only if all of it agrees."""
+
+import math
+from typing import Any
+
+import pytest
+
+from rekindle.release.compare import Comparison, difference
+
+
+@pytest.mark.parametrize(
+    ("served", "offline", "expected"),
+    [
+        (0.25, 0.5, 0.25),
+        (3e6, 2e6, pytest.approx(1 / 3)),  # relative, as numbers of any size are compared with one tolerance
+        (1, 1.0, 0.0),
+        ([1, [2.0]], [1, [2.5]], pytest.approx(0.2)),
+        ({"a": 1, "b": "x"}, {"b": "x", "a": 1}, 0.0),
+        ([1], [1, 2], math.inf),
+        ({"a": 1}, {"b": 1}, math.inf),
+        ("cat", "dog", math.inf),
+        (True, 1, math.inf),
+        (None, 0.0, math.inf),
+        (math.nan, 1.0, math.inf),
+    ],
+)
+def test_numbers_may_differ_a_little_and_nothing_else_at_all(served: Any, offline: Any, expected: float) -> None:
+    assert difference(served, offline) == difference(offline, served) == expected
+
+
+def test_the_worst_instance_is_named() -> None:
+    comparison = Comparison(tolerance=0.1)
+    comparison.add({"instances": [{"x": 1}, {"x": 2}, {"x": 3}]}, [0.0, 0.9, 0.5], [0.0, 0.5, 0.0])
+    assert (comparison.replayed, comparison.differing, comparison.max_difference) == (3, 2, 0.5)
+    assert comparison.worst == '{"x": 3}: served 0.5, offline 0.0'
+    with pytest.raises(ValueError):
+        comparison.add({"instances": [{"x": 1}]}, [], [0.0])

@@ -1,0 +1,184 @@
+"""A model is judged by the very predictions that it will serve, beside the champion, or the gate decides on others."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rekindle.errors import CodeError, DataError
+from rekindle.gate import Gate, Metric
+from rekindle.release.bootstrap import paired_bootstrap
+from rekindle.release.files import PREDICTIONS
+from rekindle.release.judge import evaluate, read_examples, unseen
+from rekindle.workload import dataset_facts, prepare
+from tests.rekindle.release import lines
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    prepare(lines, lines.Data(source="none"), tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def trained(folder: Path, slope: float, dataset: Path | None = None) -> Path:
+    """A model directory; with a dataset that of a champion."""
+    folder.mkdir()
+    save_file({"slope": torch.tensor([slope])}, folder / "model.safetensors")
+    card = {"sha256": f"{slope}", "workload": lines.__name__, "model": {}}
+    (folder / "model.json").write_text(json.dumps(card))
+    if dataset:
+        (folder / "dataset.json").write_text((dataset / "dataset.json").read_text())
+    return folder
+
+
+def judge(candidate: Path, champion: Path | None, dataset: Path, report: Path, workload: Any = lines) -> Any:
+    return evaluate(workload, candidate, champion, dataset, report, Gate(resamples=100))
+
+
+def test_candidate_champion_and_baseline_meet_the_same_rows(dataset: Path, tmp_path: Path) -> None:
+    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    judged = judge(good, bad, dataset, tmp_path / "report")
+    assert judged.rows == 20
+    assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
+    assert judged.metrics["champion"]["rmse"] > judged.metrics["baseline"]["rmse"] / 2 > 1
+    assert judged.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
+    replayed = [json.loads(line) for line in (tmp_path / "report" / PREDICTIONS).read_text().splitlines()]
+    assert len(replayed) == 20
+    assert replayed[3]["prediction"] == pytest.approx(2 * replayed[3]["instance"]["x"])
+
+
+def test_a_champion_of_another_shape_is_no_error_but_said(dataset: Path, tmp_path: Path) -> None:
+    other = trained(tmp_path / "other", 1.0, dataset)
+    save_file({"another": torch.zeros(3)}, other / "model.safetensors")
+    judged = judge(trained(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
+    assert judged.difference is None
+    assert "holds no model of" in judged.incomparable
+
+
+@pytest.mark.parametrize(("until", "rows"), [(-1, 20), (4, 15), (99, 20)])
+def test_rows_that_the_champion_was_trained_on_do_not_judge_the_candidate_beside_it(
+    until: float, rows: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = trained(tmp_path / "champion", 1.0, dataset)
+    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": until}}
+    (champion / "dataset.json").write_text(json.dumps(record))
+    candidate = trained(tmp_path / "good", 2.0)
+    judged = judge(candidate, champion, dataset, tmp_path / "report")
+    assert (judged.rows, judged.warnings) == (
+        20,
+        ["the champion was trained on other data, and may have seen some of the test rows"],
+    )
+    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
+    judged = judge(candidate, champion, dataset, tmp_path / "report")
+    assert judged.rows == rows
+    left_out = ["5 of 20 test rows were in the champion's training: they judge nothing"]
+    assert judged.warnings == (left_out if rows == 15 else [])
+    assert judged.incomparable == ("it was trained on all 20 of them." if until == 99 else "")
+
+
+def test_a_dataset_without_test_rows_is_refused(dataset: Path, tmp_path: Path) -> None:
+    (dataset / "test.json").write_text("[]")
+    with pytest.raises(DataError, match="no test examples"):
+        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path, tmp_path: Path) -> None:
+    (dataset / "test.json").write_text('[[1.0, 2.0], ["high", 2.0]]')
+    with pytest.raises(DataError, match=r"test row 1 that no client could send: x is 'high'"):
+        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("baseline", lambda path, instances: [1.0], "`baseline` gave 1 predictions for 20 instances"),
+        (
+            "baseline",
+            lambda path, instances: instances[0].x,
+            r"`baseline` failed whose `instances` are dicts: FILE:\d+: AttributeError: ",
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: 1 / 0,
+            r"`predict` failed on the test rows: FILE:\d+: ZeroDivisionError: ",
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: torch.ones(1),
+            r"`predict` returned Tensor: it must return a list .* such as tensor.tolist\(\)",
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: [torch.ones(1)],
+            r"`predict` gave a .*Tensor is not JSON serializable",
+        ),
+    ],
+)
+def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
+    name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, name, function)
+    with pytest.raises((CodeError, DataError), match=words.replace("FILE", re.escape(__file__))):
+        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+def accuracy(predictions: list[str], truths: list[str]) -> float:
+    return sum(a == b for a, b in zip(predictions, truths, strict=True)) / len(truths)
+
+
+def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interval is that of draws of customers: ten, each with two equal rows."""
+    rows = [({"x": float(x)}, "high" if x > 9 else "low", x // 2) for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    monkeypatch.setattr(lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0)))
+    monkeypatch.delattr(lines, "baseline")
+
+    def labels(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[str]:
+        return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
+
+    monkeypatch.setattr(lines, "predict", labels)
+    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    judged = judge(good, bad, dataset, tmp_path / "report")
+    assert judged.metrics == {
+        "candidate": {"accuracy": 1.0, "error": 1.0},
+        "champion": {"accuracy": 0.55, "error": 1.0},
+    }
+    right = np.array([row[1] == ("high" if row[0]["x"] > 18 else "low") for row in rows])
+    mean, low, high = paired_bootstrap(
+        lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100
+    )
+    assert (judged.difference.metric, judged.difference.mean) == ("accuracy", pytest.approx(mean))
+    assert (judged.difference.low, judged.difference.high) == pytest.approx((low, high))
+    assert judged.incomparable == "" and judged.warnings == []
+
+
+def test_rows_that_are_left_out_take_their_customers_with_them(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = trained(tmp_path / "champion", 1.0, dataset)
+    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
+    (champion / "dataset.json").write_text(json.dumps(record))
+    rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
+    found, warnings, incomparable = unseen(lines, read_examples(lines, dataset), dataset_facts(champion))
+    assert found.instances == [row[0] for row in rows[10:]] and found.truths == [row[1] for row in rows[10:]]
+    assert found.groups == [row[2] for row in rows[10:]]
+    assert warnings == ["10 of 20 test rows were in the champion's training: they judge nothing"] and not incomparable
+
+
+def test_a_thousand_rows_are_left_for_the_replay(dataset: Path, tmp_path: Path) -> None:
+    rows = [[float(x), 2.0 * x] for x in range(1200)]
+    (dataset / "test.json").write_text(json.dumps(rows))
+    judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    replayed = [json.loads(line) for line in (tmp_path / "report" / PREDICTIONS).read_text().splitlines()]
+    places = [row["instance"]["x"] for row in replayed]
+    assert len(places) == 1000 and places == sorted(set(places)) and places != list(range(1000))
+    assert [row["prediction"] for row in replayed] == [2 * x for x in places]

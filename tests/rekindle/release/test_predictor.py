@@ -1,0 +1,74 @@
+"""A released model predicts the same, bit for bit, alone and beside others; what is no whole release says so."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rekindle.errors import DataError, RekindleError
+from rekindle.release.predictor import open_predictor
+from tests.rekindle.serving import images
+
+ROWS = [[random.Random(row).gauss(0, 2) for _ in range(8)] for row in range(300)]
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    facts = {"classes": 3}
+    network = images.model(images.Model(), facts)
+    with torch.no_grad():
+        network(torch.tensor(ROWS)[:, None])  # moves BatchNorm's buffers
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    card = {"sha256": sha256, "workload": images.__name__, "model": {"width": 5}}
+    (tmp_path / "model.json").write_text(json.dumps(card))
+    (tmp_path / "dataset.json").write_text(json.dumps({"facts": facts}))
+    (tmp_path / "example.json").write_text(json.dumps({"instances": [{"pixels": ROWS[0]}]}))
+    return tmp_path
+
+
+def requests(predictor: Any, *sizes: int) -> list[Any]:
+    """Requests for the first rows, so many in each."""
+    rows = iter(ROWS)
+    instances = [[{"pixels": next(rows)} for _ in range(size)] for size in sizes]
+    return [predictor.Request.model_validate({"instances": request}) for request in instances]
+
+
+def test_the_example_is_predicted(release: Path) -> None:
+    predictor = open_predictor(release)
+    [[prediction]] = predictor.predict([predictor.Request.model_validate(predictor.example())])
+    assert sum(prediction.values()) == pytest.approx(1)
+
+
+def test_no_bit_of_a_prediction_depends_on_what_is_predicted_with_it(release: Path) -> None:
+    predictor = open_predictor(release)
+    alone = [prediction for request in requests(predictor, *[1] * 300) for [prediction] in predictor.predict([request])]
+    for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
+        together = predictor.predict(requests(predictor, *sizes))
+        assert [len(predictions) for predictions in together] == list(sizes)
+        assert [prediction for predictions in together for prediction in predictions] == alone
+
+
+def test_a_predict_that_loses_an_instance_is_named(release: Path) -> None:
+    (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 3, "forgetful": True}}))
+    predictor = open_predictor(release)
+    with pytest.raises(RekindleError, match="0 predictions came for 1 instance: `predict` must give one for each"):
+        predictor.predict(requests(predictor, 2))
+
+
+def test_weights_that_do_not_fit_the_workload_any_more_are_named(release: Path) -> None:
+    (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 4}}))
+    with pytest.raises(DataError, match=f"no model of {images.__name__} .*was the workload changed"):
+        open_predictor(release)
+
+
+def test_a_release_without_an_example_is_not_whole(release: Path) -> None:
+    (release / "example.json").unlink()
+    with pytest.raises(DataError, match=r"not a whole release .*example\.json"):
+        open_predictor(release)

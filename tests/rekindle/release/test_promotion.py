@@ -1,0 +1,307 @@
+"""The champion is never replaced by a version that was judged against another one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rekindle import tracking
+from rekindle.errors import StorageError, TrackingError
+from rekindle.mlflow_api import Refused
+from rekindle.release import promotion
+from rekindle.storage import Store
+
+Register = Callable[[], str]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"cards-{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture
+def register(mlflow_server: str, name: str) -> Register:
+    run_id = tracking.start_run(name, name)
+    return lambda: (
+        tracking.register(name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}).version
+    )
+
+
+def champion(name: str) -> str:
+    found = tracking.champion(name)
+    return found.version if found else ""
+
+
+def test_of_runs_that_were_judged_against_the_same_champion_one_replaces_it(
+    s3: Store, name: str, register: Register
+) -> None:
+    def attempt(version: str) -> bool:
+        try:
+            promotion.promote(s3, name, version, judged, f"cards-{version}")
+        except promotion.ChampionChanged as error:
+            assert f"was judged against {f'version {judged}' if judged else 'none'}, and by now" in str(error)
+            return False
+        return True
+
+    for _ in range(4):
+        judged, versions = champion(name), [register() for _ in range(4)]
+        with ThreadPoolExecutor() as pool:
+            promoted = [version for version, done in zip(versions, pool.map(attempt, versions), strict=True) if done]
+        assert promoted == [champion(name)]
+
+
+def test_a_retried_promotion_changes_nothing_and_still_knows_what_served_before(
+    s3: Store, name: str, register: Register
+) -> None:
+    first, second = register(), register()
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""
+    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    assert champion(name) == second
+
+
+def test_other_servers_of_the_champion_replace_its_former_ones(s3: Store, name: str, register: Register) -> None:
+    version = register()
+    promotion.promote(s3, name, version, "", "cards-1")
+    for _ in range(2):
+        assert promotion.promote(s3, name, version, version, "cards-2") == "cards-1"
+    champion = tracking.champion(name)
+    assert champion and (champion.version, champion.deployment) == (version, "cards-2")
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_promotion_that_was_killed_is_finished_by_whoever_comes_next(
+    s3: Store, name: str, register: Register, at: int
+) -> None:
+    first, second = register(), register()
+    command = """
+import os, signal, sys
+from rekindle import tracking
+from rekindle.release import promotion
+from rekindle.storage import Store
+def write(store, key, state, etag, original=promotion._write, count=[0]):
+    count[0] += 1
+    done = original(store, key, state, etag)
+    if count[0] == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+promotion._write = write
+promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
+"""
+    killed = subprocess.run([sys.executable, "-c", command, name, first, str(at)], env=dict(os.environ))
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}"):
+        promotion.promote(s3, name, second, "", "cards-2")
+    assert champion(name) == first
+    assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
+
+
+def test_a_champion_that_somebody_set_by_hand_counts(s3: Store, name: str, register: Register) -> None:
+    first, second, third = register(), register(), register()
+    promotion.promote(s3, name, first, "", "cards-1")
+    promotion.promote(s3, name, second, first, "cards-2")
+    tracking.promote(name, first, "cards-1")
+    with pytest.raises(promotion.ChampionChanged):
+        promotion.promote(s3, name, third, second, "cards-3")
+    assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
+
+
+def test_the_deployments_of_the_newest_releases_stay_for_a_rollback(s3: Store, name: str, register: Register) -> None:
+    versions = [register() for _ in range(5)]
+    before = ""
+    for version in versions:
+        promotion.promote(s3, name, version, before, f"cards-{version}")
+        before = version
+    assert promotion.expired(name, versions[-1], keep=2) == [f"cards-{version}" for version in versions[:2]]
+    assert promotion.expired(name, versions[1], keep=2) == []
+
+
+@pytest.fixture
+def versions(s3: Store, name: str, register: Register) -> list[str]:
+    """Three versions; the second is the champion, and replaced the first."""
+    first, second, third = register(), register(), register()
+    promotion.promote(s3, name, first, "", "cards-1")
+    promotion.promote(s3, name, second, first, "cards-2")
+    return [first, second, third]
+
+
+def test_a_rollback_is_recorded_decided_and_forgotten(s3: Store, name: str, versions: list[str]) -> None:
+    first, second, _ = versions
+    assert promotion.pending(s3, name) is None
+    rollback = promotion.Rollback(first, "cards-1", second, 3)
+    promotion.begin(s3, name, rollback)
+    assert promotion.pending(s3, name) == rollback and champion(name) == second
+    with pytest.raises(promotion.ChampionChanged, match=f"another command changes {name} at this moment"):
+        promotion.begin(s3, name, rollback)
+    for _ in range(2):
+        promotion.decide(s3, name, rollback)
+        assert champion(name) == first and promotion.pending(s3, name) == replace(rollback, decided=True)
+    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", "whose servers are to be stopped"
+    assert not promotion.end(s3, name, rollback, decided=False), "it only stops what can still be given up"
+    assert promotion.pending(s3, name)
+    assert promotion.end(s3, name, rollback) and promotion.pending(s3, name) is None
+    assert promotion.end(s3, name, rollback)
+    promotion.decide(s3, name, rollback)  # by a command that had lost its connection
+    assert champion(name) == first and promotion.pending(s3, name) is None
+
+
+def test_a_rollback_that_is_not_decided_can_be_given_up(s3: Store, name: str, versions: list[str]) -> None:
+    rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
+    promotion.begin(s3, name, rollback)
+    for other in (replace(rollback, version=versions[2]), replace(rollback, champion=versions[2])):
+        assert promotion.end(s3, name, other) and promotion.pending(s3, name) == rollback, "that is another's"
+    assert promotion.end(s3, name, rollback, decided=False) and promotion.pending(s3, name) is None
+    assert champion(name) == versions[1]
+
+
+def test_the_servers_of_the_champion_can_be_started_again_by_a_rollback(
+    s3: Store, name: str, versions: list[str]
+) -> None:
+    rollback = promotion.Rollback(versions[1], "cards-2", versions[1], 0)
+    promotion.begin(s3, name, rollback)
+    promotion.decide(s3, name, rollback)
+    assert promotion.pending(s3, name) == replace(rollback, decided=True)
+    assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", "nothing else served before"
+
+
+def test_a_promotion_overrules_a_rollback_that_is_not_decided(s3: Store, name: str, versions: list[str]) -> None:
+    first, second, third = versions
+    rollback = promotion.Rollback(first, "cards-1", second, 1)
+    promotion.begin(s3, name, rollback)
+    assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
+    assert promotion.pending(s3, name) is None
+    with pytest.raises(promotion.ChampionChanged, match=f"given up: by now the champion is version {third}."):
+        promotion.decide(s3, name, rollback)
+    assert champion(name) == third
+
+
+def test_a_decided_rollback_is_not_overruled_and_no_other_takes_its_place(
+    s3: Store, name: str, versions: list[str]
+) -> None:
+    first, second, third = versions
+    rollback = promotion.Rollback(first, "cards-1", second, 1)
+    promotion.begin(s3, name, rollback)
+    for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
+        with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {second}."):
+            promotion.decide(s3, name, other)
+    promotion.decide(s3, name, rollback)
+    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}: it is not promoted"):
+        promotion.promote(s3, name, third, second, "cards-3")
+    assert promotion.pending(s3, name) == replace(rollback, decided=True)
+    tracking.promote(name, third, "cards-3")  # by hand
+    with pytest.raises(promotion.ChampionChanged):
+        promotion.decide(s3, name, rollback)
+    assert champion(name) == third
+
+
+def test_a_champion_that_was_set_by_hand_ends_a_rollback(s3: Store, name: str, versions: list[str]) -> None:
+    rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
+    promotion.begin(s3, name, rollback)
+    tracking.promote(name, versions[2], "cards-3")
+    with pytest.raises(promotion.ChampionChanged):
+        promotion.decide(s3, name, rollback)
+    assert champion(name) == versions[2]
+
+
+def test_a_promotion_that_another_one_has_followed_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
+    first, second, third = versions
+    assert promotion.superseded(name, first, "", "cards-1")
+    assert not promotion.superseded(name, first, second, "cards-1"), "it was judged against the champion"
+    assert not promotion.superseded(name, second, first, "cards-2"), "it is the champion"
+    assert not promotion.superseded(name, third, first, "cards-3"), "it was never promoted"
+    assert not promotion.superseded(name, first, "", "cards-9"), "nor were these servers"
+    assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
+    assert promotion.superseded("unknown", first, "", "cards-1") is False
+
+
+def test_an_unfinished_promotion_of_a_deleted_version_is_forgotten(
+    s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(promotion, "PATIENCE", 0.0)
+    version, record = register(), {"version": "99", "deployment": "cards-99", "former": "", "unfinished": True}
+    s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
+    assert promotion.promote(s3, name, version, "", "cards-1") == ""
+    assert f"version 99 of {name} was deleted" in capsys.readouterr().err and champion(name) == version
+    s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
+    with pytest.raises(Refused):
+        promotion.promote(s3, name, "99", version, "cards-99")
+
+
+def test_which_deployments_a_release_retains(s3: Store, name: str, versions: list[str]) -> None:
+    _, second, third = versions
+    promotion.promote(s3, name, third, second, "cards-2")  # with the servers of the one before
+    assert promotion.expired(name, third, keep=1) == ["cards-1"]
+    assert promotion.retained(name, third, keep=1) == ["cards-2"]
+    assert promotion.expired(name, third, keep=2) == []
+    assert promotion.retained(name, second, keep=1) == ["cards-1", "cards-2"]
+
+
+def test_a_write_whose_answer_was_lost_is_done(s3: Store, name: str) -> None:
+    key = f"releases/{name}/promotion.json"
+    assert promotion._write(s3, key, {"version": "1"}, None)
+    assert promotion._write(s3, key, {"version": "1"}, None)
+    assert not promotion._write(s3, key, {"version": "2"}, None)
+    _, etag = s3.get_with_etag(key)
+    assert promotion._write(s3, key, {"version": "2"}, etag)
+    assert not promotion._write(s3, key, {"version": "3"}, etag)
+
+
+def test_a_service_that_is_away_is_asked_once_a_second_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    answers: list[Any] = [StorageError("s3 is away"), TrackingError("MLflow is away"), "yes"]
+
+    def call() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert promotion.retry(call, deadline=102.0) == "yes" and now == [102.0]
+    answers = [StorageError("s3 is away")] * 9
+    with pytest.raises(StorageError):
+        promotion.retry(call, deadline=104.0)
+    assert (now, len(answers)) == ([105.0], 5)
+
+
+def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
+    s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, version = [100.0], register()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
+    s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
+    assert promotion.pending(s3, name) is None
+    assert champion(name) == version and now == [pytest.approx(102.0, abs=0.06)]
+    assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
+
+
+def test_a_process_that_slept_between_its_two_writes_does_not_bring_its_version_back(
+    s3: Store, name: str, register: Register
+) -> None:
+    first, second = register(), register()
+    key, state = f"releases/{name}/promotion.json", {"version": first, "deployment": "cards-1", "former": ""}
+    state |= {"unfinished": True}
+    s3.put(key, json.dumps(state).encode())
+    _, etag = s3.get_with_etag(key)
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # the same step again, which finishes it
+    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    promotion._finish(s3, name, key, state, etag)
+    assert champion(name) == second

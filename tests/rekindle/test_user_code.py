@@ -1,0 +1,161 @@
+"""What a user loses if an exception of his code is told badly: the line, or minutes of attempts that cannot succeed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import user_code
+from rekindle.errors import CodeError, ConfigError, DataError, RekindleError, StorageError
+from rekindle.project import load
+from rekindle.workload import load as load_workload
+
+STEP = """
+from rekindle import StepInputs, StepOutputs
+
+class Inputs(StepInputs):
+    source: str = ""
+
+class Outputs(StepOutputs):
+    rows: int
+
+def run(inputs):
+    return Outputs(rows=rows(inputs.source))
+
+def rows(source):
+    {}
+"""
+
+
+def library(name: str, base: type[Exception] = Exception, module: str = "library") -> type[Exception]:
+    return type(name, (base,), {"__module__": module})
+
+
+def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(KeyError("kwh"), ValueError("x"), TypeError("x"), AttributeError("x"), ImportError("xgboost"), IndexError(3)),
+        *(ZeroDivisionError("x"), AssertionError(), NotImplementedError(), RecursionError("x"), Exception("x")),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (32x2 and 3x8)"),
+        RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu"),
+        *(FileNotFoundError(2, "no such file"), PermissionError(13, "denied"), IsADirectoryError(21, "x")),
+        library("ColumnNotFoundError", module="polars.exceptions")("kwh"),
+        DataError("rows are missing"),
+    ],
+    ids=repr,
+)
+def test_an_exception_that_the_same_data_raises_again_is_not_tried_again(error: Exception) -> None:
+    told = user_code.as_error(caught(error))  # type: ignore[arg-type]
+    assert isinstance(told, CodeError) and told.exit_code == 70
+    assert type(error).__name__ in str(told) and "tests/rekindle/test_user_code.py:" in str(told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            ConnectionResetError(104, "reset"),
+            TimeoutError("x"),
+            OSError(28, "no space left"),
+            BrokenPipeError(32, "x"),
+        ),
+        *(MemoryError(), EOFError(), StorageError("s3 is away")),
+        library("ClientError", module="botocore.exceptions")("SlowDown"),
+        library("ReadTimeoutError", module="urllib3.exceptions")("x"),
+        library("RemoteProtocolError", module="httpx")("x"),
+        library("OperationalError", library("ConnectionFailure"))("x"),
+        library("OutOfMemoryError", RuntimeError, "torch")("CUDA out of memory"),
+        RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        caught(ValueError("no rows"), TimeoutError("the feature store")),
+        ExceptionGroup("two", [ValueError("x"), ConnectionError("x")]),
+    ],
+    ids=repr,
+)
+def test_an_exception_that_may_pass_is_tried_again(error: Exception) -> None:
+    told = user_code.as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
+    assert not isinstance(told, CodeError) and told.exit_code == RekindleError.exit_code
+
+
+def test_a_fault_of_the_engine_is_not_blamed_on_the_project() -> None:
+    try:
+        load_workload(3)  # type: ignore[arg-type]
+    except Exception as error:
+        assert not isinstance(user_code.as_error(error), CodeError)
+    else:
+        raise AssertionError("it must have failed")
+
+
+def test_a_long_text_of_several_lines_is_told_in_one_line_with_the_place() -> None:
+    told = str(user_code.as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
+    assert "\n" not in told and len(told) < 800
+    assert "test_user_code.py:" in told
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with no more than its folder of pipelines."""
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines/own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def run_step(project: Path, body: str, **environment: str) -> Any:
+    (project / "own_step.py").write_text(STEP.format(body))
+    command = [sys.executable, "-m", "rekindle", "step", "own_step", "--source=kwh"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("return {}[source]", 70, "own_step.py:14: KeyError: 'kwh'."),
+        (
+            "import json; return json.loads(source)",
+            70,
+            "own_step.py:14: JSONDecodeError: Expecting value: line 1 column 1 (char 0).",
+        ),
+        ("import xgboots", 70, "own_step.py:14: ModuleNotFoundError: No module named 'xgboots'."),
+        ("return open(source)", 70, "own_step.py:14: FileNotFoundError: [Errno 2] No such file or directory: 'kwh'."),
+        ("raise TimeoutError('the feature store')", 1, "own_step.py:14: TimeoutError: the feature store."),
+        ("import own_other", 70, "own_other.py:3: SyntaxError: '(' was never closed (own_other.py, line 3)."),
+    ],
+)
+def test_an_exception_of_a_step_ends_with_one_line_that_has_its_place(
+    project: Path, body: str, code: int, words: str
+) -> None:
+    (project / "own_other.py").write_text("\n\nx = (\n")
+    ended = run_step(project, body)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: ") and ended.stderr.strip().endswith(words)
+    assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "import os\nimport xgboots\n",
+            r"own_model.py:2: ModuleNotFoundError: No module named 'xgboots'\. Install it",
+        ),
+        ("from os import nowhere\n", r"own_model.py:1: ImportError: cannot import name 'nowhere' from 'os'"),
+        ("def f(:\n", r"own_model.py:1: SyntaxError: "),
+    ],
+)
+def test_a_module_that_imports_what_is_missing_names_that_with_its_line(project: Path, text: str, words: str) -> None:
+    (project / "own_model.py").write_text(text)
+    sys.modules.pop("own_model", None)
+    with pytest.raises(ConfigError, match=words) as refused:
+        load("own_model", "workload", ())
+    assert "Did you mean" not in str(refused.value)

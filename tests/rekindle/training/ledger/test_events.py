@@ -1,0 +1,141 @@
+"""What is noted is read again, whatever the object store does meanwhile, and training never waits for it."""
+
+import json
+import threading
+import uuid
+from typing import Any
+
+import pytest
+
+from rekindle.errors import StorageError
+from rekindle.storage import Store
+from rekindle.training.ledger import events as ledger
+from rekindle.training.ledger.events import Ledger, read
+from tests.waiting import until
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"ledgers/{uuid.uuid4().hex}"
+
+
+def test_events_of_several_epochs_come_back_in_the_order_of_time(s3: Store, prefix: str) -> None:
+    first, second = Ledger(lambda: s3, prefix), Ledger(lambda: s3, prefix)
+    first.note("coordinator", id="a")
+    second.note("coordinator", id="b", t=1.5)  # a coordinator that took over; its clock is another one
+    first.note("step", step=1)
+    for each in (first, second):
+        each.close()
+    assert [(e["event"], e.get("id")) for e in read(s3, prefix)] == [
+        ("coordinator", "b"), ("coordinator", "a"), ("step", None),
+    ]  # fmt: skip
+
+
+def test_a_ledger_that_outgrows_its_segment_goes_on_in_the_next(s3: Store, prefix: str) -> None:
+    book = Ledger(lambda: s3, prefix)
+    for number in range(3000):
+        book.note("lost", name="w", why="x" * 200, number=number)
+    book.close()
+    assert len(list(s3.list(prefix))) > 2
+    assert [event["number"] for event in read(s3, prefix)] == list(range(3000))
+
+
+def test_torn_and_repeated_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
+    good = {"t": 1.0, "event": "step", "step": 1}
+    lines = [json.dumps(good), json.dumps(good), '{"t": 2, "ev', '{"t": "soon", "event": "step"}', "[1]", "\xff"]
+    s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
+    assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 5}]
+
+
+def test_a_run_without_a_ledger_has_no_events(s3: Store, prefix: str) -> None:
+    assert read(s3, prefix) == []
+
+
+class Away:
+    """A store that is away until `back` is set."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.back, self.asked = store, threading.Event(), threading.Event()
+
+    def open(self) -> Store:
+        self.asked.set()
+        if not self.back.is_set():
+            raise StorageError("away")
+        return self.store
+
+
+def test_what_is_noted_while_the_store_is_away_is_written_when_it_is_back(
+    s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "PERIOD", 0.01)
+    away = Away(s3)
+    book = Ledger(away.open, prefix)
+    book.note("join", name="a")
+    assert away.asked.wait(10)
+    book.note("join", name="b")
+    away.back.set()
+    book.close()
+    assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+
+
+class Clinging:
+    """A store whose first requests fail, each in its own way, and whose errors hold on to what was to be written."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.failures, self.held = store, [StorageError("torn"), RuntimeError("odd")], list[memoryview]()
+
+    def put(self, key: str, data: bytes | bytearray) -> None:
+        if self.failures:
+            self.held.append(memoryview(data))
+            raise self.failures.pop()
+        self.store.put(key, data)
+
+
+def test_whatever_goes_wrong_in_a_request_what_follows_is_still_written(
+    s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ledger, "PERIOD", 0.01)
+    store: Any = Clinging(s3)
+    book = Ledger(lambda: store, prefix)
+    book.note("join", name="a")
+    until("both failures to be met", lambda: not store.failures)
+    book.note("join", name="b")
+    book.close()
+    assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+    assert capsys.readouterr().err.count("the ledger waits for the object store") == 1
+
+
+def test_a_store_that_stays_away_costs_the_end_of_a_run_its_patience_and_a_sentence(
+    s3: Store, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = Ledger(Away(s3).open, prefix)
+    book.note("join", name="a")
+    book.close(0.1)
+    assert f"not in the object store ({prefix})" in capsys.readouterr().err
+
+
+def test_memory_is_bounded_and_steps_go_before_anything_else(
+    s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "WAITING", 100)
+    away = Away(s3)
+    book = Ledger(away.open, prefix)
+    for step in range(1000):
+        book.note("step", step=step)
+        if step % 100 == 0:
+            book.note("lost", name=str(step), why="connection")
+    away.back.set()
+    book.close()
+    events = read(s3, prefix)
+    kinds = [event["event"] for event in events]
+    assert kinds.count("lost") == 10
+    assert 0 < kinds.count("step") <= 100
+    assert sum(e["events"] for e in events if e["event"] == "dropped") == 1000 - kinds.count("step")
+
+
+def test_what_json_cannot_say_is_noted_all_the_same(s3: Store, prefix: str) -> None:
+    book = Ledger(lambda: s3, prefix)
+    book.note("odd", value={(1, 2): 3})
+    book.note("path", value=object)
+    book.close()
+    assert [event["event"] for event in read(s3, prefix)] == ["odd", "path"]

@@ -1,0 +1,53 @@
+"""The trials of one pod, as real processes: each is trained once, whatever happens to the pod."""
+
+import json
+import signal
+
+from rekindle.storage import Store
+from rekindle.training.search.config import Sweep
+from rekindle.training.search.rounds import Trial
+from rekindle.training.search.study import Study
+from rekindle.training.search.trials import specification
+from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
+
+TRAIN = {"batch_size": 8, "virtual_workers": 7, "steps": 30, "validation": 0.1, "validation_steps": 5}
+SPACE = {"train": {"learning_rate": [0.01, 0.02, 1e30]}}
+COMMON = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "train": TRAIN, "model": {}}
+
+
+def searching(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
+    """A study of three trials, the last of which diverges, and the command of the only pod of its first round."""
+    sweep = Sweep.model_validate({"space": SPACE, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1})
+    study = Study(s3, root, sweep)
+    new = [{"number": n, "settings": {"train.learning_rate": rate}} for n, rate in enumerate((0.01, 0.02, 1e30))]
+    s3.put(f"{root}/rounds/0.json", json.dumps({"rung": 0, "new": new, "run": [0, 1, 2]}).encode())
+    values = {"sweep": sweep.model_dump(mode="json"), "root": root, "round": 0, **COMMON}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    return study, ["steps.search.trial", *(f"--{name}={text}" for name, text in texts.items())]
+
+
+def test_a_pod_that_is_evicted_or_killed_goes_on_and_a_hopeless_trial_stops_nobody(crew: Crew, s3: Store) -> None:
+    calm, argv = searching(s3, "calm/search", 2)
+    pod = crew._start("calm", argv, {})
+    assert pod.code() == 0, pod.said()
+    study, argv = searching(s3, "struck/search", 2)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        pod = crew._start("struck", argv, {"TOY_HOLD": "25"})
+        crew.held(25, pod)
+        pod.send(number)
+        crew.release(25)
+        assert pod.code() == code, pod.said()
+        (crew.logs / "25").unlink()
+    pod = crew._start("struck", argv, {})
+    assert pod.code() == 0, pod.said()
+    assert study.read() == calm.read() and study.trials[0].sha256
+    assert [trial.why[:15] for trial in study.trials] == ["", "", "the gradient of"]
+    again = crew._start("again", argv, {})
+    assert again.code() == 0 and "trial" not in again.said()
+
+
+def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
+    study, _ = searching(s3, "settings/search", 1)
+    spec = specification(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
+    assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
+    assert spec.out == "settings/search/trials/1/rung-0" and spec.checkpoints == "settings/search/trials/1/checkpoints"

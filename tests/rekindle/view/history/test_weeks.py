@@ -1,0 +1,81 @@
+"""What a user loses if weeks of the past are wrong: a week that is missing, twice there, or released."""
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+
+from argolocal.manifest import cron
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
+from rekindle.errors import ConfigError
+from rekindle.view.history.weeks import table, weeks
+from tests.commands import ROOT
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "timezone", "expected"),
+    [
+        ("0 3 * * 1", "UTC", ["03-02T03:00", "03-09T03:00"]),
+        ("0 3 * * mon", "Europe/Paris", ["03-02T02:00", "03-09T02:00"]),
+        ("30 */12 5 * *", "UTC", ["03-05T00:30", "03-05T12:30"]),
+        ("0 0 1 * 0", "UTC", ["03-01T00:00", "03-08T00:00"]),
+        ("0 0 10 * 0", "UTC", ["03-01T00:00", "03-08T00:00", "03-10T00:00"]),
+        ("0 22/1 4-5/1 mar *", "UTC", ["03-04T22:00", "03-04T23:00", "03-05T22:00", "03-05T23:00"]),
+        ("0 3 * apr *", "UTC", []),
+    ],
+)
+def test_a_schedule_has_run_when_cron_says(schedule: str, timezone: str, expected: list[str]) -> None:
+    times = cron.times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
+    assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
+
+
+def test_names_are_a_function_of_the_config_and_the_week() -> None:
+    config = load_config(ROOT / "configs/demo.yaml").config
+    sha256 = manifest_sha256(render_manifest(config))
+    march = weeks(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
+    assert len(march) == len({week.name for week in march}) == 5
+    assert weeks(config, sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) == march[3:]
+    assert weeks(config, "xyz" + sha256, date(2026, 3, 20), date(2026, 3, 31), NOW) != march[3:]
+    assert march[0].parameters == {"scheduled-time": "2026-03-02T03:00:00Z", "backfill": "true"}
+
+
+@pytest.mark.parametrize(("first", "last"), [((2026, 3, 3), (2026, 3, 5)), ((2026, 3, 9), (2026, 3, 2))])
+def test_days_without_a_run_are_refused(first: tuple[int, int, int], last: tuple[int, int, int]) -> None:
+    config = load_config(ROOT / "configs/demo.yaml").config
+    with pytest.raises(ConfigError, match="has no run"):
+        weeks(config, "0" * 64, date(*first), date(*last), NOW)
+
+
+def test_the_future_is_refused() -> None:
+    with pytest.raises(ConfigError, match="still to come"):
+        weeks(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
+
+
+def test_a_week_that_failed_has_its_line() -> None:
+    rows = [
+        {
+            "scheduled": "2026-03-02T03:00:00Z",
+            "phase": "Succeeded",
+            "gate": "keep",
+            "metrics": {"auc": 0.8},
+            "model_sha256": "ab",
+        },
+        {"scheduled": "2026-03-09T03:00:00Z", "phase": "Failed", "gate": None, "metrics": {}, "model_sha256": None},
+    ]
+    assert [line.split() for line in table(rows)] == [
+        ["scheduled", "phase", "gate", "auc", "weights"],
+        ["2026-03-02T03:00:00Z", "Succeeded", "keep", "0.8", "ab"],
+        ["2026-03-09T03:00:00Z", "Failed"],
+    ]
+
+
+def test_the_time_is_no_part_of_what_a_manifest_is(tmp_path: Path) -> None:
+    manifest = render_manifest(load_config(ROOT / "configs/demo.yaml").config)
+    before = manifest_sha256(manifest)
+    for parameter in manifest["spec"]["arguments"]["parameters"]:
+        if parameter["name"] in ("scheduled-time", "backfill"):
+            parameter["value"] = "2026-03-02T03:00:00Z"
+    assert manifest_sha256(manifest) == before
