@@ -29,7 +29,7 @@ def complete(s3: Store, prefix: str) -> int:
     return len(manifests) if manifests and named == manifests[-1] else 0
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str, workers: int) -> None:
     argv = flags(f"w{workers}", workers=workers)
     coordinator = crew.coordinator(argv)
