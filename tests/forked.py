@@ -5,6 +5,7 @@
 Where imports or signals matter, tests.commands.shell starts the command itself.
 """
 
+import gc
 import json
 import os
 import shlex
@@ -92,6 +93,11 @@ def serve() -> None:
     """Fork a command for each line of stdin, and write its exit code."""
     for name in HEAVY:
         import_module(name)
+    import_module("rekindle.storage").Store(
+        "any", "http://127.0.0.1:9", "any", "any"
+    )  # reads boto3's descriptions of S3
+    gc.collect()
+    gc.freeze()  # or each command copies the pages of all that is loaded
     for line in iter(sys.stdin.readline, ""):
         if not (pid := os.fork()):
             run(json.loads(line))

@@ -74,6 +74,7 @@ TAMPERED: dict[str, Callable[[Run], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_run_lost_or_left_behind_would_be_found(stage: Stage) -> None:
     expected, _ = stage.undisturbed("files")
     run = stage.run("files", "tampered")

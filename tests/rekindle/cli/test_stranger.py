@@ -159,6 +159,7 @@ def records(home: Path) -> list[int]:
     return [json.loads(file.read_text())["pid"] for file in files]
 
 
+@pytest.mark.slow
 def test_what_is_started_in_a_folder_of_a_stranger_imports_nothing_of_it(folder: Folder):
     folder.plant_project()
     manifest = serving("own", free_port(), "python", "-c", f"{SERVER}.serve_forever()")

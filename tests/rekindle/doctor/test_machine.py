@@ -18,6 +18,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 def test_a_machine_that_can_run_everything_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISK", 0)  # the tests need less than a user's runs, and CI machines are full
     checks = doctor.check(tmp_path)

@@ -119,7 +119,7 @@ class Crew:
         self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), VARIABLE: SECRET}
         self.logs, self.members = logs, list[Member]()
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["rekindle.training.loop", "torch._dynamo"])
+        self.context.set_forkserver_preload(["tests.rekindle.training.loaded"])
 
     def alone(self, argv: list[str], **environment: str) -> Member:
         """`rekindle step steps.train` with nobody to meet."""

@@ -156,14 +156,13 @@ def test_no_experiment_leads_mlflow_to_a_file_or_another_part_of_the_store(mlflo
     assert (tmp_path / "key").read_text() == "precious"
 
 
-def test_locations_that_an_older_version_accepted_are_not_followed(services: Services, tmp_path: Path) -> None:
+def test_locations_that_an_older_version_accepted_are_not_followed(mlflow: Mlflow, tmp_path: Path) -> None:
     """A database into which a stranger put an experiment whose artifacts are a folder of the user's."""
-    mlflow = Mlflow(services)
     made = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
     create = "/api/2.0/mlflow/runs/create"
     run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", made | {"start_time": 1})[1])["run"]["info"]["run_id"]
     (tmp_path / "key").write_text("precious")
-    with sqlite3.connect(services.home / "mlflow.db") as database:
+    with sqlite3.connect(mlflow.services.home / "mlflow.db") as database:
         database.execute("update runs set artifact_uri = ? where run_uuid = ?", (str(tmp_path), run))
     read = mlflow.ask(f"/get-artifact?path=key&run_id={run}", mlflow.bearer)
     assert read[0] >= 400 and b"precious" not in read[1]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,17 +21,17 @@ TROUBLE = "tests.rekindle.training.trouble"
 @pytest.fixture
 def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
     """Nothing of it is left: no process, and after a run that is over no shared memory."""
-    mark, shared = uuid.uuid4().hex, tmp_path / "shm"
-    shared.mkdir()
-    crew = Crew(s3_environment | {"REKINDLE_SHM": str(shared), "TOY_MARK": mark}, tmp_path)
+    (tmp_path / "shm").mkdir()
+    crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
     crew.close()
-    crew.until(lambda: not marked(mark), 10)
+    crew.until(lambda: not of(crew), 10)
 
 
-def alone(crew: Crew, prefix: str, **environment: str) -> Member:
+def alone(crew: Crew, prefix: str, light: bool = True, **environment: str) -> Member:
     """A launcher without a coordinator."""
-    return crew.launcher(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
+    start = crew.light_launcher if light else crew.launcher
+    return start(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
 
 
 def sha256(s3: Store, prefix: str) -> str:
@@ -44,12 +43,12 @@ def shared(crew: Crew) -> list[str]:
     return os.listdir(crew.environment["REKINDLE_SHM"])
 
 
-def marked(mark: str) -> dict[int, int]:
-    """The processes that have this mark, and their parents."""
+def of(crew: Crew) -> dict[int, int]:
+    """The processes that log for it, and their parents: all that its members start inherit their logs."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
+            if os.readlink(folder / "fd/2").startswith(f"{crew.logs}/"):
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     return parents
 
@@ -57,8 +56,7 @@ def marked(mark: str) -> dict[int, int]:
 def below(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """The forkserver and the workers of a launcher; the oldest child is the forkserver, whatever its pid."""
     assert launcher.process.pid
-    parents = marked(crew.environment["TOY_MARK"])
-    children = [pid for pid, parent in parents.items() if parent == launcher.process.pid]
+    children = [pid for pid, parent in of(crew).items() if parent == launcher.process.pid]
     nursery, *workers = sorted(children, key=lambda pid: started(pid) or 0)
     return nursery, workers
 
@@ -92,7 +90,7 @@ def test_a_loss_that_is_no_number_is_refused_with_its_shape(crew: Crew) -> None:
 def test_an_error_of_the_workload_is_reported_with_its_line_and_not_tried_a_third_time(crew: Crew) -> None:
     argv = flags("line", workload=TROUBLE, workers=1)
     coordinator = crew.coordinator(argv)
-    launcher = crew.launcher("pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0")
+    launcher = crew.light_launcher("pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0")
     assert (launcher.code(), coordinator.code()) == (70, 70), launcher.said()
     assert launcher.said().count("restarting it") == 1, launcher.said()
     for process in (launcher, coordinator):
@@ -119,7 +117,7 @@ def test_whatever_ends_a_worker_it_goes_on_where_it_was(crew: Crew, s3: Store, u
 def test_a_worker_that_always_crashes_ends_the_run_with_the_place_of_the_crash(crew: Crew) -> None:
     argv = flags("crash", workload=TROUBLE, workers=1)
     coordinator = crew.coordinator(argv)
-    launcher = crew.launcher("pod", argv, TROUBLE=" ".join(9 * ["crash"]), TROUBLE_AT="0")
+    launcher = crew.light_launcher("pod", argv, TROUBLE=" ".join(9 * ["crash"]), TROUBLE_AT="0")
     assert (launcher.code(), coordinator.code()) == (1, 1), launcher.said()
     assert "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)" in launcher.said()
     assert shared(crew)  # the same pod may start again
@@ -127,18 +125,18 @@ def test_a_worker_that_always_crashes_ends_the_run_with_the_place_of_the_crash(c
 
 
 def test_a_sigterm_is_heard_before_torch_is_there_and_while_it_is_loaded(crew: Crew) -> None:
-    early = alone(crew, "early")
+    early = alone(crew, "early", light=False)
     crew.until(lambda: listens(early.process.pid))
     early.send(signal.SIGTERM)
     assert early.code(10) == 143, early.said()
-    loading = alone(crew, "loading")
+    loading = alone(crew, "loading", light=False)
     crew.until(lambda: loads_torch(crew, loading))
     loading.send(signal.SIGINT)
     assert loading.code(10) == 143, loading.said()
 
 
 def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "launcher-term", TOY_HOLD="20", TOY_LOADER="1")
+    launcher = alone(crew, "launcher-term", light=False, TOY_HOLD="20", TOY_LOADER="1")
     crew.held(20, launcher)
     launcher.send(signal.SIGTERM)
     launcher.send(signal.SIGTERM)
@@ -152,7 +150,7 @@ def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew,
 
 
 def test_a_worker_that_does_not_leave_is_ended_within_the_grace(crew: Crew) -> None:
-    launcher = alone(crew, "stuck", TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
+    launcher = alone(crew, "stuck", light=False, TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
     crew.held(20, launcher)
     _, workers = below(crew, launcher)
     os.kill(workers[0], signal.SIGSTOP)
@@ -164,12 +162,12 @@ def test_a_worker_that_does_not_leave_is_ended_within_the_grace(crew: Crew) -> N
 def test_two_workers_in_a_pod_outlive_their_nursery_and_each_other(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("two", workload=TROUBLE, workers=2)
     coordinator = crew.coordinator(argv)
-    launcher = crew.launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
+    launcher = crew.light_launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
     crew.held(20, launcher)
     nursery, workers = below(crew, launcher)
     os.kill(nursery, signal.SIGKILL)
     crew.until(lambda: "torch for the workers was ended by SIGKILL" in launcher.said())
-    assert {*workers} <= {*marked(crew.environment["TOY_MARK"])}
+    assert {*workers} <= {*of(crew)}
     crew.release(20)
     crew.held(40, launcher)
     os.kill(workers[0], signal.SIGKILL)
@@ -182,12 +180,12 @@ def test_two_workers_in_a_pod_outlive_their_nursery_and_each_other(crew: Crew, s
 
 
 def test_everything_killed_at_once_goes_on_from_shared_memory(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
+    launcher = alone(crew, "launcher-killed", light=False, TOY_HOLD="70", TOY_LOADER="1")
     crew.held(70, launcher)
-    crew.until(lambda: len(marked(crew.environment["TOY_MARK"])) == 5)  # launcher, nursery, worker, its two
+    crew.until(lambda: len(of(crew)) == 5)  # launcher, nursery, worker, its two
     launcher.send(signal.SIGKILL)
     launcher.code()
-    crew.until(lambda: not marked(crew.environment["TOY_MARK"]), 10)
+    crew.until(lambda: not of(crew), 10)
     assert shared(crew)
     again = alone(crew, "launcher-killed")
     assert again.code() == 0, again.said()
@@ -206,7 +204,7 @@ def test_a_worker_without_memory_is_told_its_limit(crew: Crew) -> None:
         pytest.skip("needs cgroups of version 1")
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))  # what it starts now is born there
-        launcher = alone(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
+        launcher = alone(crew, "hoard", light=False, TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (ours / "cgroup.procs").write_text(str(os.getpid()))
         assert launcher.code() == 1, launcher.said()
         assert "was OOM-killed, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()

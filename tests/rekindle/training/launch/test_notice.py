@@ -83,12 +83,12 @@ def test_workers_leave_a_node_that_is_about_to_be_taken_and_none_starts_there(
     told = {"MASTER_ADDR": "", "REKINDLE_NOTICE": f"aws {address(cloud)}"}
     try:
         prefix = "notice"
-        launcher = crew.launcher(prefix, flags(prefix, steps=1_000_000), **told)
+        launcher = crew.light_launcher(prefix, flags(prefix, steps=1_000_000), **told)
         crew.until(lambda: "loss" in launcher.said(), 60)
         cloud.events = [EVENT]
         assert launcher.code() == 143, launcher.said()
         assert "about to be taken: its workers leave" in launcher.said()
-        again = crew.launcher(f"{prefix}-again", flags(prefix, steps=1_000_000), **told)
+        again = crew.light_launcher(f"{prefix}-again", flags(prefix, steps=1_000_000), **told)
         crew.until(lambda: "no worker starts on it" in again.said(), 60)
         again.send(signal.SIGTERM)
         assert again.code() == 143 and "loss" not in again.said(), again.said()
