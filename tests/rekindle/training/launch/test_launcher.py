@@ -28,10 +28,14 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
     crew.until(lambda: not of(crew), 10)
 
 
-def alone(crew: Crew, prefix: str, light: bool = True, **environment: str) -> Member:
+def alone(crew: Crew, prefix: str, **environment: str) -> Member:
     """A launcher without a coordinator."""
-    start = crew.light_launcher if light else crew.launcher
-    return start(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
+    return crew.light_launcher(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
+
+
+def executed(crew: Crew, prefix: str, **environment: str) -> Member:
+    """The same as a command of its own, that loads torch."""
+    return crew.launcher(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
 
 
 def sha256(s3: Store, prefix: str) -> str:
@@ -125,18 +129,18 @@ def test_a_worker_that_always_crashes_ends_the_run_with_the_place_of_the_crash(c
 
 
 def test_a_sigterm_is_heard_before_torch_is_there_and_while_it_is_loaded(crew: Crew) -> None:
-    early = alone(crew, "early", light=False)
+    early = executed(crew, "early")
     crew.until(lambda: listens(early.process.pid))
     early.send(signal.SIGTERM)
     assert early.code(10) == 143, early.said()
-    loading = alone(crew, "loading", light=False)
+    loading = executed(crew, "loading")
     crew.until(lambda: loads_torch(crew, loading))
     loading.send(signal.SIGINT)
     assert loading.code(10) == 143, loading.said()
 
 
 def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "launcher-term", light=False, TOY_HOLD="20", TOY_LOADER="1")
+    launcher = executed(crew, "launcher-term", TOY_HOLD="20", TOY_LOADER="1")
     crew.held(20, launcher)
     launcher.send(signal.SIGTERM)
     launcher.send(signal.SIGTERM)
@@ -150,7 +154,7 @@ def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew,
 
 
 def test_a_worker_that_does_not_leave_is_ended_within_the_grace(crew: Crew) -> None:
-    launcher = alone(crew, "stuck", light=False, TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
+    launcher = executed(crew, "stuck", TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
     crew.held(20, launcher)
     _, workers = below(crew, launcher)
     os.kill(workers[0], signal.SIGSTOP)
@@ -180,7 +184,7 @@ def test_two_workers_in_a_pod_outlive_their_nursery_and_each_other(crew: Crew, s
 
 
 def test_everything_killed_at_once_goes_on_from_shared_memory(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "launcher-killed", light=False, TOY_HOLD="70", TOY_LOADER="1")
+    launcher = executed(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
     crew.held(70, launcher)
     crew.until(lambda: len(of(crew)) == 5)  # launcher, nursery, worker, its two
     launcher.send(signal.SIGKILL)
@@ -204,7 +208,7 @@ def test_a_worker_without_memory_is_told_its_limit(crew: Crew) -> None:
         pytest.skip("needs cgroups of version 1")
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))  # what it starts now is born there
-        launcher = alone(crew, "hoard", light=False, TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
+        launcher = executed(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (ours / "cgroup.procs").write_text(str(os.getpid()))
         assert launcher.code() == 1, launcher.said()
         assert "was OOM-killed, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()
