@@ -21,7 +21,7 @@ from tests.commands import ROOT
 
 API, COMMANDS = ROOT / "docs/api.md", ROOT / "docs/commands.md"
 WIDTH = 100
-OTHERS = ("tracking", "serving.predictor", "serving.release", "serving.client", "serving.compare")
+OTHERS = ("tracking", "release.predictor", "release.files", "release.client", "release.compare")
 
 API_HEAD = """\
 # The Python API

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import Kind, check_golden, manifest_sha256, ordered, render_manifest, to_yaml
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 KINDS: tuple[Kind, ...] = ("workflow", "template", "cron")
 
 

@@ -8,7 +8,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.errors import ConfigError
 from rekindle.training.search.config import default, whole_numbers
 
-CONFIG = str(Path(__file__).parents[3] / "configs/sweep.yaml")
+CONFIG = str(Path(__file__).parents[4] / "configs/sweep.yaml")
 
 
 @pytest.mark.parametrize(
