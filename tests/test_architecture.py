@@ -41,7 +41,7 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
     "rekindle.view": {"cluster", "local", "argolocal", "blocks", "cache", "training", "release"},
     "rekindle.doctor": {"cluster", "local", "argolocal", "blocks", "training"},
-    "rekindle.cluster": {"argolocal", "blocks"},
+    "rekindle.cluster": {"argolocal", "blocks", "release"},
     "rekindle.local": {"argolocal"},
     "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},

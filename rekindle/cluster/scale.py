@@ -1,23 +1,13 @@
 """How many workers train, changed while they do: `rekindle scale`. The result does not depend on it."""
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 from rekindle.errors import ConfigError
+from rekindle.release.rollback import Object, Objects
 
 ROLES = "pytorchReplicaSpecs"
 QUEUE = "kueue.x-k8s.io/queue-name"
-Object = dict[str, Any]
-
-
-class Objects(Protocol):
-    """The Kubernetes objects of this machine, or of a namespace."""
-
-    def find(self, kind: str, name: str) -> Object | None: ...
-
-    def patch(self, kind: str, name: str, change: Object) -> None:
-        """Apply a merge patch."""
-        ...
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from rekindle.release.client import resolve
+from rekindle.release.watch.reference import FEATURES
 from rekindle.release.watch.scores import NAME
 
 UNAVAILABLE = (OSError, http.client.HTTPException, ValueError)
@@ -26,6 +27,8 @@ class Side:
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
     scores: dict[str, Buckets] = field(default_factory=dict)  # by output
+    features: dict[str, Buckets] = field(default_factory=dict)  # by name
+    instances: float = 0  # of the requests that were predicted
 
     def add(self, now: "Side", before: "Side") -> None:
         """Add what was answered between two looks at one process."""
@@ -82,11 +85,13 @@ def addresses(endpoint: str) -> Iterable[str]:
 
 def parsed(text: str) -> tuple[float, dict[str, Side]]:
     """When the process started, and what it has answered since, by version. Raises ValueError if it is no metrics."""
-    start, sides = 0.0, {}
+    start, instances, sides = 0.0, 0.0, dict[str, Side]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "process_start_time_seconds":
                 start = sample.value
+            if sample.name == "rekindle_instances_sum":
+                instances = sample.value
             if not (version := sample.labels.get("version")) or sample.name == "rekindle_model_info":
                 continue
             side = sides.setdefault(version, Side())
@@ -97,6 +102,10 @@ def parsed(text: str) -> tuple[float, dict[str, Side]]:
                 side.seconds[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{NAME}_bucket":
                 side.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
+            elif sample.name == f"{FEATURES}_bucket":
+                side.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
+    for side in sides.values():
+        side.instances = instances
     return start, sides
 
 

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.errors import RekindleError, say
-from rekindle.release.watch.reference import FEATURES
-from rekindle.release.watch.scores import LE, NAME
-from rekindle.release.watch.scrape import UNAVAILABLE, addresses, page
+from rekindle.release.watch.scores import LE
+from rekindle.release.watch.scrape import UNAVAILABLE, Buckets, Side, addresses, page, parsed
 
-KINDS = {NAME: ("scores", "output"), FEATURES: ("features", "feature")}  # metric → its key here, and its label
 Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
 
 
@@ -20,8 +18,8 @@ def look(endpoint: str, version: str) -> dict[str, Counts]:
     servers, problem = dict[str, Counts](), f"{endpoint} has no servers"
     for url in addresses(endpoint):
         try:
-            start, seen = counts(page(url), version)
-            servers[f"{url} since {start}"] = seen
+            start, versions = parsed(page(url))
+            servers[f"{url} since {start}"] = counts(versions.get(version, Side()))
         except UNAVAILABLE as error:
             problem = f"{url} does not tell what it has seen ({error})"
             say(problem)
@@ -30,27 +28,17 @@ def look(endpoint: str, version: str) -> dict[str, Counts]:
     return servers
 
 
-def counts(metrics: str, version: str) -> tuple[float, Counts]:
-    """When the process started, and its counts, in the text of /metrics; none of other versions."""
-    from prometheus_client.parser import text_string_to_metric_families
+def counts(side: Side) -> Counts:
+    """What one process has seen, as counts of the buckets between the bounds LE."""
+    seen = {"scores": side.scores, "features": side.features}
+    return {"rows": int(side.instances)} | {
+        kind: {name: _between(buckets) for name, buckets in named.items()} for kind, named in seen.items()
+    }
 
-    start, found = 0.0, {"rows": 0, "scores": {}, "features": {}}
-    for family in text_string_to_metric_families(metrics):
-        if family.name == "process_start_time_seconds":
-            start = family.samples[0].value
-        if family.name == "rekindle_instances":
-            found["rows"] = next(int(s.value) for s in family.samples if s.name.endswith("_sum"))
-        if family.name not in KINDS:
-            continue
-        kind, label = KINDS[family.name]
-        sums: dict[str, dict[str, int]] = {}
-        for sample in family.samples:
-            if sample.name.endswith("_bucket") and sample.labels["version"] == version:
-                sums.setdefault(sample.labels[label], {})[sample.labels["le"]] = int(sample.value)
-        for name, cumulated in sums.items():
-            values = [cumulated[le] for le in LE]
-            found[kind][name] = [b - a for a, b in zip([0, *values], values, strict=False)]
-    return start, found
+
+def _between(buckets: Buckets) -> list[int]:
+    values = [int(buckets[float(le)]) for le in LE]
+    return [b - a for a, b in zip([0, *values], values, strict=False)]
 
 
 def since(now: Mapping[str, Counts], before: Mapping[str, Counts]) -> Counts:
