@@ -18,7 +18,6 @@ from rekindle.blocks.serving import (
     autoscaler,
     deployment,
     disruption_budget,
-    inference_service,
     service,
 )
 from rekindle.blocks.settings import ClusterConfig
@@ -48,7 +47,8 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
     alone = config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config  # takes no plain Job
     first, others = Replica(pod, code), Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
-    training = pytorch_job.pytorch_job(name, TrainConfig.model_validate({"workers": 2}), config, [])
+    train = TrainConfig.model_validate({"workers": 2})
+    training = pytorch_job.pytorch_job(name, train, config, [])
     _commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
 
     def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
@@ -62,17 +62,11 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
         "MPIJob": Kind(mpi_job.mpi_job(name, first, pod, 2, config), FRAMEWORKS["MPIJob"].success, FAILURE),
-        "MPIJob/v2beta1": Kind(mpi_job.mpi_job_v2(name, first, pod, 2, config), FRAMEWORKS["MPIJob"].success, FAILURE),
-        "TrainingRuntime": Kind(train_job.training_runtime(name, pod, config)),
-        "TrainJob": Kind(train_job.train_job(name, name, code, config, nodes=2), train_job.SUCCESS, train_job.FAILURE),
+        "TrainingRuntime": Kind(train_job.runtime(name, train, config, [])),
+        "TrainJob": Kind(train_job.train_job(name, train, config, [])),
         "Job": Kind(job.job(name, pod, code, alone), job.SUCCESS, job.FAILURE),
         "Job/search": Kind(
             search.search(name, pod, code, alone, trials=3, tolerated=1), search.success(), search.FAILURE
-        ),
-        "InferenceService": Kind(
-            inference_service.inference_service(name, serve, config, ["--model=m"], canary=10, idle=True),
-            inference_service.SUCCESS,
-            inference_service.FAILURE,
         ),
         "Deployment": Kind(
             deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),

@@ -1,4 +1,4 @@
-"""Looks with checkov at everything that is rendered: every config, backend, canary, kind of job, KServe, the platform.
+"""Looks with checkov at everything that is rendered: every config, backend, canary, kind of job, the platform.
 
 python -m tests.scan        exit code 1 if it finds something without a reason in SKIPPED
 """
@@ -46,11 +46,8 @@ SKIPPED = {  # by how the lines of `findings` begin
     "CKV_K8S_9 Deployment.models.1-train": "as above",
     "CKV_K8S_11 ": "CPU is not limited, since throttling makes a pod slow, and its requests keep its share",
     "CKV_K8S_15 ": "an image that is named by digest needs no second pull; a trial's nodes may have no registry",
-    "CKV_K8S_22 Pod.models.mpijob-v2beta1-": "sshd of the operator's images writes its process id beside its keys",
-    "CKV_K8S_29 Pod.models.inferenceservice-": "Knative takes no context of a pod: the container has all of it",
     "CKV_K8S_35 ": "boto3 and MLflow read the keys from variables; nothing else runs in the container",
     "CKV_K8S_38 Pod.models.mpi": "the Launcher of an MPIJob starts its workers by the API, as the operator made it",
-    "CKV_K8S_40 Pod.models.mpijob-v2beta1-": "the user that the operator's images are made for",
     "CKV_K8S_43 ": "the config names the images, by digest if it says so: docs/cluster.md",
     "CKV_DOCKER_2 ": "Kubernetes ignores HEALTHCHECK: the probes are in the manifest",
     "CKV_DOCKER_3 /template": "the user is that of the base",
@@ -59,7 +56,7 @@ SKIPPED = {  # by how the lines of `findings` begin
 
 
 def rendered() -> Iterator[dict[str, Any]]:
-    """Yield the objects of the kinds that checkov knows, each once; pods of steps, jobs and KServe as Pods."""
+    """Yield the objects of the kinds that checkov knows, each once; pods of steps and jobs as Pods."""
     seen = set[str]()
     for manifest in _everything():
         about = dict(manifest["metadata"])

@@ -55,7 +55,6 @@ OWNERS = {
     "argoproj.io": "Argo Workflows",
     "kubeflow.org": "the Kubeflow training operator",
     "trainer.kubeflow.org": "Kubeflow Trainer",
-    "serving.kserve.io": "KServe",
 }
 PERMANENT = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")  # with any status

@@ -137,7 +137,7 @@ def test_without_any_one_of_its_rights_a_workflow_could_not_apply_or_delete(plac
 def test_kinds_whose_operators_may_not_be_here_are_for_the_account_of_workflows_alone(place: Place) -> None:
     """Their rights are those of the kinds above, which are tried: applied by the same commands."""
     absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
-    assert {rule[1] for rule in absent} == {"trainjobs", "inferenceservices"}
+    assert {rule[1] for rule in absent} == {"trainjobs"}
     asked = Platform(place.kube.namespace, mlflow="http://mlflow", options=("frameworks",))
     place.kube.apply(*(manifest for manifest in render(asked) if manifest["metadata"]["name"] == "rekindle-frameworks"))
     for account, may in (("rekindle", "true"), ("default", "false")):

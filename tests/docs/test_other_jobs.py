@@ -13,7 +13,7 @@ from tests.commands import ROOT, blocks, write_files
 
 PAGE = ROOT / "docs/other-jobs.md"
 FRAGMENTS = [block for block in blocks(PAGE, "python") if not block.file]
-KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job", "TrainJob", "InferenceService"}
+KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job"}
 
 
 @pytest.fixture

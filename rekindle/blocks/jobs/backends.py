@@ -7,7 +7,7 @@ backend.job(name, train, cluster, flags), backend.success(cluster), backend.fail
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekindle.blocks.jobs import elastic_train_job, job_set, kubeflow, pytorch_job
+from rekindle.blocks.jobs import job_set, kubeflow, pytorch_job, train_job
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -40,11 +40,11 @@ BACKENDS = {
     "jobset": Backend("JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST),
     "trainjob": Backend(
         "TrainJob",
-        elastic_train_job.elastic_train_job,
-        elastic_train_job.success,
-        elastic_train_job.FAILURE,
-        elastic_train_job.HOST,
-        runtime=elastic_train_job.runtime,
+        train_job.train_job,
+        train_job.success,
+        train_job.FAILURE,
+        train_job.HOST,
+        runtime=train_job.runtime,
     ),
 }
 ELASTIC = frozenset(backend.kind for backend in BACKENDS.values())

@@ -1,86 +1,71 @@
-"""Kubeflow Trainer v2: a TrainingRuntime says what a training pod is, a TrainJob runs one training on it.
+"""A TrainJob of Kubeflow Trainer v2 whose workers come and go, on a TrainingRuntime that brings the coordinator.
 
-    kubectl apply the runtime once:  training_runtime("torch", cluster.pod("train"), cluster)
-    a resource template each run:    train_job("{{workflow.name}}-train", "torch", args, cluster, nodes=4)
+A TrainJob tells only its nodes what to run, so each training has a runtime of its own, applied before it. A lost node
+is replaced after 10 s and more (the Job controller's waits, which its nodes share); a crash restarts in its pod.
 
-The number of nodes is fixed: v2 has no elastic jobs (yet), and all of them must end well. Preemptions restart a node
-and are not counted. For training that goes on while nodes are away, use pytorch_job.
-
-Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1, and JobSet's status.
+Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job import POLICY
+from rekindle.blocks.jobs.job_set import HOST, LEAD, OFTEN, ended_by_lead, lead_job, one_pod
 from rekindle.blocks.jobs.kubeflow import metadata
-from rekindle.blocks.pod import Manifest, container, pod_spec
-from rekindle.blocks.pod import metadata as pod_metadata
-from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.blocks.jobs.members import labels, share, worker
+from rekindle.blocks.pod import OF_WORKFLOW, Manifest
+from rekindle.blocks.settings import ClusterConfig
+from rekindle.training.spec import TrainConfig
 
-SUCCESS = "status.jobsStatus.0.succeeded > 0"  # the one Job of our runtime
-# Suspended may come first; only what holds is added, but Suspended stays when it no longer does
-FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
+__all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
 
 API = "trainer.kubeflow.org/v1alpha1"
 NODE = "node"  # the Job and the container into which Trainer puts PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
-RESTARTS = 100  # crashes of all nodes together; preemptions and drains do not count
+FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Suspended may come first
 
 
-def training_runtime(name: str, pod: PodConfig, cluster: ClusterConfig, cluster_wide: bool = False) -> Manifest:
-    """What a training pod of PyTorch is: image, resources, nodes, security; for one namespace or for all."""
-    runs = container(NODE, pod, [])
-    template = pod_spec(
-        pod,
-        cluster.pod_account,
-        [runs],
-        labels={},
-        restartPolicy="Never",
-        terminationGracePeriodSeconds=pod.grace_seconds,
-        **gang.pods(cluster),
-    )
-    rules = [
-        rule | {"onExitCodes": rule["onExitCodes"] | {"containerName": NODE}} if "onExitCodes" in rule else rule
-        for rule in POLICY
+def success(cluster: ClusterConfig) -> str:
+    """A job that Kueue held back has the condition Suspended before its last one; another one has only that."""
+    return f"status.conditions.{int(gang.holds_back(cluster))}.type == Complete"
+
+
+def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """The TrainingRuntime of the job `name`: a JobSet of the coordinator and one Job whose pods are the nodes."""
+    pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {"restartPolicy": "OnFailure"}
+    nodes = {"backoffLimit": OFTEN, **one_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
+    jobs = [
+        {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
+        {
+            "name": NODE,
+            "replicas": 1,
+            "template": {
+                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                "spec": nodes,
+            },
+        },
     ]
-    nodes = {
-        "backoffLimit": RESTARTS,
-        "podFailurePolicy": {"rules": rules},
-        "template": {"metadata": pod_metadata(pod, {}), "spec": template},
-    }
-    step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": nodes}
     together, queued = gang.runtime(cluster), gang.queued(cluster)
     return {
         "apiVersion": API,
-        "kind": "ClusterTrainingRuntime" if cluster_wide else "TrainingRuntime",
-        "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
+        "kind": "TrainingRuntime",
+        "metadata": {"name": name, "labels": OF_WORKFLOW | {"trainer.kubeflow.org/framework": "torch"}},
         "spec": {
             "mlPolicy": {"numNodes": 1, "torch": {}},
             **({"podGroupPolicy": together} if together else {}),
             "template": {
                 **({"metadata": queued} if queued else {}),
-                "spec": {"replicatedJobs": [{"name": NODE, "template": step}]},
+                "spec": {**ended_by_lead([]), "replicatedJobs": jobs},
             },
         },
     }
 
 
-def train_job(
-    name: str, runtime: str, args: list[str], cluster: ClusterConfig, nodes: int, cluster_wide: bool = False
-) -> Manifest:
-    """`python ARGS` on `nodes` nodes of `runtime`; elastic options go into ARGS, PET_* names are Trainer's own."""
-    pod = cluster.pod("train")
+def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """The job `name` (at most 45 characters) on its runtime; as `pytorch_job.pytorch_job`."""
+    gpus = share(train, cluster)
     return {
         "apiVersion": API,
         "kind": "TrainJob",
         "metadata": metadata(name, cluster),
         "spec": {
-            "runtimeRef": {"name": runtime, "kind": "ClusterTrainingRuntime" if cluster_wide else "TrainingRuntime"},
-            "activeDeadlineSeconds": 60 * pod.deadline_minutes,
-            "trainer": {
-                "numNodes": nodes,
-                "numProcPerNode": max(1, pod.gpus),
-                "image": pod.image,
-                "command": ["python"],
-                "args": args,
-            },
+            "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
+            "trainer": {"numNodes": train.workers // gpus, "numProcPerNode": gpus},
         },
     }

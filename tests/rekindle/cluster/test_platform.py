@@ -67,7 +67,8 @@ def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_a
     waited = [(kind.manifest["apiVersion"], kind.manifest["kind"]) for kind in kinds().values() if kind.success]
     verbs = ("get", "list", "watch", "create", "patch", "delete")
     needed = {(api.rpartition("/")[0], f"{kind.lower()}s", verb) for api, kind in waited for verb in verbs}
-    needed |= {("jobset.x-k8s.io", "jobsets", verb) for verb in verbs}  # cluster.backend
+    backends = (("jobset.x-k8s.io", "jobsets"), ("trainer.kubeflow.org", "trainjobs"))
+    needed |= {(*resource, verb) for resource in backends for verb in verbs}
     needed |= {("trainer.kubeflow.org", "trainingruntimes", verb) for verb in ("get", "create", "patch")}
     assert set(platform.rules("frameworks")) == needed - set(platform.rules())
 

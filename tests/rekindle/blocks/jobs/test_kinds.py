@@ -48,7 +48,7 @@ def test_no_pod_gets_a_token_it_does_not_use(kind: str) -> None:
     assert [token for token in tokens if token is not False] == [None] * needed
 
 
-LEADS = {"PyTorchJob": 1, "TFJob": 1, "XGBoostJob": 1, "PaddleJob": 1, "JAXJob": 0, "MPIJob": 1, "MPIJob/v2beta1": 1}
+LEADS = {"PyTorchJob": 1, "TFJob": 1, "XGBoostJob": 1, "PaddleJob": 1, "JAXJob": 0, "MPIJob": 1}
 
 
 @pytest.mark.parametrize("kind, leads", LEADS.items())
