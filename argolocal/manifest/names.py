@@ -17,6 +17,3 @@ DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
 JOB_NAME = "training.kubeflow.org/job-name"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"  # in lower case
-PYTORCH_REPLICAS = ("Master", "Worker")
-PYTORCH_PORT_NAME = "pytorchjob-port"
-PYTORCH_PORT = 23456

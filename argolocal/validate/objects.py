@@ -6,14 +6,14 @@ Tags are substituted first: `{{workflow.name}}` by a name of the final length, a
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.language import selector
-from argolocal.manifest.names import PYTORCH_REPLICAS, REPLICA_TYPE
+from argolocal.manifest.names import REPLICA_TYPE
 from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
 from argolocal.manifest.tag_scope import Data
+from argolocal.manifest.training_jobs import GONE, JOBS
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN, closed
@@ -25,28 +25,6 @@ DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
-
-
-@dataclass(frozen=True)
-class Job:
-    """Rules of a job of Kubeflow's training operator 1.9, from its webhook and reconciler."""
-
-    replicas: str
-    container: str  # required container name ("": any)
-    types: tuple[str, ...]
-    single: tuple[str, ...] = ()  # roles with exactly one replica, which the webhook requires to be explicit
-    needed: tuple[str, ...] = ()
-
-
-JOBS = {
-    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", PYTORCH_REPLICAS, single=("Master",)),
-    "TFJob": Job("tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker", "PS", "Evaluator")),
-    "XGBoostJob": Job("xgbReplicaSpecs", "xgboost", ("Master", "Worker"), single=("Master",), needed=("Master",)),
-    "PaddleJob": Job("paddleReplicaSpecs", "paddle", ("Master", "Worker")),
-    "JAXJob": Job("jaxReplicaSpecs", "jax", ("Worker",), needed=("Worker",)),
-    "MPIJob": Job("mpiReplicaSpecs", "", ("Launcher", "Worker"), single=("Launcher",), needed=("Launcher",)),
-}
-GONE = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
 TEMPLATES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template", "spec")),
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
@@ -273,15 +251,15 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     job = JOBS[kind]
     replicas: Mapping[str, Any] = spec.get(job.replicas) or {}
     where = f"{path}.{job.replicas}"
-    for name in job.needed or (() if replicas else job.types[-1:]):
+    for name in job.needed or (() if replicas else job.roles[-1:]):
         if name not in replicas:
             findings.add(where, "job", f"a {kind} has no {name}: give it one.")
     if {"Chief", "Master"} <= replicas.keys():
         findings.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
     for name, replica in replicas.items():
-        if name not in job.types:
-            why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.types)} are.'
-            findings.add(f"{where}.{name}", "job", why + findings.near(name, job.types))
+        if name not in job.roles:
+            why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.roles)} are.'
+            findings.add(f"{where}.{name}", "job", why + findings.near(name, job.roles))
         number = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
         if name in job.single and number not in (1, UNKNOWN):
             why = f"it is {number}: it must be there and be 1, or the job is refused."

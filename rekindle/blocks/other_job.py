@@ -34,7 +34,7 @@ def job(
     """
     made = current()
     config, cluster = made.config, made.config.cluster
-    if kind not in FRAMEWORKS or FRAMEWORKS[kind].refused:
+    if kind not in FRAMEWORKS:
         refuse(f'there is no job of kind "{kind}" here.{did_you_mean(kind, set(FRAMEWORKS))}')
     try:
         fields = load(module).Inputs.model_fields

@@ -10,9 +10,10 @@ and of each kind KIND_types.go and KIND_controller.go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from argolocal.manifest.training_jobs import GONE, JOBS
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
@@ -48,15 +49,11 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """One kind of job. Its leading pod never runs on preemptible nodes."""
+    """How one kind of job is built. Its leading pod never runs on preemptible nodes."""
 
-    replicas: str = ""  # the key of its roles in `spec`
-    container: str = ""  # the name that its container must have
-    roles: Mapping[str, Role] = field(default_factory=dict)
-    leader: str = ""  # the role on which the others depend
+    roles: Mapping[str, Role]
     success: str = "status.completionTime"
     ended_by: tuple[str, ...] = ()  # roles of which a job needs one, or it never completes
-    refused: str = ""  # why no job of this kind is built
 
 
 FRAMEWORKS = {
@@ -64,44 +61,25 @@ FRAMEWORKS = {
     # spec field successPolicy="AllWorkers" every worker. A deleted worker (a drain, a preemption with notice) fails the
     # job; with enableDynamicWorker=True workers come and go, and each knows only itself and the parameter servers.
     "TFJob": Framework(
-        replicas="tfReplicaSpecs",
-        container="tensorflow",
-        roles={"Chief": Role(most=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(most=1)},
-        leader="Chief",
+        {"Chief": Role(most=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(most=1)},
         ended_by=("Chief", "Worker"),
     ),
     # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
     # trains too. ExitCode, since under any other policy a lost pod fails the job.
     "XGBoostJob": Framework(
-        replicas="xgbReplicaSpecs",
-        container="xgboost",
-        roles={"Master": Role("ExitCode", least=1, most=1), "Worker": Role("ExitCode")},
-        leader="Master",
+        {"Master": Role("ExitCode", least=1, most=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
     ),
     # Workers alone train collectively, with a Master it is a parameter server. Containers run
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
-    "PaddleJob": Framework(
-        replicas="paddleReplicaSpecs",
-        container="paddle",
-        roles={"Master": Role(most=1), "Worker": Role(least=1)},
-        leader="Master",
-    ),
+    "PaddleJob": Framework({"Master": Role(most=1), "Worker": Role(least=1)}),
     # Equal processes, of which worker 0 coordinates. Each calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
-    "JAXJob": Framework(replicas="jaxReplicaSpecs", container="jax", roles={"Worker": Role(least=1)}),
+    "JAXJob": Framework({"Worker": Role(least=1)}),
     # Built by mpi_job.py. Under OnFailure a deleted worker fails the job; the Launcher restarts in place.
     "MPIJob": Framework(
-        replicas="mpiReplicaSpecs",
-        container="mpi",
-        roles={"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
-        leader="Launcher",
+        {"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
         success="status.replicaStatuses.Launcher.succeeded > 0",
-    ),
-    # Source: kubeflow/training-operator pull request 2150, release 1.9
-    "MXJob": Framework(
-        refused="the training operator serves no MXJob since release 1.9, as MXNet itself has been retired. "
-        "Train with PyTorchJob or another of its kinds, or as a plain Job."
     ),
 }
 
@@ -129,7 +107,7 @@ def training_job(
         "metadata": metadata(name, cluster),
         "spec": {
             "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": limit},
-            framework.replicas: specs,
+            JOBS[kind].replicas: specs,
             **spec,
         },
     }
@@ -137,9 +115,10 @@ def training_job(
 
 def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
     """Raises ConfigError for what the operator would refuse, or never finish."""
-    framework, job = FRAMEWORKS[kind], f"{kind} {name}"
-    if framework.refused:
-        raise ConfigError(f"{job}: {framework.refused}")
+    job = f"{kind} {name}"
+    if kind in GONE:
+        raise ConfigError(f"{job}: {GONE[kind]}.")
+    framework = FRAMEWORKS[kind]
     for role in replicas.keys() - framework.roles.keys():
         known = f" It has {', '.join(framework.roles)}."
         raise ConfigError(f"{job} has no role {role}.{did_you_mean(role, set(framework.roles)) or known}")
@@ -155,9 +134,9 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 
 def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """The PodSpec of a role's pods."""
-    framework = FRAMEWORKS[kind]
-    config = replica.pod.steady() if role == framework.leader else replica.pod
-    main = container(framework.container, config, replica.args, command=list(replica.command))
+    job = JOBS[kind]
+    config = replica.pod.steady() if role in job.leaders else replica.pod
+    main = container(job.container or "mpi", config, replica.args, command=list(replica.command))
     return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
 
 

@@ -7,25 +7,13 @@ xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go, mpi/mpijob_controller
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from argolocal.manifest.names import PYTORCH_PORT, PYTORCH_PORT_NAME
-from argolocal.validate.objects import JOBS
+from argolocal.manifest.training_jobs import JOBS
 
 Object = dict[str, Any]
 Address = Callable[[str], str]  # of a pod
 MPI = "/etc/mpi"  # where the files of an MPIJob are in its Launcher
-
-
-@dataclass(frozen=True)
-class Framework:
-    """One kind of job. `environment` gives what is set in the pod of a role and index."""
-
-    port: tuple[str, int]  # name and default
-    restart: str  # default restartPolicy
-    environment: Callable[[Object, str, int, Address], dict[str, str]]
-    leaders: tuple[str, ...] = ()  # the job ends as the first of these that it has; without one, as its workers
 
 
 def replicas_of(obj: Object) -> Object:
@@ -52,7 +40,7 @@ def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
 
 def leader(obj: Object) -> str:
     """The role that a job ends as."""
-    return next((role for role in FRAMEWORKS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
+    return next((role for role in JOBS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
 
 
 def complete(obj: Object, done: set[str]) -> bool:
@@ -75,12 +63,12 @@ def goes_on(obj: Object, role: str, policy: str) -> bool:
 
 def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
     """The operator's variables for one replica."""
-    return FRAMEWORKS[obj["kind"]].environment(obj, role, index, address)
+    return ENVIRONMENTS[obj["kind"]](obj, role, index, address)
 
 
 def port_of(obj: Object, role: str) -> int:
     """The container port with the operator's name for it, or the operator's default."""
-    name, default = FRAMEWORKS[obj["kind"]].port
+    name, default = JOBS[obj["kind"]].port
     ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
     return next((port["containerPort"] for port in ports if port.get("name") == name), default)
 
@@ -191,11 +179,11 @@ def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
     return env | {name: value for name, value in intel.items() if name not in own}
 
 
-FRAMEWORKS = {
-    "PyTorchJob": Framework((PYTORCH_PORT_NAME, PYTORCH_PORT), "OnFailure", _pytorch, ("Master",)),
-    "TFJob": Framework(("tfjob-port", 2222), "Never", _tensorflow, ("Chief", "Master")),
-    "XGBoostJob": Framework(("xgboostjob-port", 9999), "Never", _xgboost, ("Master",)),
-    "PaddleJob": Framework(("master", 36543), "OnFailure", _paddle, ("Master",)),
-    "JAXJob": Framework(("jaxjob-port", 6666), "Never", _jax),
-    "MPIJob": Framework(("", 0), "Never", _mpi, ("Launcher",)),
+ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {  # of a job's pod, role and index
+    "PyTorchJob": _pytorch,
+    "TFJob": _tensorflow,
+    "XGBoostJob": _xgboost,
+    "PaddleJob": _paddle,
+    "JAXJob": _jax,
+    "MPIJob": _mpi,
 }

@@ -3,7 +3,7 @@
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Services
 from argolocal.controllers.kinds import Kinds
-from rekindle.local.jobs.frameworks import FRAMEWORKS
+from argolocal.manifest.training_jobs import JOBS
 from rekindle.local.jobs.job_set import JobSets, TrainJobs
 from rekindle.local.jobs.training_job import TrainingJobs
 
@@ -18,7 +18,7 @@ def kinds() -> Kinds:
     """Kubernetes' kinds and these."""
     known = Kinds()
     known.register(ModelServices)
-    known.register(TrainingJobs, *FRAMEWORKS)
+    known.register(TrainingJobs, *JOBS)
     known.register(JobSets)
     known.register(TrainJobs)
     known.register(Controller, "TrainingRuntime")

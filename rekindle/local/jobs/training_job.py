@@ -20,11 +20,11 @@ from argolocal.controllers.pod import Pod, end_all
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
-from argolocal.validate.objects import JOBS, RESTARTS
+from argolocal.manifest.training_jobs import JOBS
+from argolocal.validate.objects import RESTARTS
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
-    FRAMEWORKS,
     complete,
     goes_on,
     leader,
@@ -67,8 +67,8 @@ class TrainingJobs(Controller):
                 f"{where}: a name is lower-case letters, digits and -, begins with a letter, has at most 53."
             )
         replicas = spec.get(field) or {}
-        if not replicas or set(replicas) - set(rules.types):
-            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.types)}.")
+        if not replicas or set(replicas) - set(rules.roles):
+            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.roles)}.")
         if missing := [role for role in rules.needed if role not in replicas]:
             raise ConfigError(f"{where}: {field} has no {missing[0]}. Give it one.")
         if {"Chief", "Master"} <= set(replicas):
@@ -219,7 +219,7 @@ class TrainingJobs(Controller):
             if code is None:
                 continue
             rtype = pods_of(obj)[pod.name][0]
-            policy = replicas_of(obj)[rtype].get("restartPolicy", FRAMEWORKS[self.kind].restart)
+            policy = replicas_of(obj)[rtype].get("restartPolicy", JOBS[self.kind].restart)
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
             elif code == 0:

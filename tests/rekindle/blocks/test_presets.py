@@ -173,7 +173,9 @@ def test_a_gang_of_a_training_runtime_has_its_scheduler_and_its_queue() -> None:
     """Trainer makes the PodGroup only; without the scheduler's name the default one places pod after pod."""
     for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
         template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
-        assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [scheduler]  # the coordinator and the nodes
+        assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [
+            scheduler
+        ]  # the coordinator and the nodes
         assert template.get("metadata", {}).get("annotations") == (QUEUE if gang == "volcano" else None)
     assert (
         "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]

@@ -109,7 +109,7 @@ def test_a_job_that_could_never_end_or_start_is_not_built() -> None:
 
 
 def test_a_kind_that_nothing_runs_any_more_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"serves no MXJob since release 1\.9"):
+    with pytest.raises(ConfigError, match=r"MXNet is retired: train with a PyTorchJob"):
         training_job("MXJob", "x", {}, CLUSTER)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hera.workflows import DAG, Resource, Task, Workflow
 
 from argolocal.language.selector import verdict
+from argolocal.manifest.training_jobs import JOBS
 from argolocal.validate import lint
 from rekindle.blocks.container import retries
 from rekindle.blocks.jobs.kubeflow import FAILURE
@@ -19,7 +20,7 @@ from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
 from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.frameworks import FRAMEWORKS, operator_environment
+from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, finished
 from tests.commands import shell
 from tests.kinds import kinds
@@ -136,7 +137,7 @@ def shape(status: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def test_every_kind_that_the_blocks_make_runs_here() -> None:
-    assert set(FRAMEWORKS) == {kind for kind, one in BLOCKS.items() if not one.refused} | {"PyTorchJob"}
+    assert set(ENVIRONMENTS) == {*JOBS} == {*BLOCKS, "PyTorchJob"}
 
 
 @pytest.mark.parametrize("kind", WHERE)
@@ -174,7 +175,7 @@ def test_what_mpirun_started_ends_with_its_worker(run: Any) -> None:
     assert judged("MPIJob", status) is None, "the Launcher is started again by its kubelet"
 
 
-@pytest.mark.parametrize("kind", sorted(set(FRAMEWORKS) - {"PyTorchJob"}))
+@pytest.mark.parametrize("kind", sorted(set(JOBS) - {"PyTorchJob"}))
 def test_a_job_that_fails_says_why(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"
     obj = job(kind, failing, policy="Never")
@@ -213,7 +214,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
         success = BLOCKS[kind].success
         return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
 
-    others = [kind for kind in FRAMEWORKS if kind != "PyTorchJob"]  # which every whole run has
+    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # which every whole run has
 
     with Workflow(name="kinds", entrypoint="main") as workflow:
         templates = [applied(kind) for kind in others]
@@ -272,5 +273,5 @@ def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
 
 
 def test_the_defaults_are_the_operators() -> None:
-    restarts = {kind: framework.restart for kind, framework in FRAMEWORKS.items()}
+    restarts = {kind: framework.restart for kind, framework in JOBS.items()}
     assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]
