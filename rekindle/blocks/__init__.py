@@ -36,7 +36,8 @@ from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "workflow": ("pipeline", "group", "at_exit", "step"),
-    "recipe": ("prepare", "train", "evaluate", "release", "deploy", "verify"),
+    "recipe.training": ("prepare", "train"),
+    "recipe.release": ("evaluate", "release", "deploy", "verify", "ship", "decide"),
     "other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }

@@ -1,5 +1,6 @@
 from rekindle.blocks.other_job import job
-from rekindle.blocks.recipe import deploy, evaluate, prepare, release, train, verify
+from rekindle.blocks.recipe.release import decide, deploy, evaluate, release, ship, verify
+from rekindle.blocks.recipe.training import prepare, train
 from rekindle.blocks.wiring import Block, Condition, WiringError
 from rekindle.blocks.workflow import at_exit, group, pipeline, step
 
@@ -8,6 +9,7 @@ __all__ = [
     "Condition",
     "WiringError",
     "at_exit",
+    "decide",
     "deploy",
     "evaluate",
     "group",
@@ -15,6 +17,7 @@ __all__ = [
     "pipeline",
     "prepare",
     "release",
+    "ship",
     "step",
     "train",
     "verify",

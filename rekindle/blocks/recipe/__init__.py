@@ -1,0 +1,1 @@
+"""The tasks of our steps: prepare → train → evaluate → release → deploy → verify."""

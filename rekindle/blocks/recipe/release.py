@@ -1,0 +1,141 @@
+"""A model is judged, released, deployed and verified: evaluate → release → deploy → verify."""
+
+from typing import Any
+
+from rekindle.blocks.binding import check_section
+from rekindle.blocks.container import RETRYABLE, retries
+from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED
+from rekindle.blocks.recipe.canary import canary as watched
+from rekindle.blocks.recipe.canary import prefix as prefix_of
+from rekindle.blocks.recipe.canary import unshare
+from rekindle.blocks.recipe.inputs import after, handed_on, parameter
+from rekindle.blocks.recipe.servers import digest, start_servers
+from rekindle.blocks.serving import deployment as serving
+from rekindle.blocks.serving.switch import switch
+from rekindle.blocks.wiring import Block, Condition, handed, refuse
+from rekindle.blocks.workflow import Pipeline, current, group, step
+from rekindle.release.config import PORT, ServeConfig
+
+OBJECTS = "deployment,service"  # what `deploy` makes, both of one name
+
+
+def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Judge a model on its dataset's test rows, beside the champion. Outputs: verdict, reason, metrics, report, ..."""
+    config = current().config
+    ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
+    ours |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
+    taken = handed_on(model, inputs, "run_id", "dataset", "model")
+    judged = after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
+    judged.outputs.metrics.known = current().metrics
+    arguments: dict[str, Any] = judged.arguments  # pyright: ignore[reportAssignmentType]
+    current().parts.setdefault("evaluate", []).append(lambda: arguments.setdefault("part", judged.name))
+    return judged
+
+
+def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Upload and register a model with the verdict `release`. Outputs: model_uri, version, content."""
+    config = current().config
+    image = config.cluster.pod("train").image
+    ours = {"name": inputs.get("name") or handed(evaluation, "name"), "image": image}
+    ours |= {"image_digest": image.partition("@")[2] or "not pinned"}
+    taken = handed_on(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
+    provenance = {name: parameter(name) for name in RELEASED}
+    return after(evaluation, step("steps.release", task=task, inputs=ours | taken | provenance | inputs))
+
+
+def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
+    """Start the servers of a release beside those that serve: clients reach them when `verify` has succeeded.
+
+    `serve` is a section of the config (default: its own). The name of the model is that of the objects.
+    """
+    made = current()
+    check_section("serve", serve, ServeConfig)
+    uri, model = handed(released, "model_uri"), str(handed(released, "name"))
+    if "{{" in model:
+        refuse(f"a deployment is named after its model, and {model} is known only when the pipeline runs: give a name.")
+    name, serve = made.name(task, "deploy"), serve or made.config.serve
+    template = start_servers(made, name, model, serve)
+    server = f"{model}-{handed(released, 'content')}-{digest(made.config.cluster, serve)}"
+    block = made.add(name, template, {"model_uri": uri, "server": server, "version": handed(released, "version")})
+    block.inputs = {"name": model, "serve": serve, "server": server}
+    return after(released, block)
+
+
+def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Replay test rows at the new servers, compare, promote, and only then let clients reach them.
+
+    With `serve.canary`, they get a growing part of the requests before, and are verified once more when they are
+    promoted. The servers of before stay, without pods, for a rollback. New ones that do not pass are removed.
+    """
+    made = current()
+    serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
+    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{server}:{PORT}"}
+    taken = handed_on(deployed, inputs, "version", "champion", "model_sha256", "run_id", "dataset", "report")
+    ours |= taken | {
+        "deployment": server,
+        "keep_releases": serve.keep_releases,
+        "wait_seconds": float(serving.STARTUP_SECONDS),
+    }
+    canary = serve.canary
+    values = ours | ({"promote": False} if canary else {}) | inputs
+    block = after(deployed, step("steps.verify", task=task, inputs=values, after=[deployed.name]))
+    made.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRYABLE)  # it has its own patience
+    if not canary:
+        return _promoted(made, model, serve, server, block, [deployed.name])
+    watch, tasks = watched(made, model, serve, server, block)
+    passed = watch.outputs.canary == "passed"
+    _withdraw(made, server, [deployed.name, block.name, *tasks])
+    refused = {"when": ~passed}
+    taken_back = made.name("", "take-back")
+    made.add(taken_back, made.cleaner(), {"kind": OBJECTS, "object": server}, refused, [watch.name])
+    prefix = prefix_of(block)
+    with group(f"{prefix}promote", when=passed) as promotion:
+        last = after(watch, step("steps.verify", task=f"{prefix}verify-again", inputs=ours | inputs))
+        _promoted(made, model, serve, server, last, [], canary)
+    made.scope().guarded += [block.name, *tasks, promotion.name]
+    return last
+
+
+def _promoted(
+    made: Pipeline, model: str, serve: Any, server: str, block: Block, before: list[str], canary: Any = None
+) -> Block:
+    """Add the tasks that run after a promotion: switch the traffic, end earlier servers, remove those that failed."""
+    champion = made.container("steps.champion", "champion", False)
+    template = switch(made.template_name, champion, model, serve)
+    values = {"server": server, "retained": block.outputs.retained}
+    switched = made.add(made.name("", "switch"), template, values, after=[block.name])
+    if canary:
+        unshare(made, model, serve, server, {}, switched)
+    holds = f"'{{{{tasks.{switched.name}.outputs.parameters.deployment}}}}' == '{server}'"
+    expired = {"with_param": block.outputs.expired, "when": holds}
+    made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switched.name])
+    _withdraw(made, server, [*before, block.name])
+    made.scope().guarded += [block.name, switched.name]  # their failure is the DAG's, whatever comes after them
+    return block
+
+
+def _withdraw(made: Pipeline, server: str, tasks: list[str]) -> None:
+    """Remove servers whose release failed in one of these tasks."""
+    withdraw = made.add(made.name("", "withdraw"), made.cleaner(), {"kind": OBJECTS, "object": server})
+    withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
+
+
+def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None, **inputs: Any) -> Block:
+    """Release, deploy and verify what was judged with the verdict `release`, in a group of that `name`.
+
+    `when`: a further condition; `inputs` are those of `verify`, which it gives.
+    """
+    verdict = evaluation.outputs.verdict == "release"
+    with group(name, when=verdict & when if when is not None else verdict):
+        return verify(deploy(release(evaluation)), **inputs)
+
+
+def decide(model: Block, **inputs: Any) -> Block:
+    """Judge a model and ship it, one run at a time: no other one changes the champion in between.
+
+    `inputs` are those of `evaluate`, which it gives. A pipeline of several models writes the group itself.
+    """
+    with group("decide", mutex=current().config.name):
+        evaluation = evaluate(model, **inputs)
+        ship(evaluation)
+    return evaluation
