@@ -25,8 +25,5 @@ def build(config: Config) -> Any:
         data = blocks.prepare()
         base = blocks.step("steps.champion", name=config.finetuning.base)
         model = blocks.train(data, start=base.outputs.model_uri)
-        with blocks.group("decide", mutex=config.name):
-            evaluation = blocks.evaluate(model)
-            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-                blocks.verify(blocks.deploy(blocks.release(evaluation)))
+        blocks.decide(model)
     return workflow

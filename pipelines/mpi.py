@@ -26,8 +26,5 @@ def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.job(data, "MPIJob", "steps.boosting.boost", replicas, task="train", spec=spec)
-        with blocks.group("decide", mutex=config.name):
-            evaluation = blocks.evaluate(model)
-            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-                blocks.verify(blocks.deploy(blocks.release(evaluation)))
+        blocks.decide(model)
     return workflow

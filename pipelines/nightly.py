@@ -37,6 +37,5 @@ def build(config: Config) -> Any:
             small, wide = (blocks.evaluate(model) for model in models)
             better = small.outputs.metrics["accuracy"] >= wide.outputs.metrics["accuracy"]
             for name, evaluation, wins in (("small", small, better), ("wide", wide, ~better)):
-                with blocks.group(f"ship-{name}", when=(evaluation.outputs.verdict == "release") & wins):
-                    blocks.verify(blocks.deploy(blocks.release(evaluation)))
+                blocks.ship(evaluation, name=f"ship-{name}", when=wins)
     return workflow

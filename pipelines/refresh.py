@@ -28,6 +28,5 @@ def build(config: "Config") -> "Workflow":
             workflow="{{workflow.name}}",
             experiment=config.name,
         )
-        with blocks.group("ship", when=refreshed.outputs.verdict == "release"):
-            blocks.verify(blocks.deploy(blocks.release(refreshed)), replay=False)
+        blocks.ship(refreshed, replay=False)
     return workflow

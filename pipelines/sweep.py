@@ -60,9 +60,5 @@ def build(config: Config) -> Any:
             trials.template.retry_strategy = retries(again, RETRYABLE, factor=1)  # type: ignore[union-attr]
             trained = [trials.name]
         best = blocks.step("steps.search.best", after=trained, **search, run_id=data.outputs.run_id)
-        with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime
-            given = {name: getattr(data.outputs, name) for name in ("dataset", "run_id")}
-            evaluation = blocks.evaluate(best, **given)
-            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-                blocks.verify(blocks.deploy(blocks.release(evaluation)))
+        blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
     return workflow

@@ -22,10 +22,5 @@ def build(config: "Config") -> "Workflow":
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
-        with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime
-            evaluation = blocks.evaluate(model)
-            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-                released = blocks.release(evaluation)
-                deployed = blocks.deploy(released)
-                blocks.verify(deployed)
+        blocks.decide(model)  # evaluate → (the gate) → release → deploy → verify → switch
     return workflow

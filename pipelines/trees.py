@@ -34,6 +34,5 @@ def build(config: Config) -> Any:
             network, trees = (blocks.evaluate(model) for model in models)
             better = network.outputs.metrics["accuracy"] >= trees.outputs.metrics["accuracy"]
             for name, evaluation, wins in (("network", network, better), ("trees", trees, ~better)):
-                with blocks.group(f"ship-{name}", when=(evaluation.outputs.verdict == "release") & wins):
-                    blocks.verify(blocks.deploy(blocks.release(evaluation)))
+                blocks.ship(evaluation, name=f"ship-{name}", when=wins)
     return workflow

@@ -3,11 +3,14 @@
     with blocks.pipeline(config) as workflow:          a Hera Workflow with all that every run needs
         data = blocks.prepare()                        a Hera task; data.outputs.dataset is what it hands on
         model = blocks.train(data)
+        evaluation = blocks.decide(model)              evaluate, and if its verdict says so release, deploy, verify
+        blocks.step("shop.report", metrics=evaluation.outputs.metrics)   any step of one's own
+
+`decide` is these blocks, for a pipeline that changes them:
         with blocks.group("decide", mutex=config.name):        one run at a time
             evaluation = blocks.evaluate(model)
-            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):     or blocks.ship(evaluation)
                 blocks.verify(blocks.deploy(blocks.release(evaluation)))
-            blocks.step("shop.report", metrics=evaluation.outputs.metrics)   any step of one's own
 
 Below it, one Kubernetes object a file: functions that return plain data, with the conditions that say how it ended.
     resource.apply("train", job, success=..., ...)     apply an object and wait for its SUCCESS or FAILURE
