@@ -15,7 +15,7 @@ TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
 TARGETS = {
     "gate": Target(
         ("rekindle/gate.py", "rekindle/release/judge.py", "rekindle/release/bootstrap.py"),
-        ("tests/rekindle/test_gate.py",),
+        ("tests/rekindle/test_gate.py", *(f"tests/rekindle/release/test_{name}.py" for name in ("judge", "bootstrap"))),
     ),
     "reduction": Target(
         (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),
