@@ -41,6 +41,11 @@ class DataConfig(Section):
         """The section for a run that was scheduled for `time` (UTC): where a window moves, its ends are set here."""
         return self
 
+    @property
+    def moves(self) -> bool:
+        """Whether `at` gives other data at another time (default: where a section has an `at` of its own)."""
+        return type(self).at is not DataConfig.at
+
     def check_source(self) -> None:
         """Raises ConfigError if the source is a path that is not on this machine, or that its pods do not see."""
         path = Path(self.source)
@@ -67,7 +72,7 @@ class Prepared:
     `facts` (JSON) are handed to `model` and `predict`, here and where the model serves; `data_until` among them (ISO
     8601 text with a time zone) says where what the model knows ends: the release and the server show it. `tags` are
     shown on the MLflow run. `digest` identifies the dataset; if it is empty, the engine takes the sha256 over the
-    files. `newest` is the time of the newest row (ISO 8601 with a time zone): where `data.window` moves, a run whose
+    files. `newest` is the time of the newest row (ISO 8601 with a time zone): where the data moves, a run whose
     source has no newer rows than the last run's is warned of.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FAR = 2  # times another share
 SHRUNK = 0.9  # of the rows of the last run
-NEWEST, UNTIL = "data.newest", "data.window_until"  # tags: time of the newest row; the time that the window ends at
+NEWEST, UNTIL = "data.newest", "data.window_until"  # tags: time of the newest row; the time that the data ends at
 REUSE = Reuse(
     aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]]
 )  # its MLflow run is the run's own
@@ -74,7 +74,7 @@ def run(inputs: Inputs) -> Outputs:
     facts |= {"rekindle.scheduled": time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
     facts |= {NEWEST: prepared.newest} if prepared.newest else {}
-    facts |= {UNTIL: time.isoformat()} if getattr(data, "window", "") else {}
+    facts |= {UNTIL: time.isoformat()} if data.moves else {}
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
@@ -100,28 +100,33 @@ def changed(shares: dict[str, float], before: dict[str, float]) -> list[str]:
 
 
 def stale(prepared: Prepared, data: Any, time: datetime, runs: list["Recorded"]) -> list[str]:
-    """A sentence if `data.window` has moved since the last run before and found no newer rows, or far fewer."""
-    section = data.model_dump(mode="json")
-    if not section.get("window"):
+    """A sentence if the data has moved since the last run before and brought no newer rows, or far fewer."""
+    if not data.moves:
         return []
-    same = {f"data.{name}": to_text(section[name]) for name in ("window", "source")}.items()
     earlier = {
         until: run
         for run in reversed(runs)
-        if same <= run.params.items()
-        and UNTIL in run.tags
+        if UNTIL in run.tags
         and (until := datetime.fromisoformat(run.tags[UNTIL])) < time
-        and data.at(until) != data
+        and (moved := data.at(until)) != data
+        and _unmoved(data, moved).items() <= run.params.items()
     }
     if not earlier:
         return []
     until, last = max(earlier.items(), key=lambda pair: pair[0])
     rows, former, newest = prepared.rows, int(last.metrics["rows"]), last.tags.get(NEWEST)
-    counts = f"the window of {section['window']} has {rows:,} rows; in the run for {until:%Y-%m-%d} it had {former:,}."
+    counts = f"this run has {rows:,} rows; that for {until:%Y-%m-%d} had {former:,}."
     if prepared.newest and newest and datetime.fromisoformat(prepared.newest) <= datetime.fromisoformat(newest):
         return [f"{data.source} stands still, its newest row is of {prepared.newest}: {counts}"]
     ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
     return [counts + ends] if rows < SHRUNK * former else []
+
+
+def _unmoved(data: Any, moved: Any) -> dict[str, str]:
+    """The texts that are the same at both times, as an MLflow run has them in its parameters."""
+    other = moved.model_dump(mode="json")
+    same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
+    return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

@@ -97,6 +97,10 @@ class Data(DataConfig):
             raise ValueError(f"window is {self.window} and {fixed[0]} is set: the window moves it. Remove one of them")
         return self
 
+    @property
+    def moves(self) -> bool:
+        return bool(self.window)
+
     def at(self, time: datetime) -> Self:
         """With the days of its window: later rows and labels do not count, so a late run has the same data."""
         if not self.window:

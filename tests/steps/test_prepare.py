@@ -131,7 +131,7 @@ def test_a_source_that_stands_still_is_not_trained_week_after_week_without_a_wor
     left = int((tmp_path / "rows").read_text())
     assert left < rows
     assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in said
-    assert said.endswith(f"the window of 8w has {left:,} rows; in the run for 2024-04-10 it had {rows:,}.")
+    assert said.endswith(f"this run has {left:,} rows; that for 2024-04-10 had {rows:,}.")
     assert week(tmp_path, "2024-04-15", **data)[0] == said, "a retried step"
     assert week(tmp_path, "2024-04-15T04", **data)[0] == said, "another run of that day, whose window is the same"
     assert f"in the run for 2024-04-15 it had {left:,}." in week(tmp_path, "2024-04-22", **data)[0]
@@ -183,7 +183,7 @@ def test_a_window_that_shrinks_is_named_for_any_workload_that_has_one(
     assert week(tmp_path, "2024-05-06", "--workload=bills", left=1000, **data)[0] == ""
     assert week(tmp_path, "2024-05-13", "--workload=bills", left=950, **data)[0] == ""
     said, _ = week(tmp_path, "2024-05-20", "--workload=bills", left=800, **data)
-    assert said == "the window of 4w has 800 rows; in the run for 2024-05-13 it had 950."
+    assert said == "this run has 800 rows; that for 2024-05-13 had 950."
 
 
 @pytest.mark.usefixtures("mlflow_server")

@@ -28,7 +28,7 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
     """Raw data → a dataset, and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id."""
     config = current().config
     ours = {"workflow": "{{workflow.name}}", "workload": config.workload, "data": config.data.model_dump(mode="json")}
-    if getattr(config.data, "window", ""):  # other data is the same at any time
+    if config.data.moves:
         ours |= {"created": "{{workflow.creationTimestamp}}", "scheduled": parameter(SCHEDULED)}
     recorded = {name: parameter(name) for name in ("config", "manifest")}
     return step("steps.prepare", task=task, inputs=ours | {"experiment": config.name} | recorded | inputs)

@@ -22,6 +22,10 @@ class Data(DataConfig):
     window: str = ""
     until: str = ""
 
+    @property
+    def moves(self):
+        return bool(self.window)
+
     def at(self, time):
         return self.model_copy(update={"until": time.isoformat()}) if self.window else self
 
