@@ -99,8 +99,9 @@ class Forkserver:
         return workers
 
     def end(self) -> None:
-        """Start no more workers. The process still has to be reaped."""
-        os.kill(self.pid, signal.SIGKILL)
+        """Start no more workers. The process still has to be reaped, unless it has been: it may end with a worker."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
         with suppress(ConnectionError):  # it is dead: the launcher will reap it

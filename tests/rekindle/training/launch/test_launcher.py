@@ -12,6 +12,7 @@ import pytest
 
 from argolocal.common.processes import started
 from rekindle.storage import Store
+from rekindle.training.launch.forkserver import Forkserver, WorkerSlot
 from rekindle.training.launch.launcher import BUGS, Budget, ExitKind
 from tests.rekindle.training.crew import Crew, Member, flags
 
@@ -181,6 +182,14 @@ def test_two_workers_in_a_pod_outlive_their_nursery_and_each_other(crew: Crew, s
     assert {"pod pod/1", "pod/1 pod"} & {line.partition(": ")[2] for line in coordinator.said().splitlines()}
     assert sha256(s3, "two") == undisturbed
     assert not shared(crew)
+
+
+def test_a_forkserver_that_ended_with_the_last_worker_does_not_fail_the_run() -> None:
+    forkserver = Forkserver([], WorkerSlot())
+    forkserver.end()
+    os.waitpid(forkserver.pid, 0)
+    forkserver.end()
+    assert not forkserver.started()
 
 
 def test_everything_killed_at_once_goes_on_from_shared_memory(crew: Crew, s3: Store, undisturbed: str) -> None:

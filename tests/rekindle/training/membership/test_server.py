@@ -57,7 +57,7 @@ class Run(RuleBasedStateMachine):
     def register(self, worker: str) -> None:
         generation, members = self.group.get(worker, (0, ()))
         self.opened.setdefault(worker, 0)
-        self.acked[worker] = 0
+        self.acked[worker] = generation if worker in self.training else 0  # nobody leaves a group that is whole
         self.strangers.discard(worker)
         about = {"generation": self.opened[worker], "peers": list(members), "step": self.step}
         about["group"] = generation if worker in self.training else 0
