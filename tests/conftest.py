@@ -66,6 +66,7 @@ class ByFile(LoadScopeScheduling):
         return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
 
 
+@pytest.hookimpl(optionalhook=True)  # the mutants' runs do without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
