@@ -22,7 +22,6 @@ from argolocal.errors import ConfigError
 from argolocal.language.selector import verdict
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
-from tests.ports import free_port
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -49,19 +48,6 @@ server.serve_forever(0.05)  # how soon it sees that it shall end
 server.server_close()   # waits for the requests that are being answered
 print("drained", version, flush=True)
 """
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path)
-    yield cluster
-    cluster.down()
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, "down left something"
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import random
 import select
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from argolocal.runner.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
 from rekindle.storage import Store
-from tests.ports import free_port
 from tests.rekindle.serving import running
 from tests.waiting import until
 
@@ -27,18 +25,6 @@ SERVE = ["python", "-m", "rekindle", "step", "steps.serve", "--host=$(POD_IP)", 
 SERVE += [f"--drain-seconds={DRAIN_S}"]
 BODY = b'{"instances": [{"id": "a"}]}'
 REQUEST = f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path)
-    yield cluster
-    cluster.down()
 
 
 class Releases:

@@ -25,6 +25,7 @@ from rekindle.local.jobs.training_job import (
     TrainingJobs,
     condition,
 )
+from tests.rekindle.local.jobs.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
@@ -47,20 +48,6 @@ def job(name: str = "job", *, master: dict | None = None, worker: dict | None = 
     replicas = {"Master": master, "Worker": worker}
     spec["pytorchReplicaSpecs"] = {key: value for key, value in replicas.items() if value}
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
-
-
-def wait(jobs: TrainingJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 60) -> dict:
-    """Poll until the job's status holds, and return that status."""
-    status: dict = {}
-
-    def look() -> bool:
-        jobs.poll()
-        status.clear()
-        status.update((jobs.get(name) or {}).get("status") or {})
-        return bool(holds(status))
-
-    until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
-    return status
 
 
 def kinds(status: dict) -> list[str]:

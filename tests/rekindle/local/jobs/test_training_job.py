@@ -24,6 +24,7 @@ from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, finished
 from tests.commands import shell
 from tests.kinds import kinds
+from tests.rekindle.local.jobs.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
@@ -94,16 +95,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
     def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
         jobs, name = made[obj["kind"]], obj["metadata"]["name"]
         jobs.apply(obj)
-        status: dict[str, Any] = {}
-
-        def look() -> bool:
-            jobs.poll()
-            status.clear()
-            status.update((jobs.get(name) or {}).get("status") or {})
-            return bool(holds(status))
-
-        until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
-        return jobs, status
+        return jobs, wait(jobs, holds, name, seconds)
 
     yield run
     for jobs in made.values():
