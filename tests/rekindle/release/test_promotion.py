@@ -99,8 +99,9 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 """
     killed = subprocess.run([sys.executable, "-c", command, name, first, str(at)], env=dict(os.environ))
     assert killed.returncode == -signal.SIGKILL
-    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}"):
+    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}") as changed:
         promotion.promote(s3, name, second, "", "cards-2")
+    assert changed.value.exit_code == 65, "to try it again cannot help"
     assert champion(name) == first
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
