@@ -33,7 +33,7 @@ class Execute(Protocol):
 
     def __call__(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node | None: ...
+    ) -> Node: ...
 
 
 @dataclass(slots=True)

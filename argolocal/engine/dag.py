@@ -240,8 +240,6 @@ class Dag:
         except NodeError as error:
             self.table.mark(full, "Error", f"task '{full}' errored: {error}")
             return None
-        if result is None:
-            return None
         if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
             return self._exit_hook_completed(name, result) or None
         result = self.node(member["name"]) or result

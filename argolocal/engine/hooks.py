@@ -30,7 +30,7 @@ def of_workflow(context: Context) -> bool:
             if truth(hook["expression"], expanded(context.inputs.globals)) or context.table.get(name):
                 node = context.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
                 context.table.child(context.name, name)
-                done &= bool(node and fulfilled(node))
+                done &= fulfilled(node)
     except Parallel:  # Argo treats its own limit as an error here
         context.table.mark(context.name, "Error", "Max parallelism reached")
         return True
@@ -87,7 +87,7 @@ def during(context: Context, caller: Task, node: Node, scope: Scope, options: Op
         except ExprError as error:
             raise NodeError(str(error)) from None
         context.table.child(node["name"], name)
-        done &= bool(hook_node and fulfilled(hook_node))
+        done &= fulfilled(hook_node)
     return done
 
 
@@ -118,7 +118,7 @@ def after(context: Context, caller: Task, node: Node, scope: Scope, options: Opt
         raise NodeError("Max parallelism reached") from error
     finally:
         context.table.child(node["name"], name)  # even if it cannot start
-    return bool(done and fulfilled(done))
+    return fulfilled(done)
 
 
 def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:

@@ -42,7 +42,7 @@ def execute(
     template: Template,
     strategy: dict[str, Any],
     options: Options,
-) -> Node | None:
+) -> Node:
     """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
     table = context.table
     parent = table.get(name)

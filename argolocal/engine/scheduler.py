@@ -212,8 +212,6 @@ class Scheduler:
         except NodeError as error:
             self.context.finish("Error", f"error in entry template execution: {error}")
             return
-        if node is None:
-            return
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
         if self.context.spec.get("hooks") or node["phase"] in FULFILLED:
@@ -244,7 +242,7 @@ class Scheduler:
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node | None:
+    ) -> Node:
         """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
         self.depth += not retried
         try:
@@ -256,7 +254,7 @@ class Scheduler:
 
     def _execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool
-    ) -> Node | None:
+    ) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.context.release_deferred.discard(node["id"])
@@ -310,7 +308,7 @@ class Scheduler:
             self.table.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
 
-    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node | None:
+    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
         for kind, module in (("dag", dag), ("steps", steps)):
             if kind in template:
                 try:

@@ -80,7 +80,8 @@ def test_a_workflow_that_is_stopped_runs_its_exit_handler_and_one_that_is_termin
     assert phase(s, "onExit") == ("Pending" if handled else "")
     if handled:
         (bye,) = ids(actions)
-        s.advance(1003.0, [PodStarted(bye), PodEnded(bye, "Succeeded")])
+        assert s.advance(1003.0, [PodStarted(bye)]) == [] and s.nodes[bye]["phase"] == "Running"
+        s.advance(1004.0, [PodEnded(bye, "Succeeded")])
     assert (s.status["phase"], s.status["message"]) == ("Failed", f"Stopped with strategy '{shutdown}'")
 
 
