@@ -32,6 +32,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+gc.disable()  # until all is collected: four processes import all that is tested
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
 CREWS = {  # tests that one process of xdist runs: the first two start theirs from one that has loaded torch
@@ -77,6 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # or each of thousands of forks copies the pages of all imported modules
 

@@ -6,14 +6,14 @@ from tests.fuzz.__main__ import share
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
-CASES = {"archives": 600, "s3 requests": 1000, "manifests": 300, "http bodies": 3000, "mlflow heads": 3000}
+CASES = {"archives": 300, "s3 requests": 500, "manifests": 150, "http bodies": 1500, "mlflow heads": 1500}
 CASES |= {
-    "coordinator lines": 600,
-    "checkpoints": 600,
-    "snapshots": 300,
-    "yaml texts": 300,
-    "expressions": 40,
-    "web answers": 300,
+    "coordinator lines": 300,
+    "checkpoints": 300,
+    "snapshots": 150,
+    "yaml texts": 150,
+    "expressions": 20,
+    "web answers": 150,
 }
 
 

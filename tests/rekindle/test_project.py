@@ -126,7 +126,8 @@ def own_project(folder: Path, packages: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("packages", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("packages", [True, False])
 def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
     installed: Path, tmp_path: Path, packages: bool, s3: Store, mlflow_server: str
 ) -> None:

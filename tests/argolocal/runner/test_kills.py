@@ -18,7 +18,7 @@ def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     return Stage(tmp_path_factory.mktemp("kills"), s3_environment)
 
 
-@pytest.mark.parametrize("seed", [0, 4, 9], ids=lambda seed: f"{Plan.of(seed).name}-{seed}")
+@pytest.mark.parametrize("seed", [9], ids=lambda seed: f"{Plan.of(seed).name}-{seed}")
 def test_a_run_whose_runner_is_killed_ends_as_if_it_had_lived(stage: Stage, seed: int) -> None:
     assert stage.play(Plan.of(seed)) == []
 

@@ -1,6 +1,7 @@
 """Broken manifests: a typing error must be one clear sentence before anything runs, never a traceback or a hang."""
 
 import copy
+import functools
 import json
 import math
 import re
@@ -174,10 +175,15 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in ((value, key), *places(value[key]))]
 
 
+@functools.cache
+def bases() -> list[dict[str, Any]]:
+    return [documents(EVERYTHING)[0], *(documents(recording.manifest)[0] for recording in recorded.read())]
+
+
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A manifest of which a few places are spoiled, and sometimes its text, too."""
-    manifest = copy.deepcopy(draw(st.sampled_from(BASES)))
+    manifest = copy.deepcopy(draw(st.sampled_from(bases())))
     for _ in range(draw(st.integers(0, 3))):
         where, key = draw(st.sampled_from(places(manifest)))
         how = draw(st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"]))
@@ -261,7 +267,6 @@ def judge(data: bytes) -> str:
     return said
 
 
-BASES = [documents(EVERYTHING)[0], *(documents(recording.manifest)[0] for recording in recorded.read())]
 QUICK = settings(deadline=None, max_examples=200, derandomize=True, database=None)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health_check=SLOW)

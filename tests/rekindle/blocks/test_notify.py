@@ -109,6 +109,7 @@ def test_a_users_pipeline_tells_its_failure_and_ends_as_it_did_though_its_webhoo
             assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_succeeds_though_the_pod_that_tells_it_fails(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str

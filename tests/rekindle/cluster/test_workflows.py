@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,11 +178,11 @@ def test_nodes_that_argo_compressed_are_read():
 
 @pytest.mark.parametrize(
     "packed",
-    [b"no gzip", gzip.compress(b"[" * 2000), gzip.compress(b"[" + bytes(200 << 20), 1)],
+    [lambda: b"no gzip", lambda: gzip.compress(b"[" * 2000), lambda: gzip.compress(b"[" + bytes(200 << 20), 1)],
     ids=["no-gzip", "cut", "too-large"],
 )
-def test_nodes_that_cannot_be_decompressed_are_one_error(packed: bytes):
-    workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed).decode()}}
+def test_nodes_that_cannot_be_decompressed_are_one_error(packed: Callable[[], bytes]):
+    workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed()).decode()}}
     with pytest.raises(RekindleError, match="the compressed nodes of workflow a cannot be read"):
         workflows.decompress_nodes(workflow)
 

@@ -42,7 +42,7 @@ def lives(pod: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_a_run_that_never_comes_to_wait(tmp_path: Path, number: int):
     manifest = workflow(("long", "echo begun; sleep 100 & wait"))
     tasks = [{"name": "a", "template": "twice"}, {"name": "b", "template": "twice"}]
