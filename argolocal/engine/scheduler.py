@@ -252,9 +252,7 @@ class Scheduler:
         finally:
             self.depth -= not retried
 
-    def _execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool
-    ) -> Node:
+    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.context.release_deferred.discard(node["id"])
