@@ -61,7 +61,7 @@ def failures(context: Context) -> str:
             "podName": context.table.pod_name(node["name"], template),
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
         }
-        for node in context.table.nodes.values()
+        for node in context.nodes.values()
         if node["phase"] in FAILED
     ]
     return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go

@@ -74,7 +74,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
     """Whether the parent's template references this step's outputs.result."""
     if not boundary:
         return False
-    above = context.table.nodes[boundary]
+    above = context.nodes[boundary]
     parent = context.filled(above["name"]) or context.inputs.templates.get(context.caller(above)["template"], {})
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(above["name"])
