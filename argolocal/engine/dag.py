@@ -367,7 +367,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
                     dag.add(scope, task, task_node)
                     context.inputs.export(task_node.get("outputs") or {})
             outputs = scopes.outputs_of(template, scope)
-        except (TemplateError, ValueError) as error:
+        except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
             node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs

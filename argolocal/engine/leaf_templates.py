@@ -15,7 +15,7 @@ from argolocal.engine.context import Context
 from argolocal.engine.inputs import Filled
 from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
 from argolocal.errors import ConfigError
-from argolocal.language.substitute import TemplateError, substitute
+from argolocal.language.substitute import substitute
 from argolocal.manifest import pod_patch
 from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
@@ -48,8 +48,6 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         final: Any = template if isinstance(cast(Any, template), Filled) else substitute(template, known)
         patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
         final = pod_patch.patched(final, patches)
-    except TemplateError as error:
-        raise NodeError(str(error)) from None
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
     limits = [options.deadline] if options.deadline else []

@@ -183,7 +183,7 @@ class Scheduler(Context):
             name = f"{self.name}.onExit"
             if self.table.get(name) or self.may_run(True):
                 try:
-                    options = Options(on_exit=True, flag={"hooked": True})
+                    options = Options(on_exit=True, flag=hooks.HOOKED)
                     exit_node = self.execute(name, hook, hook.get("arguments") or {}, options)
                 except Parallel:
                     return

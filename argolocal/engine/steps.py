@@ -49,11 +49,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         expansion.complete_groups = index + 1
     group = context.nodes[context.table.ids[before]] if before else node
     node["outboundNodes"] = _outbound(context, group)
-    try:
-        outputs = scopes.outputs_of(template, scope)
-    except TemplateError as error:
-        raise NodeError(str(error)) from None
-    if outputs:
+    if outputs := scopes.outputs_of(template, scope):
         node["outputs"] = outputs
         context.inputs.export(outputs)
     admission.try_save_outputs(context, node)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cmp_to_key
 from typing import Any, TypeGuard
 
+from argolocal.errors import NodeError
 from argolocal.language import json_path
 from argolocal.language.gofmt import Keyed, Nil, dumps, int64, parsed, verb
 
@@ -18,7 +19,7 @@ Numeric = int | float
 BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
 
 
-class ExprError(Exception):
+class ExprError(NodeError):
     """The expression cannot be parsed or evaluated."""
 
 
@@ -233,17 +234,8 @@ def _round(value: Numeric) -> float:
     return float(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
 
 
-TYPES = {
-    str: "string",
-    bool: "bool",
-    int: "int",
-    float: "float",
-    list: "array",
-    Nil: "array",
-    dict: "map",
-    Keyed: "map",
-    type(None): "nil",
-}
+TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
+TYPES |= dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map")
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
     "type": lambda v: TYPES.get(type(v), "unknown"),
