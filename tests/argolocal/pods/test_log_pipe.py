@@ -19,7 +19,7 @@ from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.pod_run import PodRun
 from argolocal.pods.process import ContainerRun, start_container
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 from tests.waiting import until
 
 

@@ -10,9 +10,9 @@ from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_tim
 from argolocal.engine.scheduler import Scheduler
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
+from tests.argolocal.running import execute
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
