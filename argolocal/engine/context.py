@@ -53,7 +53,7 @@ class Context:
     ) -> None:
         self.workflow, self.spec, self.shutdown, self._locks = workflow, workflow["spec"], shutdown, locks
         self.name: str = workflow["metadata"]["name"]
-        self.status = status or {"phase": "", "nodes": {}}  # Argo's WorkflowStatus as plain data
+        self.status: dict[str, Any] = status or {"phase": "", "nodes": {}}  # Argo's WorkflowStatus as plain data
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)

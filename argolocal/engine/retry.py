@@ -36,12 +36,7 @@ class Outcome:
 
 
 def execute(
-    context: Context,
-    name: str,
-    caller: Task,
-    template: Template,
-    strategy: dict[str, Any],
-    options: Options,
+    context: Context, name: str, caller: Task, template: Template, strategy: dict[str, Any], options: Options
 ) -> Node | None:
     """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
     table = context.table

@@ -249,10 +249,7 @@ class _Bounds:
     def _count(self, event: Any, values: int, characters: int) -> None:
         self.values += values
         self.characters += characters
-        for total, most, what in (
-            (self.values, MAX_VALUES, "values"),
-            (self.characters, MAX_CHARACTERS, "characters"),
-        ):
+        for total, most, what in ((self.values, MAX_VALUES, "values"), (self.characters, MAX_CHARACTERS, "characters")):
             if total > most:
                 self._refuse(event, f"it has more than {most:,} {what} with all its aliases: use fewer of them")
 

@@ -197,11 +197,7 @@ def unpack_tar(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, shar
 
 def unpack_zip(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, share: float = SHARE) -> None:
     """As unpack_tar; links in a zip become files."""
-    with (
-        _unpacked(archive, path) as into,
-        _Directory(archive, most_entries) as file,
-        zipfile.ZipFile(file) as opened,
-    ):
+    with _unpacked(archive, path) as into, _Directory(archive, most_entries) as file, zipfile.ZipFile(file) as opened:
         tree = _Tree(into, _Budget(path.name, into, most_entries, share))
         _check_zip(file, opened.infolist(), tree.budget)
         for entry in opened.infolist():

@@ -23,7 +23,6 @@ from typing import Any
 from argolocal import validate
 from argolocal.common import program
 from argolocal.common.files import write_atomically
-from argolocal.common.identity import random_suffix
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import alive, signal_group, started
 from argolocal.controllers.kubectl import Resources
@@ -113,7 +112,7 @@ class LocalRun:
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
         """A run that is validated and on disk, but not started. Raises ConfigError."""
-        identity = manifests.Identity(time.time(), str(uuid.uuid4()), random_suffix())
+        identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
