@@ -114,18 +114,14 @@ def check_parallelism(context: Context, template: Template, node: Node | None, b
     """Raises Parallel if parallelism or failFast forbid running the node."""
     if node and context.table.orphaned:
         return
-    if at_parallelism_limit(context):
+    limit = context.spec.get("parallelism")
+    if limit is not None and len(context.table.active) >= int(limit):
         raise Parallel
     if node and ("dag" in template or "steps" in template):
         _enforce(context, node, template, lambda id: _active_pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.nodes[boundary]
         _enforce(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
-
-
-def at_parallelism_limit(context: Context) -> bool:
-    limit = context.spec.get("parallelism")
-    return limit is not None and len(context.table.active) >= int(limit)
 
 
 def _active_pods(context: Context, boundary: str) -> int:

@@ -323,8 +323,8 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable
     Raises TemplateError, WhenError.
     """
     values = scope.parameters(context.inputs.globals)
-    body: Any = {key: value for key, value in task.items() if key != "hooks"}
-    hooks: Any = {"hooks": task["hooks"]} if "hooks" in task else {}
+    body = {key: value for key, value in task.items() if key != "hooks"}
+    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
     if task.get("when"):
         when = substitute(task["when"], values, STEPS)
         try:

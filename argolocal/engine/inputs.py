@@ -6,7 +6,7 @@ Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstitutePara
 import json
 import re
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from argolocal.engine.nodes import NodeError
 from argolocal.engine.scope import ABSENT, MARK
@@ -151,7 +151,7 @@ class Inputs:
             if path := (parameter.get("valueFrom") or {}).get("path"):
                 scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
         text = replace(text, scope)
-        return loaded(text) if "{{" in text else cast(Template, Filled(loaded(text)))
+        return loaded(text) if "{{" in text else Filled(loaded(text))
 
 
 def labelled(workflow: dict[str, Any]) -> dict[str, Any]:

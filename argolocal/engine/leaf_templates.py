@@ -8,7 +8,6 @@ Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 import json
 import re
 from dataclasses import replace
-from typing import Any, cast
 
 from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
@@ -45,7 +44,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     }
     try:
         known = {**context.inputs.globals, **scope, "pod.name": pod}
-        final: Any = template if isinstance(cast(Any, template), Filled) else substitute(template, known)
+        final = template if isinstance(template, Filled) else substitute(template, known)
         patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
         final = pod_patch.patched(final, patches)
     except (PatchError, ConfigError) as error:

@@ -247,7 +247,7 @@ class Scheduler(Context):
             raise
 
     def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
-        template: Any = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
+        template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
         if mounted := volumes.declared(self.spec, self.status, template):
             template = {**template, "volumes": mounted}
         if self.spec.get("archiveLogs"):

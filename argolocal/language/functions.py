@@ -194,10 +194,6 @@ def _unbase64(text: str) -> str:
     raise ExprError(f"illegal base64 data at input byte {quantum + (illegal.start() if illegal else 0)}")
 
 
-def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
-    return sorted(values, key=cmp_to_key(compare), reverse=_descends(order))
-
-
 def _descends(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise ExprError(f"invalid order {order}, expected asc or desc")
@@ -230,10 +226,6 @@ def _length(value: Any) -> int:
     return len(value)
 
 
-def _round(value: Numeric) -> float:
-    return float(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
-
-
 TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
 TYPES |= dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map")
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -242,7 +234,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "ceil": lambda v: float(math.ceil(v)),
     "floor": lambda v: float(math.floor(v)),
-    "round": _round,
+    "round": lambda v: float(math.floor(abs(v) + 0.5)) * (1 if v >= 0 else -1),
     "int": to_int,
     "float": to_float,
     "string": verb,
@@ -280,7 +272,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
     "flatten": _flat,
-    "sort": _sorted,
+    "sort": lambda v, order="asc": sorted(v, key=cmp_to_key(compare), reverse=_descends(order)),
 }
 
 

@@ -68,7 +68,10 @@ class _Members(io.RawIOBase):
                 if not data:
                     return 0
                 if self.input:
-                    self._begin()
+                    self.spare_members -= 1
+                    if self.spare_members < 0:
+                        raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER} bytes each")
+                    self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
                 continue
             out = self.decoder.decompress(data, len(buffer))
             ended = self.decoder.eof
@@ -81,12 +84,6 @@ class _Members(io.RawIOBase):
             if out:
                 buffer[: len(out)] = out
                 return len(out)
-
-    def _begin(self) -> None:
-        self.spare_members -= 1
-        if self.spare_members < 0:
-            raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER} bytes each")
-        self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
 
     def close(self) -> None:
         self.file.close()

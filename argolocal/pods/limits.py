@@ -149,10 +149,6 @@ def _candidates() -> Iterator[tuple[Path, int]]:
             root, point = where.split(" ")[3:5]
             own = Path(point, os.path.relpath(path, root))
             for folder in (own, own.parent):
-                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _delegated_controllers(folder):
+                control = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
+                if control.exists() and (version == 1 or "memory" in control.read_text().split()):
                     yield folder, version
-
-
-def _delegated_controllers(folder: Path) -> list[str]:
-    control = folder / "cgroup.subtree_control"
-    return control.read_text().split() if control.exists() else []
