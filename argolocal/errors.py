@@ -19,6 +19,10 @@ class ConfigError(ArgolocalError):
     exit_code = 78
 
 
+class NodeError(Exception):
+    """A node of a workflow fails by this, not the run; the message is Argo's."""
+
+
 class StorageError(ArgolocalError):
     """The object store is unavailable, refuses a request, or holds unexpected data."""
 

@@ -19,7 +19,7 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }
 MODULES = {name: f"rekindle.{module}" for module, names in NAMES.items() for name in names}
-program.use("rekindle")
+program.use("rekindle", "rekindle.local.cluster:LocalCluster")
 __all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

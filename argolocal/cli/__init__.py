@@ -6,7 +6,9 @@ argolocal --help
 import json
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +16,7 @@ from argolocal.cli import entry
 from argolocal.cli.group import CONTEXT, Commands
 from argolocal.cli.options import File, Name, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
+from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
 
@@ -122,10 +125,9 @@ def stop(name: str | None, as_json: bool) -> None:
       argolocal stop
     """
     from argolocal.runner import run
-    from argolocal.runner.cluster import LocalCluster
     from argolocal.view import runs
 
-    name = run.stop(name or runs.newest(home(), ("Running",)), LocalCluster(home()))
+    name = run.stop(name or runs.newest(home(), ("Running",)), _cluster())
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 
@@ -168,9 +170,7 @@ def down(as_json: bool) -> None:
     Example:
       argolocal down
     """
-    from argolocal.runner.cluster import LocalCluster
-
-    stopped = LocalCluster(home()).down()
+    stopped = _cluster().down()
     if stopped or as_json:
         print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
 
@@ -179,10 +179,11 @@ def down(as_json: bool) -> None:
 @click.argument("folder", metavar="HOME", type=File())
 @output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Use a home (.argolocal, or ARGOLOCAL_HOME) that no command of yours made here.
+    """Use a home that no command of yours made here.
 
-    It says what is started on this machine: one that came with a folder from elsewhere is not used, nor is your own
-    after you moved or copied it. Trust only what you know.
+    A home (.argolocal, or ARGOLOCAL_HOME) says what is started on this machine. One that came with a folder from
+    elsewhere is not used, nor is your own after you moved or copied it, nor one of an earlier version. Trust only what
+    you know.
 
     Example:
       argolocal trust .argolocal
@@ -191,3 +192,9 @@ def trust(folder: Path, as_json: bool) -> None:
 
     cluster.trust(folder)
     print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
+
+
+def _cluster() -> Any:
+    """This machine, as the program that a user typed has it: those that are built on argolocal invoke its commands."""
+    module, _, name = program.cluster.partition(":")
+    return getattr(import_module(module), name)(home())

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import click
@@ -24,7 +25,7 @@ class Commands(click.Group):
         self.sections = sections
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.help = inspect.cleandoc(cmd.help or "").replace("\nExample:", "\n\b\nExample:")
+        cmd.help = inspect.cleandoc(cmd.help or "").replace("\n\nExample:", "\n\n\b\nExample:")
         super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -40,3 +41,10 @@ class Commands(click.Group):
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
         return super().resolve_command(ctx, args)
+
+
+def of_program(command: Any, name: str) -> click.Command:
+    """Return a command of argolocal whose help speaks of the program `name`."""
+    other = copy(command)
+    other.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
+    return other

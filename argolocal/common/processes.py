@@ -16,6 +16,11 @@ from pathlib import Path
 WATCH = 3.0  # seconds between reads of the record
 
 
+def python(*arguments: str) -> list[str]:
+    """A command of this interpreter that imports nothing from the working directory, whose files may be anybody's."""
+    return [sys.executable, "-P", *arguments]
+
+
 def started(pid: int) -> int | None:
     """When a process was started (clock ticks since boot), None if it is gone or a zombie."""
     try:

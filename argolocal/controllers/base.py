@@ -106,6 +106,10 @@ class Controller:
     def names(self) -> list[str]:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
+    def objects(self) -> dict[str, Object]:
+        """All that are on disk, by name."""
+        return {name: obj for name in self.names() if (obj := self.read(name))}
+
     def delete(self, name: str) -> bool:
         """Delete the object; False if there was none."""
         with self._locked():

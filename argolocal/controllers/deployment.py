@@ -19,8 +19,7 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.common.files import write_atomically
-from argolocal.common.interpreter import python
-from argolocal.common.processes import alive, confirm_recorded, end_group, started
+from argolocal.common.processes import alive, confirm_recorded, end_group, python, started
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
@@ -54,9 +53,9 @@ class Services(Controller):
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
-        services = [service for other in self.names() if other != name and (service := self.read(other))]
-        for service in services if Deployments(self.cluster).running() else []:
-            if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
+        for service in self.objects().values() if Deployments(self.cluster).running() else []:
+            ports = [] if headless(service) else [each["port"] for each in service["spec"]["ports"]]
+            if port in ports and service["metadata"]["name"] != name:
                 raise ConfigError(
                     f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
                     f"another port{self.way}, or stop all deployments with `{program.name} down`."
@@ -146,7 +145,7 @@ class Deployments(Controller):
         (self.home / RECORD).unlink(missing_ok=True)
         if not record or not alive(record["pid"], record["since"]):
             return []
-        objects = [obj for name in self.names() if (obj := self.read(name)) and obj["spec"].get("replicas", 1)]
+        objects = [obj for obj in self.objects().values() if obj["spec"].get("replicas", 1)]
         graces = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
         end_group(record["pid"], record["since"], max(graces, default=0) + 5)
         for child in CHILDREN:
@@ -155,16 +154,11 @@ class Deployments(Controller):
 
     def overview(self) -> list[dict[str, Any]]:
         """One entry per Deployment: kind, name, address, whether it runs, how many pods are ready."""
-        stored = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
-        services = [service for service in stored if not headless(service)]
+        services = [obj for obj in Services(self.cluster).objects().values() if not headless(obj)]
         entries, running = [], self.running()
-        for name in self.names():
-            obj = self.read(name)
-            if obj is None:
-                continue
-            ports = [
-                service["spec"]["ports"][0]["port"] for service in services if selects(service, obj["spec"]["template"])
-            ]
+        for name, obj in self.objects().items():
+            template = obj["spec"]["template"]
+            ports = [service["spec"]["ports"][0]["port"] for service in services if selects(service, template)]
             address = f"http://127.0.0.1:{ports[0]}" if ports else ""
             ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
             entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.files import write_atomically
-from argolocal.common.identity import random_suffix
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, selects, verdict
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
-from argolocal.manifest.read import Identity
+from argolocal.manifest.read import Identity, random_suffix
 
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
 IGNORED_FLAGS = (

@@ -115,9 +115,8 @@ class Pod:
 
     def _start(self) -> None:
         self.started = time.monotonic()
-        container = self.spec["containers"][0]["name"]
-        mounts = [mount for container in self.spec["containers"] for mount in container.get("volumeMounts") or []]
-        places = {mount["name"]: mount["mountPath"] for mount in mounts}
+        container = self.spec["containers"][0]
+        places = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
         volumes = {  # memory outlives the pod's processes
             name: VolumeDirectory(
                 self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
@@ -127,7 +126,7 @@ class Pod:
         private = () if filesystem.available() else None
         self.process = start_container(
             ContainerRun(
-                name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
+                name=self.name, container=container, root=self.root, log=self.log, ip=self.ip,
                 extra_env=self.env, private=private, volumes=volumes, origin=self.origin,
             ),
             self.cluster,

@@ -97,7 +97,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        while not stopped.is_set() and (objects := self._objects()):
+        while not stopped.is_set() and (objects := self.deployments.objects()):
             await self._listen(objects)
             for name, obj in objects.items():
                 self._reconcile(name, obj)
@@ -111,13 +111,9 @@ class Supervisor:
                 if client.idle:  # else the servers would wait for its next request
                     client.writer.close()
             await asyncio.sleep(INTERVAL)
-        for name, obj in self._objects().items():
+        for name, obj in self.deployments.objects().items():
             if name in self.rollouts:
                 self.rollouts[name].update_status(obj)
-
-    def _objects(self) -> dict[str, Object]:
-        objects = {name: self.deployments.read(name) for name in self.deployments.names()}
-        return {name: obj for name, obj in objects.items() if obj}
 
     def _reconcile(self, name: str, obj: Object) -> None:
         if name not in self.rollouts:
@@ -135,9 +131,8 @@ class Supervisor:
         """Listen exactly on the ports of the Services that select pods of a Deployment."""
         self._read_routes()
         desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
-        for name in self.services.names():
-            service = self.services.get(name)
-            if service and any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
+        for name, service in self.services.objects().items():
+            if any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
                 host = self.cluster.address(f"service/{name}") if headless(service) else "127.0.0.1"
                 for port in service["spec"]["ports"]:
                     target = port.get("targetPort", port["port"])
@@ -158,8 +153,8 @@ class Supervisor:
 
     def _read_routes(self) -> None:
         """The HTTPRoutes as they are now; what a backend has had stays counted."""
-        controller, routes = Controller(self.cluster, "HTTPRoute"), {}
-        for obj in filter(None, map(controller.read, controller.names())):
+        routes: dict[str, Route] = {}
+        for obj in Controller(self.cluster, "HTTPRoute").objects().values():
             for rule in obj["spec"].get("rules", ()):
                 weights = {backend["name"]: backend.get("weight", 1) for backend in rule.get("backendRefs", ())}
                 filters = [item["requestMirror"] for item in rule.get("filters", ()) if "requestMirror" in item]

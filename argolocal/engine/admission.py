@@ -22,7 +22,7 @@ def admitted(context: Context) -> bool:
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
-    if context.shutdown and not context.table.nodes:
+    if context.shutdown and not context.nodes:
         context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
     try:
@@ -86,7 +86,7 @@ def timeout_at(node: Node, template: Template) -> float:
 def release(context: Context) -> None:
     """Releases the locks of completed nodes."""
     for id in context.lock_holders - context.release_deferred:
-        if not (node := context.table.nodes.get(id)) or node["phase"] not in FULFILLED:
+        if not (node := context.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
         context.lock_holders.discard(id)
         context.locks.release(id)
@@ -114,22 +114,18 @@ def check_parallelism(context: Context, template: Template, node: Node | None, b
     """Raises Parallel if parallelism or failFast forbid running the node."""
     if node and context.table.orphaned:
         return
-    if at_parallelism_limit(context):
+    limit = context.spec.get("parallelism")
+    if limit is not None and len(context.table.active) >= int(limit):
         raise Parallel
     if node and ("dag" in template or "steps" in template):
         _enforce(context, node, template, lambda id: _active_pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
-        parent = context.table.nodes[boundary]
+        parent = context.nodes[boundary]
         _enforce(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
 
 
-def at_parallelism_limit(context: Context) -> bool:
-    limit = context.spec.get("parallelism")
-    return limit is not None and len(context.table.active) >= int(limit)
-
-
 def _active_pods(context: Context, boundary: str) -> int:
-    return sum(context.table.nodes[id].get("boundaryID") == boundary for id in context.table.active)
+    return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active)
 
 
 def _enforce(context: Context, parent: Node, template: Template, count: Callable[[str], int]) -> None:
@@ -138,9 +134,7 @@ def _enforce(context: Context, parent: Node, template: Template, count: Callable
     if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
         if not _active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
-            groups = [
-                n for n in context.table.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
-            ]
+            groups = [n for n in context.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"]
             if groups:
                 context.table.mark(groups[-1]["name"], "Failed", message)
             context.table.mark(parent["name"], "Failed", message)

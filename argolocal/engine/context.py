@@ -1,6 +1,6 @@
 """The state of one workflow that the engine's modules share: nodes, inputs, locks and pending actions.
 
-Each module takes a Context; the scheduler creates it and passes in `execute`, so no module imports the scheduler.
+Each module takes a Context; the scheduler is one, and has its `execute`, so no module imports the scheduler.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,6 @@ class Locks(Protocol):
     def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None: ...
 
 
-class Execute(Protocol):
-    """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
-
-    def __call__(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node: ...
-
-
 @dataclass(slots=True)
 class Expansion:
     """Values derived for one node; not persisted, recomputed after a restart."""
@@ -50,24 +42,36 @@ class Expansion:
 
 
 class Context:
-    """One workflow. `shutdown` is "", Stop or Terminate."""
+    """One workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other runs."""
 
     def __init__(
-        self, workflow: dict[str, Any], status: dict[str, Any], shutdown: str, locks: Locks | None, execute: Execute
+        self,
+        workflow: dict[str, Any],
+        status: dict[str, Any] | None = None,
+        shutdown: str = "",
+        locks: Locks | None = None,
     ) -> None:
-        self.workflow, self.spec, self.status = workflow, workflow["spec"], status
+        self.workflow, self.spec, self.shutdown, self._locks = workflow, workflow["spec"], shutdown, locks
         self.name: str = workflow["metadata"]["name"]
-        self.table = NodeTable(self.name, status)
-        self.inputs = Inputs(workflow, status)
-        self.shutdown, self._locks, self.execute = shutdown, locks, execute
+        self.status: dict[str, Any] = status or {"phase": "", "nodes": {}}  # Argo's WorkflowStatus as plain data
+        self.table = NodeTable(self.name, self.status)
+        self.nodes = self.table.nodes
+        self.inputs = Inputs(workflow, self.status)
+        self.depth = 0  # of the template that is advanced
         self.lock_holders: set[str] = set()  # ids of nodes with locks
         self.release_deferred: set[str] = set()  # holders that failed before running: released on the next pass
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # by name of the node
-        self.wake: float | None = None  # unix seconds: the latest time of the next `advance`
+        self.wake: float | None = None  # unix seconds: the latest time of the next `advance`; None: on the next event
         self.blocked_reason = ""  # why no node can run, if none can
+
+    def execute(
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
+    ) -> Node | None:
+        """Advance node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
+        raise NotImplementedError
 
     @property
     def locks(self) -> Locks:

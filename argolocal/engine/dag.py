@@ -321,8 +321,8 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable
     Raises TemplateError, WhenError.
     """
     values = scope.parameters(context.inputs.globals)
-    body: Any = {key: value for key, value in task.items() if key != "hooks"}
-    hooks: Any = {"hooks": task["hooks"]} if "hooks" in task else {}
+    body = {key: value for key, value in task.items() if key != "hooks"}
+    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
     if task.get("when"):
         when = substitute(task["when"], values, STEPS)
         try:
@@ -365,7 +365,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
                     dag.add(scope, task, task_node)
                     context.inputs.export(task_node.get("outputs") or {})
             outputs = scopes.outputs_of(template, scope)
-        except (TemplateError, ValueError) as error:
+        except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
             node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs

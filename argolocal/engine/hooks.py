@@ -13,13 +13,12 @@ from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Parallel, fulfilled
 from argolocal.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 from argolocal.language.expr import truth
-from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import structs
-from argolocal.language.substitute import TemplateError, expanded, substitute
+from argolocal.language.substitute import expanded, substitute
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.types import Node, Task
 
-EXIT = "exit"
+EXIT, HOOKED = "exit", {"hooked": True}
 
 
 def of_workflow(context: Context) -> bool:
@@ -27,14 +26,10 @@ def of_workflow(context: Context) -> bool:
     done = True
     try:
         for name, hook in _conditional(context.spec, context.name):
-            if truth(hook["expression"], expanded(context.inputs.globals)) or context.table.get(name):
-                node = context.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
+            if _holds(context, hook, Scope()) or context.table.get(name):
+                done &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOKED))
                 context.table.child(context.name, name)
-                done &= fulfilled(node)
-    except Parallel:  # Argo treats its own limit as an error here
-        context.table.mark(context.name, "Error", "Max parallelism reached")
-        return True
-    except (NodeError, ExprError) as error:
+    except NodeError as error:
         context.table.mark(context.name, "Error", str(error))
         return True
     return done
@@ -61,7 +56,7 @@ def failures(context: Context) -> str:
             "podName": context.table.pod_name(node["name"], template),
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
         }
-        for node in context.table.nodes.values()
+        for node in context.nodes.values()
         if node["phase"] in FAILED
     ]
     return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
@@ -69,25 +64,14 @@ def failures(context: Context) -> str:
 
 def during(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
     """Runs the hooks of a step or task except exit; true when all started hooks completed. Raises NodeError."""
-    done, values = True, Scope(scope)
-    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
+    done, values = True, Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
     for name, hook in _conditional(caller, node["name"]):
-        try:
-            if not context.table.get(name) and not truth(
-                hook["expression"], expanded(values.parameters(context.inputs.globals))
-            ):
-                continue
-            outputs = context.table.last_attempt(node).get("outputs")
-            arguments = hook.get("arguments") or {}
+        if context.table.get(name) or _holds(context, hook, values):
+            outputs, arguments = context.table.last_attempt(node).get("outputs"), hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
-            hook_node = context.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
-        except Parallel as error:
-            raise NodeError("Max parallelism reached") from error  # as in of_workflow
-        except ExprError as error:
-            raise NodeError(str(error)) from None
-        context.table.child(node["name"], name)
-        done &= fulfilled(hook_node)
+            done &= _run(context, name, hook, arguments, Options(options.boundary, flag=HOOKED))
+            context.table.child(node["name"], name)
     return done
 
 
@@ -99,26 +83,29 @@ def after(context: Context, caller: Task, node: Node, scope: Scope, options: Opt
     hook = of_exit(context, caller)
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
         return True
-    values = Scope(scope)
-    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
-    try:
-        if hook.get("expression") and not truth(
-            hook["expression"], expanded(values.parameters(context.inputs.globals))
-        ):
-            return True
-    except ExprError as error:
-        raise NodeError(str(error)) from None
+    values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    if hook.get("expression") and not _holds(context, hook, values):
+        return True
     outputs = context.table.last_attempt(node).get("outputs") or {}
     arguments = _resolved(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
     name = f"{node['name']}.onExit"
-    options = Options(options.boundary, True, "steps", flag={"hooked": True})
     try:
-        done = context.execute(name, hook, arguments, options)
-    except Parallel as error:
-        raise NodeError("Max parallelism reached") from error
+        return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOKED))
     finally:
         context.table.child(node["name"], name)  # even if it cannot start
-    return fulfilled(done)
+
+
+def _holds(context: Context, hook: Task, scope: Scope) -> bool:
+    return truth(hook["expression"], expanded(scope.parameters(context.inputs.globals)))
+
+
+def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options) -> bool:
+    """Whether the hook has completed. Raises NodeError."""
+    try:
+        node = context.execute(name, hook, arguments, options)
+    except Parallel as error:  # Argo treats its own limit as an error here
+        raise NodeError("Max parallelism reached") from error
+    return bool(node and fulfilled(node))
 
 
 def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
@@ -139,10 +126,7 @@ def _resolved(
     if not arguments:
         return arguments
     add_outputs(scope, f"{kind}.{name}", outputs, missing="")
-    try:
-        arguments = absent_arguments(scope, arguments)
-        arguments = substitute(arguments, scope.parameters(context.inputs.globals))
-        files = [artifact_of(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
-    except TemplateError as error:
-        raise NodeError(str(error)) from None
+    arguments = absent_arguments(scope, arguments)
+    arguments = substitute(arguments, scope.parameters(context.inputs.globals))
+    files = [artifact_of(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
     return {**arguments, "artifacts": [artifact for artifact in files if artifact]}

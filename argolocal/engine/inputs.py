@@ -6,7 +6,7 @@ Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstitutePara
 import json
 import re
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from argolocal.engine.nodes import NodeError
 from argolocal.engine.scope import ABSENT, MARK
@@ -14,7 +14,7 @@ from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
-from argolocal.language.substitute import TemplateError, expanded, loaded, replace
+from argolocal.language.substitute import expanded, loaded, replace
 from argolocal.manifest.names import SCHEDULED_TIME
 from argolocal.manifest.types import Task, Template
 
@@ -134,27 +134,24 @@ class Inputs:
         """Substitutes globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local}
         given, outputs = template["inputs"], template.get("outputs") or {}
-        try:
-            text = replace(json.dumps(template), scope)
-            if "{{" in repr((given, outputs)):
-                new = loaded(text)
-                given, outputs = new["inputs"], new.get("outputs") or {}
-            scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
-            if ALL_PARAMETERS.search(text):
-                scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
-            for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
-                scope |= {
-                    f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
-                    for artifact in files
-                    if artifact.get("path")
-                }
-            for parameter in outputs.get("parameters") or []:
-                if path := (parameter.get("valueFrom") or {}).get("path"):
-                    scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
-            text = replace(text, scope)
-            return loaded(text) if "{{" in text else cast(Template, Filled(loaded(text)))
-        except TemplateError as error:
-            raise NodeError(str(error)) from None
+        text = replace(json.dumps(template), scope)
+        if "{{" in repr((given, outputs)):
+            new = loaded(text)
+            given, outputs = new["inputs"], new.get("outputs") or {}
+        scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
+        if ALL_PARAMETERS.search(text):
+            scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
+        for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+            scope |= {
+                f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                for artifact in files
+                if artifact.get("path")
+            }
+        for parameter in outputs.get("parameters") or []:
+            if path := (parameter.get("valueFrom") or {}).get("path"):
+                scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
+        text = replace(text, scope)
+        return loaded(text) if "{{" in text else Filled(loaded(text))
 
 
 def labelled(workflow: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,13 @@ Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 import json
 import re
 from dataclasses import replace
-from typing import Any, cast
 
 from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
 from argolocal.engine.inputs import Filled
 from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
 from argolocal.errors import ConfigError
-from argolocal.language.substitute import TemplateError, substitute
+from argolocal.language.substitute import substitute
 from argolocal.manifest import pod_patch
 from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
@@ -45,11 +44,9 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     }
     try:
         known = {**context.inputs.globals, **scope, "pod.name": pod}
-        final: Any = template if isinstance(cast(Any, template), Filled) else substitute(template, known)
+        final = template if isinstance(template, Filled) else substitute(template, known)
         patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
         final = pod_patch.patched(final, patches)
-    except TemplateError as error:
-        raise NodeError(str(error)) from None
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
     limits = [options.deadline] if options.deadline else []
@@ -74,7 +71,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
     """Whether the parent's template references this step's outputs.result."""
     if not boundary:
         return False
-    above = context.table.nodes[boundary]
+    above = context.nodes[boundary]
     parent = context.filled(above["name"]) or context.inputs.templates.get(context.caller(above)["template"], {})
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(above["name"])

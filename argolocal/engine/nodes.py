@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
+from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
@@ -23,10 +24,6 @@ LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 def fulfilled(node: Node) -> bool:
     """Whether dependents may start: the node completed, or is a running daemon."""
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
-
-
-class NodeError(Exception):
-    """The node failed; the message is Argo's."""
 
 
 class Parallel(Exception):
@@ -87,15 +84,10 @@ class Resources(Protocol):
 
     @property
     def busy(self) -> bool: ...
-
     def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
-
     def poll(self) -> list[PodStarted | PodEnded]: ...
-
     def overdue(self, now: float) -> list[str]: ...
-
     def forget(self, id: str) -> None: ...
-
     def stop(self, grace: float) -> None: ...
 
 

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from argolocal.engine import admission, dag, hooks, leaf_templates, retry, steps, suspend
-from argolocal.engine.context import Context, Locks
+from argolocal.engine.context import Context
 from argolocal.engine.nodes import (
     Crashed,
     Kill,
@@ -44,107 +44,75 @@ Event = PodStarted | PodEnded | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
-class Scheduler:
-    """One workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other runs."""
-
-    def __init__(
-        self,
-        workflow: dict[str, Any],
-        status: dict[str, Any] | None = None,
-        shutdown: str = "",
-        locks: Locks | None = None,
-    ) -> None:
-        self.context = Context(workflow, status or {"phase": "", "nodes": {}}, shutdown, locks, self.execute)
-        self.table, self.inputs = self.context.table, self.context.inputs
-        self.depth = 0
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """Argo's WorkflowStatus as plain data."""
-        return self.context.status
-
-    @property
-    def nodes(self) -> dict[str, Node]:
-        return self.table.nodes
-
-    @property
-    def done(self) -> bool:
-        return self.context.done
-
-    @property
-    def wake(self) -> float | None:
-        """The latest time (unix seconds) to call `advance` again; None: only on the next event."""
-        return self.context.wake
+class Scheduler(Context):
+    """One workflow, which `advance` brings as far as possible."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
         """Applies the events and returns the actions to take; sets `wake`."""
-        self.table.now, self.context.wake, self.context.actions = now, None, []
-        if self.context.status["phase"]:
-            self._update_globals()
+        self.table.now, self.wake, self.actions = now, None, []
+        if self.status["phase"]:
+            duration = f"{now - parse_time(self.status['startedAt']):.6f}"
+            self.inputs.globals |= {"workflow.status": self.status["phase"], "workflow.duration": duration}
         else:
-            self.context.status |= {"phase": "Running", "startedAt": format_time(now)}
-        if "volumeClaimTemplates" in self.context.spec and not self.context.done:
-            self.context.status["persistentVolumeClaims"] = volumes.claims(self.context.workflow)
+            self.status |= {"phase": "Running", "startedAt": format_time(now)}
+        if "volumeClaimTemplates" in self.spec and not self.done:
+            self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
         for event in events:
             self._apply(event)
-        if not admission.admitted(self.context):
+        if not admission.admitted(self):
             return []
         self._apply_limits()
-        if self.context.spec.get("suspend") and not self.context.shutdown:
-            return self.context.actions
+        if self.spec.get("suspend") and not self.shutdown:
+            return self.actions
         self.table.requeue = True
-        while self.table.requeue and self.context.status["phase"] == "Running":
-            self.table.requeue, self.context.blocked_reason = False, ""
-            admission.release(self.context)
-            self._operate()
+        while self.table.requeue and self.status["phase"] == "Running":
+            self.table.requeue, self.blocked_reason = False, ""
+            admission.release(self)
+            try:
+                self._reconcile()
+            except Crashed as error:
+                self.finish("Error", str(error))
             if self.table.orphaned and not self.table.requeue and not self._can_progress(excluding=self.table.orphaned):
-                for node in [self.table.nodes[id] for id in self.table.orphaned]:
+                for node in [self.nodes[id] for id in self.table.orphaned]:
                     self._restart_orphan(node)
-        if self.context.status["phase"] == "Running" and not self._can_progress():
-            long = "until the deadline" if self.context.deadline else "for ever"
-            message = f"{self.context.blocked_reason or 'nothing is left to run'}: Argo would wait for it {long}"
-            self.context.finish("Error", message, deadlocked=True)
-        if self.context.deadline and self.context.status["phase"] == "Running" and now < self.context.deadline:
-            self.context.wake_at(self.context.deadline)
-        return self.context.actions
+        if self.status["phase"] == "Running" and not self._can_progress():
+            long = "until the deadline" if self.deadline else "for ever"
+            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait for it {long}"
+            self.finish("Error", message, deadlocked=True)
+        if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
+            self.wake_at(self.deadline)
+        return self.actions
 
     def _restart_orphan(self, node: Node) -> None:
         """Restarts a pod of a dead runner whose completed parent does not restart it."""
-        retries = (retry_node for retry_node in self.table.nodes.values() if retry_node["type"] == "Retry")
+        retries = (retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry")
         top = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
-        options = Options(top.get("boundaryID", ""), self.context.on_exit(top), flag=dict(top.get("nodeFlag", {})))
-        if (caller := self.context.caller(top))["template"] in self.inputs.templates:
+        options = Options(top.get("boundaryID", ""), self.on_exit(top), flag=dict(top.get("nodeFlag", {})))
+        if (caller := self.caller(top))["template"] in self.inputs.templates:
             with contextlib.suppress(NodeError, Parallel, Crashed):
                 self.execute(top["name"], caller, top.get("inputs", {}), options)
         if node["id"] in self.table.orphaned:
             self.table.mark(node["name"], "Failed", "its runner died")
 
-    def _update_globals(self) -> None:
-        duration = self.table.now - parse_time(self.context.status["startedAt"])
-        self.inputs.globals |= {
-            "workflow.status": self.context.status["phase"],
-            "workflow.duration": f"{duration:.6f}",
-        }
-
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
         types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active - self.context.daemons.keys() - excluding)  # a daemon is killed with its template
-            or self.context.wake is not None
-            or any(node["type"] in types and node["phase"] not in FULFILLED for node in self.table.nodes.values())
+            bool(self.table.active - self.daemons.keys() - excluding)  # a daemon is killed with its template
+            or self.wake is not None
+            or any(node["type"] in types and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, Resumed):
-            suspend.resume(self.context, event)
+            suspend.resume(self, event)
             return
-        node = self.table.nodes[event.id]
+        node = self.nodes[event.id]
         if node["phase"] in FULFILLED:
             return
         if isinstance(event, PodStarted):
-            if (self.context.filled(node["name"]) or {}).get("daemon"):
+            if (self.filled(node["name"]) or {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
-                self.context.daemons[node["id"]] = None
+                self.daemons[node["id"]] = None
             if node["type"] == "Pod":
                 node["hostNodeName"] = event.host
             self.table.mark(node["name"], "Running", "")
@@ -155,20 +123,20 @@ class Scheduler:
             node["outputs"] = event.outputs
             self.inputs.export(event.outputs)
         phase, message = event.phase, event.message
-        self.context.daemons.pop(node["id"], None)
+        self.daemons.pop(node["id"], None)
         if node.pop("daemoned", None) and phase == "Succeeded":
             phase = "Failed"  # a daemon must run until its boundary completes
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
-                admission.save_outputs(self.context, node)
+                admission.save_outputs(self, node)
             except NodeError as error:
                 phase, message = "Error", str(error)
         self.table.mark(node["name"], phase, message)
-        self.context.expansions.pop(node["name"], None)
+        self.expansions.pop(node["name"], None)
 
     def _end_containers(self, id: str) -> None:
         """Fails the unfinished containers of a completed pod."""
-        node = self.table.nodes.get(id)
+        node = self.nodes.get(id)
         if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED:
                 self.table.mark(node["name"], "Failed", "Pod Failed whilst container running")
@@ -177,73 +145,63 @@ class Scheduler:
 
     def _apply_limits(self) -> None:
         """Kills the nodes that a shutdown or the workflow's deadline forbids."""
-        late = bool(self.context.deadline and self.table.now >= self.context.deadline)
-        if not (late or self.context.shutdown):
+        late = bool(self.deadline and self.table.now >= self.deadline)
+        if not (late or self.shutdown):
             return
-        for id, node in list(self.table.nodes.items()):
+        for id, node in list(self.nodes.items()):
             if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
-            exiting = self.context.on_exit(node)
-            if self.context.shutdown and not self.context.may_run(exiting):
+            exiting = self.on_exit(node)
+            if self.shutdown and not self.may_run(exiting):
                 how = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
-                self.table.mark(node["name"], "Failed", how.format(self.context.shutdown))
+                self.table.mark(node["name"], "Failed", how.format(self.shutdown))
             elif late and not exiting:
                 self.table.mark(node["name"], "Failed", "Step exceeded its deadline")
             else:
                 continue
-            self.context.actions.append(Kill(id))
-
-    def _operate(self) -> None:
-        try:
-            self._reconcile()
-        except Crashed as error:
-            self.context.finish("Error", str(error))
+            self.actions.append(Kill(id))
 
     def _reconcile(self) -> None:
         try:
-            node = self.execute(
-                self.context.name,
-                {"template": self.context.spec["entrypoint"]},
-                self.inputs.arguments(),
-                Options(),
-            )
+            node = self.execute(self.name, {"template": self.spec["entrypoint"]}, self.inputs.arguments(), Options())
         except Parallel:
             return
         except NodeError as error:
-            self.context.finish("Error", f"error in entry template execution: {error}")
+            self.finish("Error", f"error in entry template execution: {error}")
+            return
+        if node is None:
             return
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
-        if self.context.spec.get("hooks") or node["phase"] in FULFILLED:
-            self.inputs.globals["workflow.failures"] = hooks.failures(self.context)
-        if not hooks.of_workflow(self.context) or node["phase"] not in FULFILLED:
+        if self.spec.get("hooks") or node["phase"] in FULFILLED:
+            self.inputs.globals["workflow.failures"] = hooks.failures(self)
+        if not hooks.of_workflow(self) or node["phase"] not in FULFILLED:
             return
         phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         exit_node = None
-        if hook := hooks.of_exit(self.context, self.context.spec):
-            name = f"{self.context.name}.onExit"
-            if self.table.get(name) or self.context.may_run(True):
+        if hook := hooks.of_exit(self, self.spec):
+            name = f"{self.name}.onExit"
+            if self.table.get(name) or self.may_run(True):
                 try:
-                    options = Options(on_exit=True, flag={"hooked": True})
+                    options = Options(on_exit=True, flag=hooks.HOOKED)
                     exit_node = self.execute(name, hook, hook.get("arguments") or {}, options)
                 except Parallel:
                     return
                 except NodeError as error:
-                    self.context.finish("Error", f"error in exit template execution : {error}")
+                    self.finish("Error", f"error in exit template execution : {error}")
                     return
                 if not exit_node or exit_node["phase"] not in FULFILLED:
                     return
         message = node.get("message", "")
-        if phase in FAILED and self.context.shutdown:
-            message = f"Stopped with strategy '{self.context.shutdown}'"
+        if phase in FAILED and self.shutdown:
+            message = f"Stopped with strategy '{self.shutdown}'"
         if phase == "Succeeded" and exit_node and exit_node["phase"] in FAILED:
             phase, message = exit_node["phase"], exit_node.get("message", "")
-        self.context.finish(phase, message if phase in FAILED else "")
+        self.finish(phase, message if phase in FAILED else "")
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node:
-        """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
+    ) -> Node | None:
         self.depth += not retried
         try:
             if self.depth >= MAX_DEPTH:
@@ -252,38 +210,36 @@ class Scheduler:
         finally:
             self.depth -= not retried
 
-    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool) -> Node:
+    def _execute(
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool
+    ) -> Node | None:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
-            self.context.release_deferred.discard(node["id"])
+            self.release_deferred.discard(node["id"])
             return node
         try:
-            template = self.context.filled(name) or self._enter(name, caller, arguments, options)
+            template = self.filled(name) or self._enter(name, caller, arguments, options)
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
-        if (
-            not retried
-            and node
-            and template.get("timeout")
-            and node["phase"] == "Pending"
-            and node["id"] not in self.context.started
-        ):
-            self._check_timeout(node, template)
         if not retried:
-            admission.check_parallelism(self.context, template, node, options.boundary)
-        self.context.expansion(name).template = template
+            pending = node if node and node["phase"] == "Pending" and node["id"] not in self.started else None
+            if pending and template.get("timeout") and self.table.now >= admission.timeout_at(pending, template):
+                self.table.mark(name, "Failed", "timeout")
+                raise TimedOut("timeout")
+            admission.check_parallelism(self, template, node, options.boundary)
+        self.expansion(name).template = template
         if not retried and ("synchronization" in template or "memoize" in template):
             try:
-                node = admission.synchronize_and_memoize(self.context, name, caller, template, options)
+                node = admission.synchronize_and_memoize(self, name, caller, template, options)
             except NodeError as error:
                 self.table.error(name, caller, options, str(error))
                 raise
             if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
                 return node
-        strategy = self.context.strategy(template)
+        strategy = self.strategy(template)
         if strategy is not None and not retried:
-            return retry.execute(self.context, name, caller, template, strategy, options)
+            return retry.execute(self, name, caller, template, strategy, options)
         try:
             return self._run(name, caller, template, options)
         except NodeError as error:
@@ -291,31 +247,26 @@ class Scheduler:
             raise
 
     def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
-        template: Any = retry.with_defaults(self.inputs.template(caller), self.context.spec.get("templateDefaults"))
-        if mounted := volumes.declared(self.context.spec, self.context.status, template):
+        template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
+        if mounted := volumes.declared(self.spec, self.status, template):
             template = {**template, "volumes": mounted}
-        if self.context.spec.get("archiveLogs"):
+        if self.spec.get("archiveLogs"):
             template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
         local = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
-        if any(kind in template for kind in leaf_templates.KINDS) and self.context.strategy(template) is None:
+        if any(kind in template for kind in leaf_templates.KINDS) and self.strategy(template) is None:
             local["pod.name"] = self.table.pod_name(name, template["name"])
         return self.inputs.process_args(template, arguments, local)
 
-    def _check_timeout(self, node: Node, template: Template) -> None:
-        if self.table.now >= admission.timeout_at(node, template):
-            self.table.mark(node["name"], "Failed", "timeout")
-            raise TimedOut("timeout")
-
-    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
+    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node | None:
         for kind, module in (("dag", dag), ("steps", steps)):
             if kind in template:
                 try:
-                    return module.execute(self.context, name, caller, template, options)
+                    return module.execute(self, name, caller, template, options)
                 finally:  # after an error, too
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
-                        self.context.end_daemons(node["id"])
+                        self.end_daemons(node["id"])
         if "suspend" in template:
-            return suspend.execute(self.context, name, caller, template, options)
+            return suspend.execute(self, name, caller, template, options)
         if not any(kind in template for kind in leaf_templates.KINDS):
             raise NodeError(f"Template '{template['name']}' missing specification")
-        return leaf_templates.execute(self.context, name, caller, template, options)
+        return leaf_templates.execute(self, name, caller, template, options)

@@ -47,13 +47,9 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         expansion.complete_groups = index + 1
-    group = context.table.nodes[context.table.ids[before]] if before else node
+    group = context.nodes[context.table.ids[before]] if before else node
     node["outboundNodes"] = _outbound(context, group)
-    try:
-        outputs = scopes.outputs_of(template, scope)
-    except TemplateError as error:
-        raise NodeError(str(error)) from None
-    if outputs:
+    if outputs := scopes.outputs_of(template, scope):
         node["outputs"] = outputs
         context.inputs.export(outputs)
     admission.try_save_outputs(context, node)
@@ -63,23 +59,23 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 def _children_fulfilled(context: Context, node: Node) -> bool:
     """Whether all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
     children = node.get("children", [])
-    return all(
-        _children_fulfilled(context, context.table.nodes[id]) for id in children if id in context.table.nodes
-    ) and (bool(children) or fulfilled(node))
+    return all(_children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes) and (
+        bool(children) or fulfilled(node)
+    )
 
 
 def _connect(context: Context, name: str, before: str, group: str) -> None:
     if not before:
         context.table.child(name, group)
         return
-    previous = context.table.nodes[context.table.ids[before]]
+    previous = context.nodes[context.table.ids[before]]
     if not previous.get("children"):
         context.table.child(before, group)
     for child in previous.get("children", []):
         for out in context.table.outbound(child):
-            if out not in context.table.nodes:
+            if out not in context.nodes:
                 raise Crashed(f"could not obtain the out noden name for {out}")
-            context.table.child(context.table.nodes[out]["name"], group)
+            context.table.child(context.nodes[out]["name"], group)
 
 
 def _outbound(context: Context, group: Node) -> list[str]:
@@ -94,7 +90,7 @@ def _add(context: Context, scope: scopes.Scope, group: Node, step: Task, options
         scopes.add_node(context.table, scope, "steps", step["name"], node)
         scopes.add_skipped(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
         return
-    children = (context.table.nodes[id] for id in group.get("children", []))
+    children = (context.nodes[id] for id in group.get("children", []))
     items = [child for child in children if child["name"].startswith(name + "(") and child["type"] != "Skipped"]
     if items:
         scopes.check_named(step)

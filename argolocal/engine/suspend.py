@@ -36,7 +36,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 def resume(context: Context, event: Resumed) -> None:
     """Resumes a node that is still suspended."""
-    node = context.table.nodes.get(event.id)
+    node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
     for parameter in (node.get("outputs") or {}).get("parameters") or []:

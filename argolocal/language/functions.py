@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cmp_to_key
 from typing import Any, TypeGuard
 
+from argolocal.errors import NodeError
 from argolocal.language import json_path
 from argolocal.language.gofmt import Keyed, Nil, dumps, int64, parsed, verb
 
@@ -18,7 +19,7 @@ Numeric = int | float
 BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
 
 
-class ExprError(Exception):
+class ExprError(NodeError):
     """The expression cannot be parsed or evaluated."""
 
 
@@ -193,10 +194,6 @@ def _unbase64(text: str) -> str:
     raise ExprError(f"illegal base64 data at input byte {quantum + (illegal.start() if illegal else 0)}")
 
 
-def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
-    return sorted(values, key=cmp_to_key(compare), reverse=_descends(order))
-
-
 def _descends(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise ExprError(f"invalid order {order}, expected asc or desc")
@@ -229,28 +226,15 @@ def _length(value: Any) -> int:
     return len(value)
 
 
-def _round(value: Numeric) -> float:
-    return float(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
-
-
-TYPES = {
-    str: "string",
-    bool: "bool",
-    int: "int",
-    float: "float",
-    list: "array",
-    Nil: "array",
-    dict: "map",
-    Keyed: "map",
-    type(None): "nil",
-}
+TYPES = {str: "string", bool: "bool", int: "int", float: "float", type(None): "nil"}
+TYPES |= dict.fromkeys((list, Nil), "array") | dict.fromkeys((dict, Keyed), "map")
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
     "type": lambda v: TYPES.get(type(v), "unknown"),
     "abs": abs,
     "ceil": lambda v: float(math.ceil(v)),
     "floor": lambda v: float(math.floor(v)),
-    "round": _round,
+    "round": lambda v: float(math.floor(abs(v) + 0.5)) * (1 if v >= 0 else -1),
     "int": to_int,
     "float": to_float,
     "string": verb,
@@ -288,7 +272,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
     "flatten": _flat,
-    "sort": _sorted,
+    "sort": lambda v, order="asc": sorted(v, key=cmp_to_key(compare), reverse=_descends(order)),
 }
 
 

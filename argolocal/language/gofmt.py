@@ -21,17 +21,13 @@ TOKENS, DECODER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+'), json.JSONDecoder(
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
 }  # fmt: skip
-UNQUOTED = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "a": "\a",
-    "b": "\b",
-    "f": "\f",
-    "v": "\v",
-    "\\": "\\",
-}
+UNQUOTED = dict(zip("ntrabfv\\", "\n\t\r\a\b\f\v\\", strict=True))
 QUOTES = {char: f"\\{letter}" for letter, char in UNQUOTED.items()} | {'"': '\\"'}
+DATE = {  # part of Go's reference time → that of strftime
+    **{"January": "%B", "Monday": "%A", "Jan": "%b", "Mon": "%a", "MST": "%Z", "PM": "%p", "_2": "%e", "15": "%H"},
+    **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
+    **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
+}
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
@@ -65,40 +61,17 @@ def timestamp(now: float) -> str:
 
 def date(layout: str, moment: datetime) -> str:
     """`time.Format`: the parts of Go's reference time, Mon Jan 2 15:04:05 MST 2006, replaced by those of `moment`."""
-    offset = moment.strftime("%z")
-    parts = {
-        "2006": f"{moment.year:04}",
-        "January": moment.strftime("%B"),
-        "Monday": moment.strftime("%A"),
-        "-07:00": f"{offset[:3]}:{offset[3:5]}",
-        "Z07:00": "Z" if offset == "+0000" else f"{offset[:3]}:{offset[3:5]}",
-        "-0700": offset,
-        "Jan": moment.strftime("%b"),
-        "Mon": moment.strftime("%a"),
-        "MST": moment.tzname() or "UTC",
-        "002": f"{moment.timetuple().tm_yday:03}",
-        "01": f"{moment.month:02}",
-        "02": f"{moment.day:02}",
-        "03": f"{(moment.hour + 11) % 12 + 1:02}",
-        "04": f"{moment.minute:02}",
-        "05": f"{moment.second:02}",
-        "06": f"{moment.year % 100:02}",
-        "15": f"{moment.hour:02}",
-        "_2": f"{moment.day:2}",
-        "PM": moment.strftime("%p"),
-        "pm": moment.strftime("%p").lower(),
-        "1": str(moment.month),
-        "2": str(moment.day),
-        "3": str((moment.hour + 11) % 12 + 1),
-        "4": str(moment.minute),
-        "5": str(moment.second),
-    }
+    parts = {"2006": f"{moment.year:04}", "-0700": moment.strftime("%z"), "pm": moment.strftime("%p").lower()}
+    parts["-07:00"] = f"{parts['-0700'][:3]}:{parts['-0700'][3:5]}"
+    parts["Z07:00"] = "Z" if parts["-0700"] == "+0000" else parts["-07:00"]
 
     def written(match: re.Match[str]) -> str:
-        digits = f"{moment.microsecond:06}000"
-        return parts[match[0]] if match[0] in parts else match[0][0] + digits[: len(match[0]) - 1]
+        part = match[0]
+        if part[0] in ".,":
+            return part[0] + f"{moment.microsecond:06}000"[: len(part) - 1]
+        return parts[part] if part in parts else moment.strftime(DATE[part])
 
-    return re.sub("|".join([*map(re.escape, parts), r"(?<=05)[.,]0+"]), written, layout)
+    return re.sub("|".join([*map(re.escape, [*parts, *DATE]), r"(?<=05)[.,]0+"]), written, layout)
 
 
 def humane(wait: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from argolocal.errors import NodeError
 from argolocal.language import regexp
 from argolocal.language.gofmt import divided, verb
 
@@ -38,23 +39,14 @@ NEXT: dict[str, set[str]] = {
     "ACCESSOR": AFTER_OPERAND | {"CLAUSE"},
 } | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), AFTER_OPERAND)
 ENDS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
-LEVELS: list[set[str]] = [
-    {"?", ":", "??"},
-    {"||"},
-    {"&&"},
-    SYMBOLS["COMPARATOR"],
-    {"&", "|", "^"},
-    {">>", "<<"},
-    {"+", "-"},
-    {"*", "/", "%"},
-    {"**"},
-]
+LEVELS = [{"?", ":", "??"}, {"||"}, {"&&"}, SYMBOLS["COMPARATOR"], {"&", "|", "^"}, {">>", "<<"}]
+LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
 UINT64 = (1 << 64) - 1
 Token = tuple[str, Any]
 
 
-class WhenError(Exception):
+class WhenError(NodeError):
     """The condition cannot be parsed or evaluated; the message is Argo's."""
 
 

@@ -38,7 +38,7 @@ def printed(value: Any, template: str) -> str:
 def parse(template: str) -> list[Node]:
     """The parts of a template. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
-    at = 0
+    at, words = 0, list[str]()
     while at < len(template):
         start = template.find("{", at)
         start = len(template) if start < 0 else start
@@ -47,12 +47,15 @@ def parse(template: str) -> list[Node]:
         if start == len(template):
             break
         nodes, at = _action(template, start + 1)
+        words += [inner for kind, inner in nodes if kind == "word"]
         if nodes[:1] == [("word", "range")]:
             body: list[Node] = []
             open_ranges[-1].append(("range", (nodes[1:], body)))
             open_ranges.append(body)
+            words.remove("range")
         elif nodes == [("word", "end")]:
             open_ranges.pop()
+            words.remove("end")
             if not open_ranges:
                 raise KubectlPathError("not in range, nothing to end")
         else:
@@ -60,18 +63,9 @@ def parse(template: str) -> list[Node]:
     while len(open_ranges) > 1:  # without {end}: the rest is printed of each, and once more
         rest = open_ranges.pop()
         open_ranges[-1] += rest
-    for kind, nodes in (part for level in _levels(open_ranges[0]) for part in level):
-        for inner, word in nodes if kind == "action" else nodes[0] if kind == "range" else ():
-            if inner == "word":
-                raise KubectlPathError(f"unrecognized identifier {word}")
+    if words:
+        raise KubectlPathError(f"unrecognized identifier {words[0]}")
     return open_ranges[0]
-
-
-def _levels(parts: list[Node]) -> Iterator[list[Node]]:
-    yield parts
-    for kind, inner in parts:
-        if kind == "range":
-            yield from _levels(inner[1])
 
 
 def _action(text: str, at: int) -> tuple[list[Node], int]:

@@ -12,7 +12,7 @@ Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditi
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from argolocal.language.gofmt import dumps, general
@@ -35,16 +35,8 @@ class Requirement:
     operator: str
     values: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        if self.operator in ("exists", "!"):
-            return ("!" if self.operator == "!" else "") + self.key
-        if self.operator in ("in", "notin"):
-            return f"{self.key} {self.operator} ({','.join(sorted(self.values))})"
-        return f"{self.key}{self.operator}{self.values[0]}"
-
-    def matches(self, document: Any) -> bool:
-        """Whether `document` (plain data) satisfies this requirement."""
-        value = lookup(document, self.key)
+    def matches(self, value: Any) -> bool:
+        """Whether the value of the key, or MISSING, satisfies this requirement."""
         if self.operator in ("exists", "!"):
             return (value is not MISSING) == (self.operator == "exists")
         if value is MISSING:
@@ -135,18 +127,14 @@ def _text(value: Any) -> str:
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
     """Whether `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
-    return all(
-        replace(requirement, key="label").matches(
-            {"label": labels[requirement.key]} if requirement.key in labels else {}
-        )
-        for requirement in parse(selector)
-    )
+    return all(requirement.matches(labels.get(requirement.key, MISSING)) for requirement in parse(selector))
 
 
 def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
     """(True, "") fulfilled, (False, why) failed, (None, "") keep waiting. Raises SelectorError."""
     for requirement in parse(failure):
-        if requirement.matches(document):
+        if requirement.matches(lookup(document, requirement.key)):
             said = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
             return False, f"failure condition '{said}' evaluated true"
-    return (True, "") if all(requirement.matches(document) for requirement in parse(success)) else (None, "")
+    done = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
+    return True if done else None, ""

@@ -78,10 +78,6 @@ def _rounded(value: Any, places: int) -> float:
     return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
 
 
-def _dict(*pairs: Any) -> dict[str, Any]:
-    return {verb(key): value for key, value in zip(pairs[::2], [*pairs[1::2], ""], strict=False)}
-
-
 def _dig(*path: Any) -> Any:
     """dig(key, ..., default, dict)"""
     *keys, default, value = path
@@ -118,10 +114,6 @@ def _same(left: Any, right: Any) -> bool:
 
 def _among(item: Any, values: Any) -> bool:
     return any(_same(item, value) for value in values)
-
-
-def _uniq(values: list[Any]) -> list[Any]:
-    return [value for i, value in enumerate(values) if not _among(value, values[:i])]
 
 
 def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
@@ -217,7 +209,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "list": lambda *v: list(v),
     "first": lambda v: next(iter(listed(v)), None),
     "last": lambda v: next(reversed(listed(v)), None),
-    "uniq": lambda v: _uniq(listed(v)),
+    "uniq": lambda v: [value for i, value in enumerate(listed(v)) if not _among(value, v[:i])],
     "reverse": lambda v: listed(v)[::-1],
     "has": lambda item, v: v is not None and _among(item, listed(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
@@ -287,7 +279,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(listed(v)), n)],
     "all": lambda *v: not any(map(_empty, v)),
     "any": lambda *v: not all(map(_empty, v)),
-    "dict": _dict,
+    "dict": lambda *v: {verb(key): value for key, value in zip(v[::2], [*v[1::2], ""], strict=False)},
     "get": lambda d, key: d.get(key, ""),
     "hasKey": lambda d, key: key in d,
     "keys": lambda *d: sorted(key for mapping in d for key in mapping),

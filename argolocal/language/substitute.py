@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from argolocal.errors import NodeError
 from argolocal.language.expr import evaluate, identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import dumps
@@ -46,7 +47,7 @@ LATE = {"item", "retries", "workflow.status", "workflow.failures"} | {
 UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote writes these in a way JSON cannot read
 
 
-class TemplateError(Exception):
+class TemplateError(NodeError):
     """A substitution that cannot succeed; the message is Argo's."""
 
 

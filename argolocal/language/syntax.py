@@ -276,7 +276,7 @@ def calls(source: str) -> list[tuple[str, list[Any]]]:
 
     def visit(node: Any) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
-            results.append((node[1], [_constant(child) for child in node[2]]))
+            results.append((node[1], [child[1] if child[0] == "const" else None for child in node[2]]))
         elif isinstance(node, tuple) and node and node[0] == "method":
             results.append((_path(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
@@ -286,10 +286,6 @@ def calls(source: str) -> list[tuple[str, list[Any]]]:
     with _bounded(source):
         visit(parse(source))
     return results
-
-
-def _constant(node: Any) -> Any:
-    return node[1] if isinstance(node, tuple) and node[0] == "const" else None
 
 
 def _path(node: Node) -> str | None:

@@ -77,14 +77,12 @@ def _number(loader: Any, node: Any) -> Any:
         raise ConstructorError(None, None, "a number is expected", node.start_mark) from None
 
 
-def _boolean(loader: Any, node: Any) -> bool:
-    return loader.construct_scalar(node).lower() in ("y", "yes", "true", "on")
-
-
 Loader.add_constructor(f"{PREFIX}map", _mapping)
 Loader.add_constructor(f"{PREFIX}int", _number)
 Loader.add_constructor(f"{PREFIX}float", _number)
-Loader.add_constructor(f"{PREFIX}bool", _boolean)
+Loader.add_constructor(
+    f"{PREFIX}bool", lambda loader, node: loader.construct_scalar(node).lower() in ("y", "yes", "true", "on")
+)
 Loader.add_implicit_resolver(f"{PREFIX}bool", re.compile(r"[yYnN]$"), list("yYnN"))
 Loader.add_implicit_resolver(f"{PREFIX}int", INTEGER, FIRST_OF_NUMBERS)
 Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
@@ -249,10 +247,7 @@ class _Bounds:
     def _count(self, event: Any, values: int, characters: int) -> None:
         self.values += values
         self.characters += characters
-        for total, most, what in (
-            (self.values, MAX_VALUES, "values"),
-            (self.characters, MAX_CHARACTERS, "characters"),
-        ):
+        for total, most, what in ((self.values, MAX_VALUES, "values"), (self.characters, MAX_CHARACTERS, "characters")):
             if total > most:
                 self._refuse(event, f"it has more than {most:,} {what} with all its aliases: use fewer of them")
 

@@ -39,7 +39,7 @@ def schedule_error(schedule: str) -> str:
         names = ", ".join(name for name, _, _ in FIELDS)
         return f"it must have five fields ({names}), as in 0 3 * * 1, not {len(fields)}"
     for value, (name, low, high) in zip(fields, FIELDS, strict=True):
-        if not all(_range(part, name, low, high) for part in value.split(",") if part):
+        if _numbers(value, name, low, high) is None:
             return f'the {name} is "{value}": it must be * or {low}-{high}, with lists, ranges and /steps'
     return ""
 
@@ -57,7 +57,7 @@ def timezone_error(name: str) -> str:
 
 def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
     """When a schedule of five fields runs on the days from `first` to `last` of its time zone, in UTC."""
-    sets = [_numbers(value, *field) for value, field in zip(schedule.split(), FIELDS, strict=True)]
+    sets = [_numbers(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
     minutes, hours, days, months, weekdays = sets
     free = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
     day = first
@@ -70,15 +70,22 @@ def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[dat
         day += timedelta(days=1)
 
 
-def _numbers(field: str, name: str, low: int, high: int) -> set[int]:
+def _numbers(field: str, name: str, low: int, high: int) -> set[int] | None:
+    """The numbers of a field, None if Argo cannot read it: a list of numbers, ranges and *, with optional steps."""
     known: set[int] = set()
     for part in filter(None, field.split(",")):
-        span, _, step = part.partition("/")
-        begin, _, end = span.partition("-")
-        start = low if begin in ("*", "?") else _number(begin, name)
-        stop = high if begin in ("*", "?") or (step and not end) else _number(end or begin, name)
-        assert start is not None and stop is not None, "the schedule was checked"
-        known |= set(range(start, stop + 1, int(step or 1)))
+        span, slash, step = part.partition("/")
+        first, dash, last = span.partition("-")
+        start: int | None = low
+        end: int | None = high
+        if first not in ("*", "?"):  # of these what follows a dash is not read
+            start = _number(first, name)
+            end = _number(last, name) if dash else high if slash else start
+        if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
+            return None
+        if start is None or end is None or not low <= start <= end <= high:
+            return None
+        known |= set(range(start, end + 1, int(step or 1)))
     return known
 
 
@@ -88,19 +95,6 @@ def _duration(text: str) -> bool:
     except ValueError:
         return False
     return text == "0" or (text[-1:].isalpha() and text == text.strip())  # seconds() takes more than Go does
-
-
-def _range(part: str, name: str, low: int, high: int) -> bool:
-    """Whether a part is a number, a range or *, with an optional step."""
-    span, slash, step = part.partition("/")
-    first, dash, last = span.partition("-")
-    if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
-        return False
-    if first in ("*", "?"):  # what follows a dash is not read
-        return True
-    start = _number(first, name)
-    end = _number(last, name) if dash else high if slash else start
-    return start is not None and end is not None and low <= start <= end <= high
 
 
 def _number(text: str, name: str) -> int | None:

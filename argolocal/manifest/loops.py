@@ -38,7 +38,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
         else:
             text = step["withParam"].strip()
             raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
-    body: Any = {key: value for key, value in step.items() if key not in LOOPS}
+    body = {key: value for key, value in step.items() if key not in LOOPS}
     seen = dict(scope)  # a view is slow to copy for each item
     return [_one(body, index, item, seen) for index, item in enumerate(items)]
 

@@ -1,6 +1,7 @@
 """Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs."""
 
 import copy
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ class Identity:
     def name(self, prefix: str) -> str:
         """A name from `generateName`, shortened as the API server does."""
         return prefix[:58] + self.suffix
+
+
+def random_suffix() -> str:
+    """Five characters, as the API server appends to `generateName`."""
+    return "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 
 def documents(text: str) -> list[dict[str, Any]]:

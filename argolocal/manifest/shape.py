@@ -16,12 +16,7 @@ CONTAINER = {
     "resources": {"requests": {}, "limits": {}},
     "securityContext": SECURITY,
 }
-POD = {
-    "containers": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": ITEMS,
-    "securityContext": SECURITY,
-}
+POD = {"containers": [CONTAINER], "initContainers": [CONTAINER], "volumes": ITEMS, "securityContext": SECURITY}
 TEMPLATE = {
     "inputs": VALUES,
     "outputs": VALUES,

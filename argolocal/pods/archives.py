@@ -68,7 +68,10 @@ class _Members(io.RawIOBase):
                 if not data:
                     return 0
                 if self.input:
-                    self._begin()
+                    self.spare_members -= 1
+                    if self.spare_members < 0:
+                        raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER} bytes each")
+                    self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
                 continue
             out = self.decoder.decompress(data, len(buffer))
             ended = self.decoder.eof
@@ -81,12 +84,6 @@ class _Members(io.RawIOBase):
             if out:
                 buffer[: len(out)] = out
                 return len(out)
-
-    def _begin(self) -> None:
-        self.spare_members -= 1
-        if self.spare_members < 0:
-            raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER} bytes each")
-        self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
 
     def close(self) -> None:
         self.file.close()
@@ -197,11 +194,7 @@ def unpack_tar(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, shar
 
 def unpack_zip(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, share: float = SHARE) -> None:
     """As unpack_tar; links in a zip become files."""
-    with (
-        _unpacked(archive, path) as into,
-        _Directory(archive, most_entries) as file,
-        zipfile.ZipFile(file) as opened,
-    ):
+    with _unpacked(archive, path) as into, _Directory(archive, most_entries) as file, zipfile.ZipFile(file) as opened:
         tree = _Tree(into, _Budget(path.name, into, most_entries, share))
         _check_zip(file, opened.infolist(), tree.budget)
         for entry in opened.infolist():

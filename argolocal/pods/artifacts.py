@@ -115,7 +115,9 @@ def save(
         _zip(path, packed, artifact["name"])
     elif "none" not in archive:
         name, packed = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
-        level = _level(archive)
+        asked = (archive.get("tar") or {}).get("compressionLevel")
+        # Argo uses the level only for files in volumes, where `check` has validated it
+        level = asked if isinstance(asked, int) and asked in range(10) else 6
         with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
             tar.add(link if path.is_dir() else path, arcname=link.name)
     own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
@@ -131,12 +133,6 @@ def save(
         if packed != path:
             packed.unlink()
     return {**artifact, "s3": where}
-
-
-def _level(archive: dict[str, Any]) -> int:
-    """Argo uses the level only for files in volumes, where `check` has validated it."""
-    level = (archive.get("tar") or {}).get("compressionLevel")
-    return level if isinstance(level, int) and level in range(10) else 6
 
 
 def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:

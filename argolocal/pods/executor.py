@@ -71,21 +71,21 @@ class Executor:
         root = self.files.pods / action.pod
         self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
         if request := action.template.get("http"):
-            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._answered)
+            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._collected)
             return
         if source := action.template.get("data"):
             self.events.append(PodStarted(action.id))
-            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._answered)
+            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._collected)
             return
         pod.clean_up()
         root.mkdir(parents=True)
         inputs = [artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")]
-        main, run = {"name": "main", **main_container(action.template)}, self._run(pod)
+        run = self._run(pod, main := {"name": "main", **main_container(action.template)})
         try:
             pod.volumes = self._volumes(pod)
             if "image" in main:
                 pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
-                pod.expand = lambda text: expand_variables(text, container_environment(run, main, self.cluster))
+                pod.expand = lambda text: expand_variables(text, container_environment(run, self.cluster))
             load = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
         except (ConfigError, OSError) as error:
             self._end(pod, "Error", str(error), None)
@@ -212,10 +212,14 @@ class Executor:
         self._spawn(pod)
 
     def _collected(self, pod: PodRun, work: Future[Any]) -> None:
-        self._end(pod, *_ending(work, "wait: Error (exit code 64): "))
-
-    def _answered(self, pod: PodRun, work: Future[Any]) -> None:
-        self._end(pod, *_ending(work, ""))
+        """Ends a pod whose results are collected."""
+        prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
+        ending: tuple[str, str, Outputs | None]
+        try:
+            ending = work.result()
+        except (ArgolocalError, OSError, ValueError) as error:
+            ending = "Error", f"{prefix}{error}", None
+        self._end(pod, *ending)
 
     def _probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
@@ -246,10 +250,9 @@ class Executor:
         self._watch(pod, pod.process)
         if pod.sidecars and pod.sidecars.name:
             return
-        container = run.spec["containers"][0]
-        if pod.template.get("daemon") and container.get("readinessProbe"):
+        if pod.template.get("daemon") and run.container.get("readinessProbe"):
             runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
-            self._run_in_thread(pod, lambda: daemon.ready(container, run, self.cluster, runs), self._probed)
+            self._run_in_thread(pod, lambda: daemon.ready(run, self.cluster, runs), self._probed)
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
@@ -268,8 +271,7 @@ class Executor:
         for path in paths(template) if pod.private is None else ():
             pod.host(path).parent.mkdir(parents=True, exist_ok=True)
         run = replace(
-            self._run(pod),
-            spec={"containers": [container]},
+            self._run(pod, container),
             private=pod.private,
             stdout=pod.root / ".stdout" if pod.action.capture else None,
             volumes=pod.volumes,
@@ -316,11 +318,12 @@ class Executor:
             pod.kill_at = None
             self._run_in_thread(pod, lambda: pod.collected(self.name, self._store), self._collected)
 
-    def _run(self, pod: PodRun) -> ContainerRun:
-        return ContainerRun(pod.action.pod, {}, pod.root, pod.log, namespace=self.workflow["metadata"]["namespace"])
+    def _run(self, pod: PodRun, container: dict[str, Any]) -> ContainerRun:
+        namespace = self.workflow["metadata"]["namespace"]
+        return ContainerRun(pod.action.pod, container, pod.root, pod.log, namespace=namespace)
 
     def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
-        run = self._run(pod)
+        run = self._run(pod, {})
         artifacts.remove_directory(pod.shared)
         run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(self.workflow)]
         specs = pod.template.get("volumes") or []
@@ -379,14 +382,6 @@ class Executor:
         elif pod.killed is None:
             self.files.check_space()
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
-
-
-def _ending(work: Future[Any], prefix: str) -> tuple[str, str, Outputs | None]:
-    """Return phase, message and outputs of a pod whose results are collected."""
-    try:
-        return work.result()
-    except (ArgolocalError, OSError, ValueError) as error:
-        return "Error", f"{prefix}{error}", None
 
 
 def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:

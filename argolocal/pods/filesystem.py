@@ -81,7 +81,7 @@ def _top(path: Path) -> str:
     return next(iter(path.parts[1:2]), "")
 
 
-def _succeeds_in_child(action: Callable[[], None]) -> bool:
+def succeeds_in_child(action: Callable[[], None]) -> bool:
     """Whether `action` succeeds in a child process."""
     child = os.fork()
     if child == 0:
@@ -96,7 +96,7 @@ def _succeeds_in_child(action: Callable[[], None]) -> bool:
 @cache
 def available() -> bool:
     """Whether this system allows mount namespaces; tried once."""
-    return _succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
+    return succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
 
 
 @cache
@@ -110,7 +110,7 @@ def _root_overlay_supported() -> bool:
         view.mkdir()
         _raise_on_error(not _mount_overlay(Path("/"), view, Path("/tmp/machine")), "mount")
 
-    return _succeeds_in_child(mounted)
+    return succeeds_in_child(mounted)
 
 
 class View:

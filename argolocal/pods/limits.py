@@ -22,6 +22,7 @@ from typing import Any
 from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
 from argolocal.common.processes import started
 from argolocal.language.quantity import quantity
+from argolocal.pods.filesystem import succeeds_in_child
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
 PREFIX = "argolocal-"  # then the creator's pid and start time
@@ -114,7 +115,7 @@ def _cgroup_parent() -> tuple[Path, int] | None:
         _sweep(folder)
         with contextlib.suppress(OSError):
             memory = Memory(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
-            entered = _can_enter(memory)
+            entered = succeeds_in_child(memory.enter)
             memory.close()
             if entered:
                 return folder, version
@@ -148,21 +149,6 @@ def _candidates() -> Iterator[tuple[Path, int]]:
             root, point = where.split(" ")[3:5]
             own = Path(point, os.path.relpath(path, root))
             for folder in (own, own.parent):
-                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _delegated_controllers(folder):
+                control = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
+                if control.exists() and (version == 1 or "memory" in control.read_text().split()):
                     yield folder, version
-
-
-def _delegated_controllers(folder: Path) -> list[str]:
-    control = folder / "cgroup.subtree_control"
-    return control.read_text().split() if control.exists() else []
-
-
-def _can_enter(memory: Memory) -> bool:
-    child = os.fork()
-    if child == 0:
-        try:
-            memory.enter()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0

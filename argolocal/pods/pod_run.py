@@ -186,11 +186,6 @@ class PodRun:
         return text.removesuffix("\n") if text is not None else None
 
 
-def _mounts(template: dict[str, Any]) -> list[str]:
-    """The paths of volume mounts."""
-    return [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
-
-
 def paths(template: dict[str, Any]) -> Iterator[str]:
     """The paths that a template declares."""
     yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
@@ -222,7 +217,7 @@ def _result(stdout: Path) -> Outputs:
 def check(template: dict[str, Any]) -> None:
     """Raises ConfigError if a template (as written) names paths that cannot be private to its pods here."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
-    literal = _mounts(template)
+    literal = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
     declared = [*literal]
     for way in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):

@@ -1,6 +1,6 @@
 """A container as a process of this machine, with its manifest's environment, in its own session; dies with its parent.
 
-    process = start_container(ContainerRun(name, spec=pod_spec, root=..., log=...), cluster)
+    process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
 Used for container and script templates, and by the controllers for the pods of jobs and deployments. `root` is the
 pod's own directory; `private` are the paths that are private to it, besides its volumes (see filesystem.py).
@@ -50,10 +50,9 @@ class ContainerRun:
     """
 
     name: str
-    spec: Mapping[str, Any]
+    container: Mapping[str, Any]
     root: Path
     log: Path
-    container: str = "main"
     ip: str = "127.0.0.1"
     namespace: str = "default"
     extra_env: Mapping[str, str] = field(default_factory=dict)
@@ -137,8 +136,8 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
 
     Raises ConfigError for a container that this machine cannot run, StartError, and OSError, ValueError for its limits.
     """
-    container, origin = _container(run), run.origin or Origin(path=cluster.path)
-    environment = container_environment(run, container, cluster)
+    container, origin = run.container, run.origin or Origin(path=cluster.path)
+    environment = container_environment(run, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
     args = container.get("args") or ([] if container.get("command") else image.args)
@@ -241,16 +240,9 @@ class _Child:
                 os.chdir(self.directory)
 
 
-def _container(run: ContainerRun) -> Mapping[str, Any]:
-    for container in run.spec.get("containers") or []:
-        if container.get("name") == run.container:
-            return container
-    raise ConfigError(f'{run.name} has no container "{run.container}".')
-
-
-def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
+def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
     """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
-    origin = run.origin or Origin(path=cluster.path)
+    container, origin = run.container, run.origin or Origin(path=cluster.path)
     variables = {
         "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
@@ -259,7 +251,7 @@ def container_environment(run: ContainerRun, container: Mapping[str, Any], clust
     } | dict(cluster.service_variables())
     variables |= {program.variable("PATH"): origin.path} if origin.path else {}
     variables |= cluster.image(container["image"]).env
-    _names(run, container)
+    _check_names(run)
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
@@ -272,8 +264,9 @@ def container_environment(run: ContainerRun, container: Mapping[str, Any], clust
     return variables | dict(run.extra_env) | {program.POD: str(run.root)}
 
 
-def _names(run: ContainerRun, container: Mapping[str, Any]) -> None:
+def _check_names(run: ContainerRun) -> None:
     """Raises ConfigError for a name that the API server refuses."""
+    container = run.container
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
     names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
     for key, names in names_by_field.items():

@@ -29,6 +29,7 @@ from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
+    from argolocal.controllers.deployment import Deployments
     from argolocal.controllers.kinds import Kinds
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
@@ -154,15 +155,19 @@ class LocalCluster:
             addresses += [self.address(pod.name) for pod in pods if selector.items() <= labels.items()]
         return addresses
 
-    def revive(self) -> bool:
-        """Restart the supervisor of the Deployments if it died; whether it had."""
+    @cached_property
+    def deployments(self) -> "Deployments":
+        """Their controller: imported when something is asked of it."""
         from argolocal.controllers.deployment import Deployments
 
-        return Deployments(self).revive()
+        return Deployments(self)
+
+    def revive(self) -> bool:
+        """Restart the supervisor of the Deployments if it died; whether it had."""
+        return self.deployments.revive()
 
     def down(self) -> list[str]:
         """Stop the deployments and wait. Returns what was stopped. Raises Busy during a run."""
-        from argolocal.controllers.deployment import Deployments
         from argolocal.controllers.memory import sweep_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
@@ -171,14 +176,12 @@ class LocalCluster:
                 f"for the end, or `{program.name} stop {running[0]}` first."
             )
         sweep_shared_memory()
-        return [f"deployment {name}" for name in Deployments(self).down()]
+        return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
         """The deployments: kind, name, address, whether it runs. Those that died are started again."""
-        from argolocal.controllers.deployment import Deployments
-
         self.revive()
-        return Deployments(self).overview()
+        return self.deployments.overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         """A stored object, or None."""

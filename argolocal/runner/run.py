@@ -1,7 +1,7 @@
 """Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
 
-    status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
-    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp", LocalCluster())
+    status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
+    status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
     release_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
 Everything is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
@@ -23,7 +23,6 @@ from typing import Any
 from argolocal import validate
 from argolocal.common import program
 from argolocal.common.files import write_atomically
-from argolocal.common.identity import random_suffix
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import alive, signal_group, started
 from argolocal.controllers.kubectl import Resources
@@ -47,22 +46,6 @@ from argolocal.state.locks import SharedLocks
 
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
 OnChange = Callable[[Status], None]
-
-
-def execute(
-    manifest: Mapping[str, Any],
-    parameters: Mapping[str, str] | None,
-    cluster: Cluster,
-    on_change: OnChange | None = None,
-    note: Callable[[str], None] | None = None,
-) -> Status:
-    """Runs a Workflow, WorkflowTemplate or CronWorkflow to completion. Raises ConfigError before anything starts."""
-    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
-
-
-def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
-    """Resumes a run that was stopped, failed, or lost its runner. Raises ConfigError, Busy."""
-    return LocalRun.old(name, cluster).run(on_change)
 
 
 def stop(name: str, cluster: Cluster) -> str:
@@ -129,7 +112,7 @@ class LocalRun:
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
         """A run that is validated and on disk, but not started. Raises ConfigError."""
-        identity = manifests.Identity(time.time(), str(uuid.uuid4()), random_suffix())
+        identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:

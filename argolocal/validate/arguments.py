@@ -31,9 +31,10 @@ def check(findings: Findings, path: str, arguments: Data, later: bool = False) -
         _parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, later)
     for artifact in arguments.get("artifacts") or []:
         where = f"{path}.artifacts[{artifact.get('name')}]"
+        located = any(kind in artifact for kind in LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
         if artifact.get("from") and artifact.get("fromExpression"):
             findings.add(where, "argument", "it has both from and fromExpression: give one of them.")
-        elif not artifact.get("from") and not _located(artifact):
+        elif not artifact.get("from") and not located:
             no = (
                 "fromExpression alone is not for arguments"
                 if artifact.get("fromExpression")
@@ -125,10 +126,6 @@ def _parameter(findings: Findings, path: str, parameter: Data, later: bool) -> N
             findings.add(
                 f"{path}.value", "argument", f'"{value}" is none of its enum: it must be {" or ".join(known)}.'
             )
-
-
-def _located(artifact: Data) -> bool:
-    return any(kind in artifact for kind in LOCATIONS[1:]) or bool((artifact.get("s3") or {}).get("key"))
 
 
 def _required(item: Data, kind: str) -> bool:

@@ -34,6 +34,7 @@ class WorkflowRules:
 
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
+        self.add, self.warn = findings.add, findings.warn
         self.others: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
@@ -118,16 +119,14 @@ class WorkflowRules:
             if name := self.spec.get(field):
                 self.target(f"{self.root}.{field}", str(name), given, loose=True)
             elif field == "entrypoint" and self.kind not in REUSED:
-                self.findings.add(
-                    f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with."
-                )
+                self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with.")
         self.hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
         if "activeDeadlineSeconds" not in self.spec:
             why = "nothing ends a workflow that hangs: give a number of seconds."
-            self.findings.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
+            self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
         if (strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC[0]) not in POD_GC:
             hint = self.findings.hint(str(strategy), POD_GC)
-            self.findings.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
+            self.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
         for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
             self.retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
@@ -146,7 +145,7 @@ class WorkflowRules:
         try:
             self.spec = shape.without_nulls(resolve.joined(self.spec, self.find))
         except ConfigError as error:
-            self.findings.add(f"{self.root}.workflowTemplateRef", "template", str(error))
+            self.add(f"{self.root}.workflowTemplateRef", "template", str(error))
             return False
         return True
 
@@ -156,17 +155,15 @@ class WorkflowRules:
         longest = LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
             hint = self.findings.near(self.kind, KINDS)
-            self.findings.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
+            self.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
-            self.findings.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
+            self.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
         elif len(name) > longest or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
             rule = f"lower-case letters, digits and dashes, at most {longest} characters"
             where = "metadata." + ("name" if name else "generateName")
-            self.findings.add(where, "name", f'"{name or prefix}" must be {rule}.')
+            self.add(where, "name", f'"{name or prefix}" must be {rule}.')
         elif not name and len(prefix) > PREFIX:
-            self.findings.warn(
-                "metadata.generateName", "name", f'only {PREFIX} characters of "{prefix}" stay: shorten it.'
-            )
+            self.warn("metadata.generateName", "name", f'only {PREFIX} characters of "{prefix}" stay: shorten it.')
         objects.labels(self.findings, "metadata.labels", metadata.get("labels") or {})
 
     @cached_property
@@ -180,50 +177,48 @@ class WorkflowRules:
     def cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
             old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
-            self.findings.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
+            self.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
         schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
             if why := crontab.schedule_error(str(schedule)):
-                self.findings.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
+                self.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
         if why := crontab.timezone_error(str(spec.get("timezone") or "")):
-            self.findings.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
+            self.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
         self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
     def calls(self, path: str, given: Manifest) -> None:
         """Warn about `$(date)` in arguments, which no shell expands."""
         for parameter in given.get("parameters") or []:
             for inside in pods.CALL.findall(str(parameter.get("value", ""))):
-                self.findings.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.call(inside))
+                self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.call(inside))
 
     # parts of templates and tasks
 
     def unique(self, path: str, there: list[str]) -> None:
         for name, count in Counter(there).items():
             if count > 1:
-                self.findings.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
+                self.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
             if not NAME.fullmatch(name) or len(name) > 128:
                 why = "must be at most 128 letters, digits and dashes, beginning with no dash."
-                self.findings.add(path, "name", f'"{name}" {why}')
+                self.add(path, "name", f'"{name}" {why}')
 
     def retry(self, path: str, retry: Manifest | None) -> None:
         if retry is not None and "limit" not in retry:
-            self.findings.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
+            self.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
 
     def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
         """`around`: the scope of the task, which an inline template sees as well."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
             actual = f"it is {' and '.join(types)}" if types else "it does nothing"
-            self.findings.add(
-                path, "template", f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}."
-            )
+            self.add(path, "template", f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.")
         for direction in ("inputs", "outputs"):
             arguments.unique(self.findings, f"{path}.{direction}", template.get(direction) or {})
         metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
         arguments.outputs(self.findings, path, template.get("outputs") or {}, types[0] if types else "")
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tag_rules.TAG.sub("x", str(template["memoize"].get("key")))):
-            self.findings.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
+            self.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
         inputs, outputs = tag_scope.declared("inputs", template), tag_scope.declared("outputs", template)
         if "dag" in template:
             self.dag(path, template, inputs)
@@ -256,7 +251,7 @@ class WorkflowRules:
                 containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
             if "activeDeadlineSeconds" not in given and "timeout" not in given:
                 why = "an attempt that hangs is never tried again: give a number of seconds."
-                self.findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+                self.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
             containers = [*containers, *pods.named(path, given, "initContainers", "sidecars")]
             spec = {key: given.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
             pods.check(self.findings, path, {**spec, "volumes": given.get("volumes") or []}, containers)
@@ -267,7 +262,7 @@ class WorkflowRules:
         self.unique(f"{at}.tasks", names(listed))
         self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         if not listed:
-            self.findings.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
+            self.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
         before = graph.check(self.findings, at, template["dag"], tasks)
         if before is None:
             return
@@ -277,7 +272,7 @@ class WorkflowRules:
             for parameter in (task.get("arguments") or {}).get("parameters") or []:
                 if str(parameter.get("value", "")).startswith("{{tasks.name}}"):
                     why = "Argo takes what begins with {{tasks.name}} for the output of a task: use it in the template."
-                    self.findings.add(f"{at}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", why)
+                    self.add(f"{at}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", why)
             items = (Items(task),) if _loops(task) else ()
             self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
@@ -305,7 +300,7 @@ class WorkflowRules:
         """`fields` are only allowed in another type of template."""
         for field in filter(template.__contains__, fields):
             why = f"only a template with {kind} may have it: put it there, or on the whole workflow."
-            self.findings.add(f"{path}.{field}", "template", why)
+            self.add(f"{path}.{field}", "template", why)
 
     def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
         given = task.get("arguments") or {}
@@ -317,10 +312,10 @@ class WorkflowRules:
             self.template(f"{path}.inline", inline, None if stored else scope)
             arguments.supplied(self.findings, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
-            self.findings.add(path, "template", "it names no template: give template, templateRef or inline.")
+            self.add(path, "template", "it names no template: give template, templateRef or inline.")
         arguments.check(self.findings, f"{path}.arguments", given)
         if len(over := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
-            self.findings.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
+            self.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
         if self.kind == "CronWorkflow" and not pods.shell(self.templates.get(str(task.get("template"))) or {}):
             self.calls(f"{path}.arguments", given)
         hooks = dict(task.get("hooks") or {})
@@ -331,7 +326,7 @@ class WorkflowRules:
         if METRIC.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
             way = "{{=asFloat(...) > ...}}"
             why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
-            self.findings.warn(f"{path}.when", "when", why)
+            self.warn(f"{path}.when", "when", why)
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
         self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
@@ -350,19 +345,19 @@ class WorkflowRules:
                 ):
                     why = f"Argo knows it only beside an exit hook: write {{{{={tag}}}}}."
                 if why:
-                    self.findings.add(where, "tag", f"{{{{{tag}}}}}: {why}")
+                    self.add(where, "tag", f"{{{{{tag}}}}}: {why}")
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
             if name not in ("exit", "onExit") and not hook.get("expression"):
                 why = "it has no expression, and Argo refuses it: say when it runs, or call it exit."
-                self.findings.add(f"{path}[{name}].expression", "hook", why)
+                self.add(f"{path}[{name}].expression", "hook", why)
             self.reference(f"{path}[{name}]", hook)
             self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
     def reference(self, path: str, caller: Manifest) -> None:
         if "templateRef" in caller and caller.get("template") != resolve.called(caller["templateRef"]):
-            self.findings.add(path, "template", "it has a template beside its templateRef: take one of them out.")
+            self.add(path, "template", "it has a template beside its templateRef: take one of them out.")
 
     def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
         """A template must exist and get its inputs; `loose`: extra arguments are allowed."""
@@ -372,7 +367,7 @@ class WorkflowRules:
             there = self.stored.get(scope) if scope else self.templates
             if there is not None and not (scope and "{{" in short):
                 known = [key for key in there if "/" not in key]  # not those of other objects
-                self.findings.add(path, "template", f'"{short}" is no template{of}.{self.findings.hint(short, known)}')
+                self.add(path, "template", f'"{short}" is no template{of}.{self.findings.hint(short, known)}')
             return
         brought = loose and self.kind in REUSED  # the workflow that uses the template may supply it
         where, called = f"{path}.arguments", f"template {short}{of}"

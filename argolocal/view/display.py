@@ -54,9 +54,7 @@ class Shown(Protocol):
     """Receives every new status; `tick` is called a few times per second; `say` prints a separate line."""
 
     def __call__(self, status: Status) -> None: ...
-
     def tick(self) -> None: ...
-
     def say(self, line: str) -> None: ...
 
 

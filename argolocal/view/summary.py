@@ -53,23 +53,23 @@ def timestamp(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+def _tasks(template: Mapping[str, Any]) -> list[str]:
+    """The names of its tasks or steps."""
+    groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+    return [task["name"] for group in groups for task in group]
+
+
 def planned(manifest: Mapping[str, Any]) -> list[str]:
     """The tasks of the entrypoint in the order of the manifest, so that a tree can show pending ones."""
     spec = manifest.get("spec", {})
-    for template in spec.get("templates", []):
-        if template.get("name") == spec.get("entrypoint"):
-            groups = [template.get("dag", {}).get("tasks", []), *template.get("steps", [])]
-            return [task["name"] for group in groups for task in group]
-    return []
+    entries = (each for each in spec.get("templates", []) if each.get("name") == spec.get("entrypoint"))
+    return _tasks(next(entries, {}))
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
     """Raise ConfigError if neither a task of the manifest nor one of these `logs` has `step` in its name."""
     spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
-    tasks: set[str] = set()
-    for template in spec.get("templates") or []:
-        groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
-        tasks |= {task["name"] for group in groups for task in group}
+    tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
     tasks = tasks or {name}  # a template of its own is all of the workflow
     # a part of a task's name, or more than it: `ship.release`, `prepare(0)`, `train-worker-1`
     longer = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal import cli as local
 from argolocal.cli.options import Name, ask_option, output_option, pairs_of, parameters_option
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
@@ -151,9 +152,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
         elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)
         return
-    from argolocal.view import runs as overview
-
-    overview.logs(home(), name, step, follow, sys.stdout, as_json)
+    click.get_current_context().invoke(local.logs, name=name, step=step, follow=follow, as_json=as_json)
 
 
 @command
@@ -195,12 +194,7 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         return print_result(as_json, result, f"stopping {name}; its exit steps still run")
-    from argolocal.runner.run import stop
-    from argolocal.view import runs as overview
-    from rekindle.local.cluster import LocalCluster
-
-    name = stop(name or overview.newest(home(), ("Running",)), LocalCluster(home()))
-    print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
+    click.get_current_context().invoke(local.stop, name=name, as_json=as_json)
 
 
 @command

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal import cli as local
+from argolocal.cli.group import of_program
 from argolocal.cli.options import File, Name, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
@@ -18,23 +20,7 @@ if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
 
 
-@command
-@click.argument("folder", metavar="HOME", type=File())
-@output_option("text", "json")
-def trust(folder: Path, as_json: bool) -> None:
-    """Use a home that no command of yours made here.
-
-    A home (.rekindle, or REKINDLE_HOME) says what is started on this machine. One that came with a folder from
-    elsewhere is not used, nor is your own after you moved or copied it, nor one of an earlier version. Trust only what
-    you know.
-
-    Example:
-      rekindle trust .rekindle
-    """
-    from argolocal.runner.cluster import trust
-
-    trust(folder)
-    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
+commands.add_command(of_program(local.trust, "rekindle"))
 
 
 @command
@@ -47,11 +33,7 @@ def down(as_json: bool) -> None:
     Example:
       rekindle down
     """
-    from rekindle.local.cluster import LocalCluster
-
-    stopped = LocalCluster(home()).down()
-    if stopped or as_json:
-        print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
+    click.get_current_context().invoke(local.down, as_json=as_json)
 
 
 @command

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from argolocal.common.identity import random_suffix
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import names
 from argolocal.manifest import read as manifests
@@ -37,7 +36,7 @@ SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a ret
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
     """The Workflow to create: with a name, the parameters and the hash of the manifest. Raises ConfigError."""
     own_manifest, reference = _without_reference(manifest, parameters)
-    identity = manifests.Identity(time.time(), suffix=random_suffix())
+    identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
     workflow = manifests.workflow(own_manifest, parameters, here=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from argolocal.engine.nodes import FULFILLED
 from argolocal.manifest.read import split
 from argolocal.pods import filesystem
-from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
+from tests.argolocal.running import execute
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Plain, compare, written
 from tests.conformance.here import Here

@@ -138,7 +138,7 @@ class ContainerSet(Sidecars):
 
     def _run(self, name: str) -> Process:
         if name == "main":
-            process = start_container(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            process = start_container(replace(self.run, container=self.main), self.cluster)
             self.view = process.view
             return process
         return self._start(self.containers[name])

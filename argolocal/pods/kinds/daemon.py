@@ -1,6 +1,6 @@
 """Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-    ready(container, run, cluster, lives)      # blocks; False if the container exits first
+    ready(run, cluster, lives)      # blocks; False if the container exits first
 
 A failed probe is repeated after `periodSeconds`, but at most one second: like the kubelet, which probes more often
 while a container is not ready. Source: Kubernetes' pkg/probe, Argo's operator.go (assessNodeStatus).
@@ -27,26 +27,26 @@ from argolocal.pods.process import ContainerRun, start_container
 KINDS = ("exec", "httpGet", "tcpSocket")
 
 
-def ready(container: dict[str, Any], run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> bool:
+def ready(run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> bool:
     """Whether the probe passes while the container `lives`."""
-    probe = container["readinessProbe"]
+    probe = run.container["readinessProbe"]
     time.sleep(float(probe.get("initialDelaySeconds") or 0))
     timeout = float(probe.get("timeoutSeconds") or 1)
     period, passed = min(float(probe.get("periodSeconds") or 10), 1.0), 0
     while lives():
-        passed = passed + 1 if _passes(container, run, cluster, timeout) else 0
+        passed = passed + 1 if _passes(run, cluster, timeout) else 0
         if passed >= int(probe.get("successThreshold") or 1):
             return lives()
         time.sleep(period)
     return False
 
 
-def _passes(container: dict[str, Any], run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
-    probe = container["readinessProbe"]
+def _passes(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
+    probe = run.container["readinessProbe"]
     if command := (probe.get("exec") or {}).get("command"):
-        return _exec({**container, "command": command, "args": []}, run, cluster, timeout)
+        return _exec(replace(run, container={**run.container, "command": command, "args": []}), cluster, timeout)
     target = probe.get("httpGet") or probe["tcpSocket"]
-    address = target.get("host") or run.ip, port_number(container, target["port"])
+    address = target.get("host") or run.ip, port_number(run.container, target["port"])
     if "httpGet" in probe:
         return _get(target, address, timeout)
     with contextlib.suppress(OSError):
@@ -68,10 +68,9 @@ def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) ->
         return False
 
 
-def _exec(container: dict[str, Any], run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
+def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
     try:
-        run = replace(run, spec={"containers": [container]}, stdout=None, log=Path(os.devnull))
-        process = start_container(run, cluster)
+        process = start_container(replace(run, stdout=None, log=Path(os.devnull)), cluster)
     except (OSError, subprocess.SubprocessError):
         return False
     try:

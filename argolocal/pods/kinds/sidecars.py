@@ -82,12 +82,11 @@ class Sidecars:
     def _start(self, container: dict[str, Any]) -> Process:
         mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
-        spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
         root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         return start_container(
             replace(
                 self.run,
-                spec=spec,
+                container={**container, "name": "main", "volumeMounts": own},
                 root=root,
                 log=log,
                 private=(),

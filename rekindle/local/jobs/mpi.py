@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.files import write_atomically
-from argolocal.common.interpreter import python
+from argolocal.common.processes import python
 from argolocal.controllers.pod import Pod
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically, write_once
-from argolocal.common.interpreter import python
-from argolocal.common.processes import alive, confirm_recorded, end_group, started
+from argolocal.common.processes import alive, confirm_recorded, end_group, python, started
 from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
 
 BUCKET = "rekindle"

@@ -15,8 +15,8 @@ import sys
 import time
 from http.client import HTTPConnection, HTTPException
 
-from argolocal.common.interpreter import python
 from argolocal.common.linux import die_with_parent
+from argolocal.common.processes import python
 from rekindle.errors import say
 
 VARIABLE = "REKINDLE_NOTICE"  # environment: the cloud, and another address of its metadata service

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
-from argolocal.common.interpreter import python
+from argolocal.common.processes import python
 from argolocal.manifest.kinds import COMPLETED
 from argolocal.state import journal
 from argolocal.state.journal import RunFiles

@@ -15,11 +15,12 @@ from argolocal.engine.nodes import PodEnded, Start
 from argolocal.errors import ConfigError, Conflict
 from argolocal.manifest.patch import PATCHES, PatchError, merge
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import LocalRun, execute, resume
+from argolocal.runner.run import LocalRun
 from argolocal.state.journal import DiskFull
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.resource import render
 from rekindle.local.objects import LocalObjects
+from tests.argolocal.running import execute, resume
 from tests.waiting import until
 
 

@@ -72,7 +72,7 @@ def test_a_workflow_that_is_stopped_runs_its_exit_handler_and_one_that_is_termin
     )
     (pod,) = ids(before.advance(1000.0))
     before.advance(1001.0, [PodStarted(pod)])
-    s = Scheduler(before.context.workflow, before.status, shutdown)
+    s = Scheduler(before.workflow, before.status, shutdown)
     actions = s.advance(1002.0)
     assert ids(actions, Kill) == [pod, s.table.id("w[0].pause")]
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
@@ -152,7 +152,7 @@ def test_a_pod_that_does_not_start_in_time_has_failed_though_it_is_tried_once_mo
     before = scheduler(leaf("main", timeout="10s"))
     before.advance(1000.0)
     for now, expected in ((1009.9, "Pending"), (1010.0, "Failed")):
-        s = Scheduler(before.context.workflow, reset_interrupted(before.status, before.nodes["w"]["startedAt"]))
+        s = Scheduler(before.workflow, reset_interrupted(before.status, before.nodes["w"]["startedAt"]))
         s.advance(now)
         assert s.nodes["w"]["phase"] == expected
 
@@ -179,7 +179,7 @@ def test_an_event_of_a_node_that_is_over_changes_nothing() -> None:
 def test_a_workflow_that_is_suspended_starts_nothing() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == [] and s.status["phase"] == "Running" and not s.nodes
-    s = Scheduler(s.context.workflow, s.status, "Stop")
+    s = Scheduler(s.workflow, s.status, "Stop")
     s.advance(1001.0)
     assert s.status["phase"] == "Failed"
 

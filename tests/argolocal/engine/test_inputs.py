@@ -8,8 +8,8 @@ import pytest
 
 from argolocal.manifest.read import Identity, workflow
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
+from tests.argolocal.running import execute
 
 TELL = """cat <<END
 {{workflow.duration}} {{workflow.status}}

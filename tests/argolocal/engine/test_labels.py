@@ -7,8 +7,8 @@ import pytest
 
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
+from tests.argolocal.running import execute
 
 
 def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:

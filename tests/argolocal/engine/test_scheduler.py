@@ -256,7 +256,7 @@ def test_a_status_from_disk_goes_on_where_it_was() -> None:
     s = scheduler(dag(*tasks), leaf())
     first = s.advance(1000.0)[0]
     s.advance(1001.0, [PodEnded(first.id, "Succeeded", "", {})])
-    again = Scheduler(s.context.workflow, s.status)
+    again = Scheduler(s.workflow, s.status)
     assert play(again) == ["b", "c"]
 
 
@@ -335,7 +335,7 @@ def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit()
     before = scheduler(tasks, leaf(), parallelism=2)
     events = [PodStarted(action.id) for action in before.advance(1000.0, [])]
     before.advance(1001.0, events)
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1002.0)))
     assert play(s) == ["a", "b", "c"]
     assert s.status["phase"] == "Succeeded"
 
@@ -346,7 +346,7 @@ def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_ag
     )
     (server,) = before.advance(1000.0, [])
     (client,) = before.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
     assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [client.id]
 
@@ -363,7 +363,7 @@ def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() 
     status = reset_interrupted(before.status, format_time(1002.0))
     for name in ("w", "w[0]"):  # as after the time limit of another step
         status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
-    s = Scheduler(before.context.workflow, status)
+    s = Scheduler(before.workflow, status)
     (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
@@ -380,7 +380,7 @@ def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_
     before.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
     before.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
     assert before.status["phase"] == "Running"
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1003.0)))
+    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1003.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
     s.advance(1004.0, [PodStarted(slow.id), PodEnded(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
@@ -392,6 +392,6 @@ def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
     before.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
     status = reset_interrupted(before.status, format_time(1002.0))
     status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": format_time(1001.0)}
-    s = Scheduler({**before.context.workflow, "spec": {**before.context.workflow["spec"], "parallelism": 1}}, status)
+    s = Scheduler({**before.workflow, "spec": {**before.workflow["spec"], "parallelism": 1}}, status)
     assert play(s) == ["c", "b"]
     assert s.status["phase"] == "Succeeded"

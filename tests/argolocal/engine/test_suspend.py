@@ -104,7 +104,7 @@ def test_a_workflow_that_begins_suspended_starts_nothing() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert (s.status["phase"], s.nodes) == ("Running", {})
-    s.context.spec.pop("suspend")
+    s.spec.pop("suspend")
     assert len(s.advance(1001.0)) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.language.json_path import PathError, found
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 
 DATA: dict[str, Any] = {
     "people": [

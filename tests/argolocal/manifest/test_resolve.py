@@ -10,7 +10,7 @@ from argolocal.errors import ConfigError
 from argolocal.manifest.read import documents, split, workflow
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 
 FILE = """
 apiVersion: argoproj.io/v1alpha1

@@ -14,10 +14,10 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.pods import artifacts, filesystem
 from argolocal.pods.artifacts import ArtifactError
-from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
+from tests.argolocal.running import execute
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 

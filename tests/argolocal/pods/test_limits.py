@@ -19,7 +19,7 @@ from argolocal.language.quantity import quantity
 from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 from tests.waiting import until
 
 needs_cgroups = pytest.mark.skipif(not limits.available(), reason="needs cgroups")

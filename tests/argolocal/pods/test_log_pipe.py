@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.pod_run import PodRun
 from argolocal.pods.process import ContainerRun, start_container
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 from tests.waiting import until
 
 
@@ -130,12 +129,13 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
     template = {"name": "main", "container": {"image": "busybox", "command": ["true"]}, "sidecars": [beside]}
     start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
     pod = PodRun(start, tmp_path / "w", tmp_path / "logs/w.log")
-    run, cluster = ContainerRun("w", {"containers": [template["container"]]}, pod.root, pod.log), LocalCluster(tmp_path)
+    run, cluster = (
+        ContainerRun("w", {"name": "main", **template["container"]}, pod.root, pod.log),
+        LocalCluster(tmp_path),
+    )
     pod.sidecars = Sidecars(template, run, cluster)
     pod.sidecars.start_sidecars()
-    pod.process = start_container(
-        replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
-    )
+    pod.process = start_container(run, cluster)
     pod.process.wait()
     log_pipe = pod.sidecars.running["beside"].log_pipe
     until("the sidecar's log to fail", lambda: log_pipe.error)

@@ -19,8 +19,8 @@ from argolocal.controllers.base import Controller
 from argolocal.manifest.pod_patch import patched
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from rekindle import project
+from tests.argolocal.running import execute
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 

@@ -9,7 +9,7 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 
 pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}

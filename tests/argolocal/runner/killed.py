@@ -60,7 +60,7 @@ import json, os, signal, sys, threading
 from pathlib import Path
 from argolocal import validate as lint
 from rekindle.local.cluster import LocalCluster
-from argolocal.runner.run import execute, release_suspended, resume
+from argolocal.runner.run import LocalRun, release_suspended
 import boto3
 home, what, last = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 values, seen, runner = json.loads(sys.argv[4]), {"call": 0, "effect": 0}, os.getpid()
@@ -79,9 +79,9 @@ sys.setprofile(count)
 cluster = LocalCluster(home)
 if (home / "runs" / what / "manifest.yaml").exists():
     release_suspended(what, values, home)
-    resume(what, cluster)
+    LocalRun.old(what, cluster).run()
 else:
-    execute(json.loads((home / "w.json").read_text()), {}, cluster)
+    LocalRun.new(json.loads((home / "w.json").read_text()), {}, cluster).run()
 sys.setprofile(None)
 threading.setprofile(None)
 (home / "seen").write_text(json.dumps(seen))

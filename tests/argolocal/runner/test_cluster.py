@@ -11,7 +11,7 @@ from argolocal.controllers.base import LAST_APPLIED, Controller
 from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 
 
 @pytest.fixture

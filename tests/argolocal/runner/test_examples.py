@@ -8,7 +8,7 @@ import pytest
 
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
+from tests.argolocal.running import execute
 
 
 def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from argolocal.pods import executor, filesystem
 from argolocal.pods.process import start_container
 from argolocal.runner import run as local_run
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import LocalRun, execute, resume, stop
+from argolocal.runner.run import LocalRun, stop
 from argolocal.state import journal as state
+from tests.argolocal.running import execute, resume
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
@@ -102,11 +103,12 @@ import json, sys
 from collections import Counter
 from pathlib import Path
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute, resume
+from argolocal.runner.run import LocalRun
 cluster = LocalCluster(Path(sys.argv[1]))
 what = sys.argv[2]
-status = execute(json.loads(Path(what).read_text()), {}, cluster) if what.endswith(".json") else resume(what, cluster)
-print(status["phase"])
+new = what.endswith(".json")
+run = LocalRun.new(json.loads(Path(what).read_text()), {}, cluster) if new else LocalRun.old(what, cluster)
+print(run.run()["phase"])
 """
 
 

@@ -12,9 +12,10 @@ import pytest
 from argolocal.common.files import write_atomically
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute, resume, stop
+from argolocal.runner.run import stop
 from argolocal.state.journal import RunFiles, reset_interrupted
 from argolocal.view import runs as overview
+from tests.argolocal.running import execute, resume
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
 ONE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}

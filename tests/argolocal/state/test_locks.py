@@ -39,7 +39,7 @@ def test_a_workflow_waits_for_the_mutex_that_another_run_holds_and_gets_it_when_
     assert starts(first, 1) == ["one"]
     assert starts(second, 1) == []
     assert (second.status["phase"], second.wake) == ("Pending", pytest.approx(1.2))
-    first.context.locks.close()
+    first.locks.close()
     assert starts(second, 2) == ["two"]
 
 
@@ -87,7 +87,7 @@ def test_a_lock_that_this_run_holds_only_a_part_of_is_asked_for_again(tmp_path: 
     starts(first, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert starts(s, 1) == [] and s.wake == pytest.approx(1.2)
-    first.context.locks.close()
+    first.locks.close()
     assert starts(s, 2) == ["w.t"]
 
 

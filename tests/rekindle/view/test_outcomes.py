@@ -79,7 +79,7 @@ class Run:
         return self.scheduler.status["phase"]
 
     def node(self, name: str) -> Any:
-        (match,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.context.name}.{name}"]
+        (match,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"]
         return match
 
     def phases(self) -> dict[str, str]:

@@ -9,8 +9,8 @@ from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from tests.argolocal.runner.played import scheduler, steps
+from tests.argolocal.running import execute
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}

@@ -12,9 +12,9 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
-from argolocal.runner.run import execute
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
+from tests.argolocal.running import execute
 
 
 class Handler(BaseHTTPRequestHandler):

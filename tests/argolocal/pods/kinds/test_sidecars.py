@@ -10,9 +10,9 @@ from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_tim
 from argolocal.engine.scheduler import Scheduler
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import execute
 from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
+from tests.argolocal.running import execute
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
@@ -137,7 +137,7 @@ def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
     again = Scheduler(
-        s.context.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3))
+        s.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3))
     )
     started = [again.nodes[action.id]["name"] for action in again.advance(3)]
     assert started == ["w[0].db(0)"]

@@ -1,0 +1,23 @@
+"""Runs to their end, without a display."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from argolocal.interfaces import Cluster
+from argolocal.runner.run import LocalRun, OnChange, Status
+
+
+def execute(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None,
+    cluster: Cluster,
+    on_change: OnChange | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Status:
+    """Run a manifest."""
+    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
+
+
+def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
+    """Resume a run that was stopped, failed, or lost its runner."""
+    return LocalRun.old(name, cluster).run(on_change)
