@@ -270,7 +270,8 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
             )
         if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
             findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
-        _replica(findings, f"{where}.{name}.template.spec", job.container, _at(replica, ("template", "spec")))
+        wanted = job.container if job.named else ""
+        _replica(findings, f"{where}.{name}.template.spec", wanted, _at(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}
     if "activeDeadlineSeconds" not in policy:
         why = "nothing ends a job that hangs: give a number of seconds."

@@ -83,7 +83,7 @@ class TrainingJobs(Controller):
                     f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTARTS)}."
                 )
             pod = (replica.get("template") or {}).get("spec") or {}
-            sole_container(pod, f"{where}: {role}", rules.container or None)
+            sole_container(pod, f"{where}: {role}", rules.container if rules.named else None)
         if _clean_policy(spec) not in CLEAN_POD_POLICIES:
             raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
         if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.interpreter import python
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.state import journal
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
@@ -90,7 +90,7 @@ def on_cluster(cluster: "Cluster", schedule: str, week: Week) -> dict[str, Any]:
         workflow = workflows.run_now(cluster, schedule, week.parameters)
         workflow["metadata"]["name"] = week.name
         workflows.submit(cluster, workflow)
-    elif (workflows.read(cluster, week.name).get("status") or {}).get("phase") in ("Failed", "Error"):
+    elif (workflows.read(cluster, week.name).get("status") or {}).get("phase") in FAILED:
         workflows.resume(cluster, week.name)
     while (status := workflows.read(cluster, week.name).get("status") or {}).get("phase") not in COMPLETED:
         time.sleep(CLUSTER_POLL)

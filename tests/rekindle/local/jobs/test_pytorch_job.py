@@ -25,7 +25,7 @@ from rekindle.local.jobs.training_job import (
     TrainingJobs,
     condition,
 )
-from tests.rekindle.local.jobs.polling import wait
+from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"

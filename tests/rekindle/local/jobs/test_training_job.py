@@ -24,7 +24,7 @@ from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, finished
 from tests.commands import shell
 from tests.kinds import kinds
-from tests.rekindle.local.jobs.polling import wait
+from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
