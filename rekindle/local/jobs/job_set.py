@@ -6,7 +6,6 @@ loopback address in the environment, a lost pod is replaced after the back-off o
 """
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,11 +16,10 @@ from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
+from argolocal.validate.objects import refuse
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import SUCCEEDED, Job, TrainingJobs, condition, finished
 
-ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
-LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
 
 
@@ -33,39 +31,21 @@ class JobSets(TrainingJobs):
     def check(self, obj: Object) -> None:
         """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
         Controller.check(self, obj)
-        name, spec = obj["metadata"]["name"], obj.get("spec") or {}
-        where, jobs = f"JobSet {name}", spec.get("replicatedJobs") or []
-        if not LABEL.fullmatch(name):
-            raise ConfigError(f"{where}: a name is lower-case letters, digits and -, and begins with a letter.")
-        if not jobs or len({job.get("name") for job in jobs}) < len(jobs):
-            raise ConfigError(f"{where}: spec.replicatedJobs must have jobs, each with a name of its own.")
+        refuse(obj)
+        name, spec = obj["metadata"]["name"], obj["spec"]
         if spec.get("startupPolicy"):
-            raise ConfigError(f"{where}: spec.startupPolicy is not supported here: all jobs start at once.")
+            raise ConfigError(f"JobSet {name}: spec.startupPolicy is not supported here: all jobs start at once.")
         for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
             if len(pod) > 63:
-                raise ConfigError(f"{where}: its pod {pod} would have {len(pod)} characters, and 63 are the most.")
-        known = {job["name"] for job in jobs}
-        rules = (spec.get("failurePolicy") or {}).get("rules") or []
-        for rule in [spec.get("successPolicy") or {}, *rules]:
-            for target in set(rule.get("targetReplicatedJobs") or []) - known:
-                raise ConfigError(f"{where}: a policy names {target}, which is none of its jobs: {sorted(known)}.")
-            if rule.get("action", ACTIONS[0]) not in ACTIONS:
-                raise ConfigError(f"{where}: the action {rule['action']} must be one of {', '.join(ACTIONS)}.")
-        for job in jobs:
-            template = _job_spec(job)
-            pod = (template.get("template") or {}).get("spec") or {}
-            sole_container(pod, f"{where}: {job['name']}")
-            if (restart := pod.get("restartPolicy")) not in ("OnFailure", "Never"):
-                raise ConfigError(f"{where}: {job['name']}: restartPolicy is {restart}: it must be OnFailure or Never.")
-            if template.get("podFailurePolicy") and restart != "Never":
-                raise ConfigError(f"{where}: {job['name']}: podFailurePolicy needs restartPolicy Never.")
-        now = self.read(obj["metadata"]["name"])
-        if (
-            now
-            and not finished(now.get("status") or {})
-            and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]
-        ):
-            raise ConfigError(f"{where}: spec.replicatedJobs: field is immutable.")
+                raise ConfigError(
+                    f"JobSet {name}: its pod {pod} would have {len(pod)} characters, and 63 are the most."
+                )
+        for job in spec["replicatedJobs"]:
+            sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
+        now = self.read(name)
+        status = (now or {}).get("status") or {}
+        if now and not finished(status) and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+            raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
     def written(self, stored: Object) -> Object:
         return stored if finished(stored.get("status") or {}) else super().written(stored)
@@ -187,7 +167,7 @@ def _job_spec(entry: Object) -> Object:
 
 def _lost(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
     """Start the pod again, as the Job controller would; or why its Job has failed."""
-    never = spec["template"]["spec"]["restartPolicy"] == "Never"
+    never = spec["template"]["spec"].get("restartPolicy") == "Never"
     actions = (rule["action"] for rule in (spec.get("podFailurePolicy") or {}).get("rules") or [] if _meets(rule, code))
     action = next(actions, "Count")
     if action == "FailJob":

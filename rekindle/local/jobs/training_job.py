@@ -8,7 +8,6 @@ files.
 
 import fcntl
 import os
-import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOBS
-from argolocal.validate.objects import RESTARTS
+from argolocal.validate.objects import refuse
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
@@ -35,7 +34,6 @@ from rekindle.local.jobs.frameworks import (
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
-CLEAN_POD_POLICIES = ("None", "Running", "All")
 
 
 @dataclass
@@ -58,36 +56,12 @@ class TrainingJobs(Controller):
     def check(self, obj: Object) -> None:
         """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
         super().check(obj)
-        name, spec, rules = obj["metadata"]["name"], obj.get("spec") or {}, JOBS[self.kind]
-        where, field = f"{self.kind} {name}", rules.replicas
+        where = f"{self.kind} {obj['metadata']['name']}"
         if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
             raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
-        if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 53:
-            raise ConfigError(
-                f"{where}: a name is lower-case letters, digits and -, begins with a letter, has at most 53."
-            )
-        replicas = spec.get(field) or {}
-        if not replicas or set(replicas) - set(rules.roles):
-            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.roles)}.")
-        if missing := [role for role in rules.needed if role not in replicas]:
-            raise ConfigError(f"{where}: {field} has no {missing[0]}. Give it one.")
-        if {"Chief", "Master"} <= set(replicas):
-            raise ConfigError(f"{where}: Chief and Master are two names of one role. Keep one of them.")
-        for role in [role for role in rules.single if role in replicas]:
-            if replicas[role].get("replicas", 1 if self.kind == "MPIJob" else None) != 1:
-                raise ConfigError(f"{where}: {role}.replicas must be written, as 1.")
-        least = 1 if self.kind == "PyTorchJob" else 0
-        for role, replica in replicas.items():
-            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTARTS:
-                raise ConfigError(
-                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTARTS)}."
-                )
-            pod = (replica.get("template") or {}).get("spec") or {}
-            sole_container(pod, f"{where}: {role}", rules.container if rules.named else None)
-        if _clean_policy(spec) not in CLEAN_POD_POLICIES:
-            raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
-        if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":
-            _check_elastic(where, spec, elastic)
+        refuse(obj)
+        for role, replica in replicas_of(obj).items():
+            sole_container(replica["template"]["spec"], f"{where}: {role}")
 
     def written(self, stored: Object) -> Object:
         self._adopt(stored)
@@ -287,17 +261,6 @@ class TrainingJobs(Controller):
 
 def _clean_policy(spec: Object) -> str:
     return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
-
-
-def _check_elastic(where: str, spec: Object, elastic: Object) -> None:
-    if "Worker" not in spec["pytorchReplicaSpecs"]:
-        raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
-    if "standalone" in elastic or elastic.get("rdzvConf") == []:
-        raise ConfigError(
-            f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
-        )
-    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
-        raise ConfigError(f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter.")
 
 
 def past_limit(policy: Object, status: Object, job: Job) -> str:
