@@ -233,11 +233,8 @@ def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[
             ):
                 keys[key] = label
     if keys:
-        text = remote.output_of(cluster, remote.image_of(workflow), ["-m", "rekindle.view.cluster_logs", *keys])
-        for line in text.splitlines():
-            if line.startswith("{"):
-                said = json.loads(line)
-                yield keys[said["key"]], said["line"]
+        for said in remote.ask(cluster, workflow, "rekindle.view.cluster_logs", *keys):
+            yield keys[said["key"]], said["line"]
 
 
 def _print_stored(keys: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
@@ -59,8 +60,6 @@ class Pipeline(foreground.Foreground):
         """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
         name, cluster = self._label("name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
-            from argolocal.controllers.deployment import Deployments
-
             Deployments(cluster).start()
 
     def progress(self, row: Step) -> str:
