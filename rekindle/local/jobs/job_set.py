@@ -5,28 +5,38 @@ pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: a pod has n
 loopback address in the environment, a lost pod is replaced after the back-off of pod.py, startupPolicy is refused.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from shutil import rmtree
 from typing import Any
 
 from argolocal.controllers.base import Controller, Object, sole_container
-from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
 from argolocal.validate.objects import refuse
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import SUCCEEDED, Job, TrainingJobs, condition, finished
+from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, finished, suspended
 
 Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
+
+
+def pods_of(obj: Object) -> dict[str, Index]:
+    """The pods of a JobSet, by name without the random suffix."""
+    name, pods = obj["metadata"]["name"], {}
+    for entry in obj["spec"]["replicatedJobs"]:
+        spec = _job_spec(entry)
+        for job in range(entry.get("replicas", 1)):
+            owner = f"{name}-{entry['name']}-{job}"
+            for index in range(spec.get("completions", spec.get("parallelism", 1))):
+                pods[f"{owner}-{index}"] = (entry["name"], owner, index)
+    return pods
 
 
 class JobSets(TrainingJobs):
     """The controller of JobSets. `Job.failed` counts the failed pods of each Job that its policy counts."""
 
     kind = "JobSet"
+    pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
@@ -47,46 +57,21 @@ class JobSets(TrainingJobs):
         if now and not finished(status) and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
             raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
-    def written(self, stored: Object) -> Object:
-        return stored if finished(stored.get("status") or {}) else super().written(stored)
-
-    def _clean(self, obj: Object, status: Object) -> None:
-        rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
-        if condition(status, "Completed"):  # a failed job's directories stay for diagnosis
-            for pod in pods_of(obj):
-                rmtree(self.run / "pods" / pod, ignore_errors=True)
-
-    def _reconcile(self, obj: Object, job: Job) -> None:
-        name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
-        job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
+    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         status.setdefault("restarts", 0)
         if not finished(status):
-            suspended = (condition(status, "Suspended") or {}).get("status") == "True"
-            if spec.get("suspend"):
+            if obj["spec"].get("suspend"):
                 self._remove(job, list(job.pods))
                 _set(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
-                if suspended:
+                if suspended(status):
                     _set(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
-                self._advance(obj, job, status, done)
+                self._run(obj, job, status, done)
         status["replicatedJobsStatus"] = _statuses(obj, job, done)
         if finished(status):
             self._remove(job, list(job.pods))
-        self._store(name, status, done)
-        if finished(status) and not job.terminating:
-            os.close(self.jobs.pop(name).lock)
-            self._clean(obj, status)
 
-    def _store(self, name: str, status: Object, done: set[str]) -> None:
-        def changed(now: Object | None) -> Object | None:
-            if now:
-                now["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
-            return now and now | {"status": status}
-
-        self.change(name, changed)
-
-    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _run(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """Start missing pods, look at those that ended, and then at the two policies."""
         pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
@@ -147,18 +132,6 @@ class JobSets(TrainingJobs):
             if dot and rest == domain and host in pods_of(obj):
                 environment[variable["name"]] = self.cluster.address(host)
         return Pod(self.cluster, name, spec, self.run, environment | self._memory(obj, spec))
-
-
-def pods_of(obj: Object) -> dict[str, Index]:
-    """The pods of a JobSet, by name without the random suffix."""
-    name, pods = obj["metadata"]["name"], {}
-    for entry in obj["spec"]["replicatedJobs"]:
-        spec = _job_spec(entry)
-        for job in range(entry.get("replicas", 1)):
-            owner = f"{name}-{entry['name']}-{job}"
-            for index in range(spec.get("completions", spec.get("parallelism", 1))):
-                pods[f"{owner}-{index}"] = (entry["name"], owner, index)
-    return pods
 
 
 def _job_spec(entry: Object) -> Object:

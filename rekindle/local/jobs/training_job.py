@@ -9,6 +9,7 @@ files.
 import fcntl
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
@@ -48,6 +49,8 @@ class Job:
 
 class TrainingJobs(Controller):
     """The controller of one kind."""
+
+    pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(pods_of)
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         super().__init__(cluster, kind, run)
@@ -106,8 +109,8 @@ class TrainingJobs(Controller):
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         rmtree(self._files(obj), ignore_errors=True)
-        if condition(status, "Succeeded"):  # a failed job's directories stay for diagnosis
-            for pod in pods_of(obj):
+        if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
+            for pod in self.pods_of(obj):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
@@ -128,22 +131,30 @@ class TrainingJobs(Controller):
             set_condition(
                 status, self.kind, "Restarting", f"{self.kind} {name} is restarting because its node was lost."
             )
-            self._save(obj, status)
+            self._save(name, status)
 
     def _reconcile(self, obj: Object, job: Job) -> None:
-        name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
-        policy = spec.get("runPolicy") or {}
+        name, status = obj["metadata"]["name"], obj.get("status") or {}
         job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
         done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
+        self._advance(obj, job, status, done)
+        self._save(name, status, done)
+        if finished(status) and not job.pods and not job.terminating:
+            os.close(self.jobs.pop(name).lock)
+            self._clean(obj, status)
+
+    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+        """Bring the pods and the status to what the spec says; `done` are the pods that have succeeded."""
+        name, spec = obj["metadata"]["name"], obj["spec"]
+        policy = spec.get("runPolicy") or {}
+        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
         if not finished(status):
             if policy.get("suspend"):
                 self._remove(job, list(job.pods))
                 set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
                 status.pop("startTime", None)
             else:
-                suspended = condition(status, "Suspended")
-                if suspended and suspended["status"] == "True":
+                if suspended(status):
                     set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
                 status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, done)
@@ -154,10 +165,6 @@ class TrainingJobs(Controller):
             self._update_counts(obj, job, status, done)
         if finished(status):
             self._finish(_clean_policy(spec), job, status)
-        self._save(obj, status, ",".join(sorted(done)))
-        if finished(status) and not job.pods and not job.terminating:
-            os.close(self.jobs.pop(name).lock)
-            self._clean(obj, status)
 
     def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
         """Create missing pods, delete surplus ones."""
@@ -250,13 +257,13 @@ class TrainingJobs(Controller):
             pod.end()
             job.terminating.append(pod)
 
-    def _save(self, obj: Object, status: Object, done: str = "") -> None:
+    def _save(self, name: str, status: Object, done: set[str] | None = None) -> None:
         def with_status(now: Object | None) -> Object | None:
-            if now and done:
-                now["metadata"]["annotations"][SUCCEEDED] = done
+            if now and done is not None:
+                now["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
             return now and now | {"status": status}
 
-        self.change(obj["metadata"]["name"], with_status)
+        self.change(name, with_status)
 
 
 def _clean_policy(spec: Object) -> str:
@@ -281,6 +288,10 @@ def condition(status: Object, kind: str) -> Object | None:
 
 def finished(status: Object) -> bool:
     return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
+
+
+def suspended(status: Object) -> bool:
+    return (condition(status, "Suspended") or {}).get("status") == "True"
 
 
 def set_condition(
