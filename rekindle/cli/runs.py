@@ -44,7 +44,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
-        foreground.prefetch(home())
+        LocalCluster(home()).prefetch()  # so that the services are up when the first step needs them
 
     with run_output(as_json):
         workflow, others = source.manifests(begin)

@@ -44,11 +44,6 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
     return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.ours)
 
 
-def prefetch(home: Path) -> None:
-    """Start the embedded services early, so that they are up when the first step needs them."""
-    LocalCluster(home).prefetch()
-
-
 class Pipeline(foreground.Foreground):
     """Runs one workflow, which may be one that Rekindle rendered (`ours`)."""
 
