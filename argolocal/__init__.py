@@ -5,7 +5,7 @@
 The names below are the public API; each is imported on first use.
 """
 
-from importlib import import_module
+from argolocal.common import lazy
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "api": ("run", "lint", "Outcome", "Node"),
@@ -15,12 +15,4 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "pods.container_images": ("Image",),
     "store": ("ObjectStore", "FolderStore"),
 }
-MODULES = {name: f"argolocal.{module}" for module, names in NAMES.items() for name in names}
-__all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> object:
-    if name not in MODULES:
-        raise AttributeError(f"module 'argolocal' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(MODULES[name]), name)
-    return value
+__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

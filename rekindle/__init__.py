@@ -3,9 +3,7 @@
 The names below are the public API (docs/api.md). `import rekindle` loads none of them: each is imported on first use.
 """
 
-from importlib import import_module
-
-from argolocal.common import program
+from argolocal.common import lazy, program
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
@@ -18,17 +16,5 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "storage": ("Store", "NotFound"),
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }
-MODULES = {name: f"rekindle.{module}" for module, names in NAMES.items() for name in names}
+__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 program.use("rekindle", "rekindle.local.cluster:LocalCluster")
-__all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> object:
-    if name not in MODULES:
-        raise AttributeError(f"module 'rekindle' has no attribute '{name}'")
-    value = globals()[name] = getattr(import_module(MODULES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]

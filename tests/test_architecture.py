@@ -45,7 +45,7 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.local": {"argolocal"},
     "rekindle.blocks": {"release", "training", "argolocal"},
     "rekindle.cache": {"argolocal"},
-    "rekindle.training": {"cache"},
+    "rekindle.training": {"cache", "argolocal"},
     "rekindle.serving": {"release"},
     "rekindle.release": set(),
     "rekindle": set(),

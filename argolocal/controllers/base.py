@@ -168,13 +168,11 @@ def merge(last: Any, new: Any, now: Any) -> Any:
     return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
 
 
-def sole_container(spec: Object, where: str, name: str | None = None) -> Object:
+def sole_container(spec: Object, where: str) -> Object:
     """The only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(f"{where} has {len(containers)} containers or init containers: here a pod is one container.")
-    if name and containers[0].get("name") != name:
-        raise ConfigError(f'{where}: its container is called "{containers[0].get("name")}", it must be "{name}".')
     if not containers[0].get("image"):
         raise ConfigError(f"{where}: its container has no image. Set one.")
     return containers[0]

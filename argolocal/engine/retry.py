@@ -18,7 +18,7 @@ from argolocal.language import gofmt
 from argolocal.language.expr import truth
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import expanded
-from argolocal.manifest.kinds import FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
+from argolocal.manifest.kinds import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
 from argolocal.manifest.patch import merged
 from argolocal.manifest.types import Node, Task, Template
 
@@ -124,7 +124,7 @@ def _execute_attempt(
 def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
     """What follows a completed attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
     last, now = attempts[-1], context.table.now
-    if last["phase"] not in ("Failed", "Error"):
+    if last["phase"] not in FAILED:
         return Outcome("Succeeded")
     if context.shutdown:
         return Outcome(last["phase"], f"Stopped with strategy '{context.shutdown}'")

@@ -11,13 +11,14 @@ class JobKind:
     """One kind; its roles are what the operator calls replica types."""
 
     replicas: str  # the key of its roles in `spec`
-    container: str  # the name that its container must have ("": any)
+    container: str  # the name of its container
     roles: tuple[str, ...]
     port: tuple[str, int]  # name and default, by which its pods find each other
     leaders: tuple[str, ...] = ()  # the job ends as the first of these that it has; without one, as its workers
     single: tuple[str, ...] = ()  # roles of exactly one pod, which the webhook requires to be explicit
     needed: tuple[str, ...] = ()
     restart: str = "Never"  # default restartPolicy
+    named: bool = True  # the operator refuses a container of another name
 
 
 JOBS = {
@@ -57,12 +58,13 @@ JOBS = {
     "JAXJob": JobKind("jaxReplicaSpecs", "jax", ("Worker",), ("jaxjob-port", 6666), needed=("Worker",)),
     "MPIJob": JobKind(
         "mpiReplicaSpecs",
-        "",
+        "mpi",
         ("Launcher", "Worker"),
         ("", 0),
         leaders=("Launcher",),
         single=("Launcher",),
         needed=("Launcher",),
+        named=False,
     ),
 }
 GONE = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}

@@ -25,6 +25,8 @@ DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
+CLEAN_POD_POLICIES = ("None", "Running", "All")
+ON_JOB_FAILURE = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
 TEMPLATES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template", "spec")),
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
@@ -65,6 +67,13 @@ def resource(findings: Findings, path: str, resource: Data, workflow_name: str) 
                 check(findings, f"{path}.manifest", applied)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
         findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
+
+
+def refuse(thing: Data) -> None:
+    """Raises ConfigError for an object that the API server, a webhook or an operator refuses."""
+    check(findings := Findings(f"{thing.get('kind')} {_at(thing, ('metadata',)).get('name')}"), "", thing)
+    if fatal := [finding for finding in findings.all() if finding.fatal]:
+        raise ConfigError(str(fatal[0]))
 
 
 def check(findings: Findings, path: str, thing: Data) -> None:
@@ -114,11 +123,25 @@ def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> N
 
 
 def _job_set(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
-    """Source: JobSet 0.12, JobSetSpec; its webhook does not look at the pods."""
-    for number, job in enumerate(spec.get("replicatedJobs") or []):
-        where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
-        pod = _at(job, ("template", "spec", "template", "spec"))
-        pods.check(findings, where, pod, pods.named(where, pod), whole)
+    """Source: JobSet 0.12, JobSetSpec and its webhook, which adds a missing restartPolicy."""
+    jobs = spec.get("replicatedJobs") or []
+    names = [str(job.get("name")) for job in jobs]
+    if whole and (not jobs or len(set(names)) < len(names)):
+        findings.add(f"{path}.replicatedJobs", "job", "it must have jobs, each with a name of its own.")
+    failure = spec.get("failurePolicy") or {}
+    for rule in [spec.get("successPolicy") or {}, *(failure.get("rules") or [])]:
+        for target in map(str, rule.get("targetReplicatedJobs") or []):
+            if whole and target not in names and UNKNOWN not in "".join([target, *names]):
+                findings.add(path, "job", f"a policy names {target}, which is none of its jobs: {sorted(names)}.")
+        if (action := str(rule.get("action", UNKNOWN))) not in (*ON_JOB_FAILURE, UNKNOWN):
+            why = f'the action "{action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
+            findings.add(f"{path}.failurePolicy", "job", why)
+    for number, job in enumerate(jobs):
+        where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec"
+        template = _at(job, ("template", "spec"))
+        pod = _at(template, ("template", "spec"))
+        _job_pods(findings, where, template, {"restartPolicy": "OnFailure", **pod})
+        pods.check(findings, f"{where}.template.spec", pod, pods.named(f"{where}.template.spec", pod), whole)
 
 
 def _train_job(findings: Findings, path: str, spec: Data) -> None:
@@ -182,7 +205,12 @@ def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
 
 def _shape(kind: str) -> dict[str, Any]:
     template = {"metadata": {"labels": {}}, "spec": POD}
-    runtime = {"template": {"spec": {"replicatedJobs": [{"template": {"spec": {"template": template}}}]}}}
+    policies = {
+        "successPolicy": {"targetReplicatedJobs": []},
+        "failurePolicy": {"rules": [{"targetReplicatedJobs": []}]},
+    }
+    jobs = [{"template": {"spec": {"template": template}}}]
+    runtime = {"template": {"spec": {"replicatedJobs": jobs, **policies}}}
     spec: dict[str, Any] = {}
     if kind in JOBS:
         replicas = {JOBS[kind].replicas: {"": {"template": template}}}
@@ -270,12 +298,19 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
             )
         if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
             findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
-        _replica(findings, f"{where}.{name}.template.spec", job.container, _at(replica, ("template", "spec")))
+        wanted = job.container if job.named else ""
+        _replica(findings, f"{where}.{name}.template.spec", wanted, _at(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}
     if "activeDeadlineSeconds" not in policy:
         why = "nothing ends a job that hangs: give a number of seconds."
         findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", why)
-    if policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None")) == "None":
+    if (clean := policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))) not in (
+        *CLEAN_POD_POLICIES,
+        UNKNOWN,
+    ):
+        why = f'"{clean}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
+        findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", why)
+    if clean == "None":
         why = "pods that still run when the job is over stay, with their nodes: set Running."
         findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", why)
     if kind == "PyTorchJob" and "elasticPolicy" in spec:
@@ -315,11 +350,16 @@ def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
 
 
 def _plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
-    if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
-        why = f'it is "{restart}": the pods of a Job must say OnFailure or Never.'
-        findings.add(f"{path}.template.spec.restartPolicy", "job", why)
-    if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
-        findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")
+    _job_pods(findings, path, spec, pod)
     if "activeDeadlineSeconds" not in spec:
         why = "nothing ends a job that hangs: give a number of seconds."
         findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+
+
+def _job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
+    """Rules of Kubernetes for the pods of a Job."""
+    if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
+        why = f'it is "{restart}": for the pods of a Job it must be OnFailure or Never.'
+        findings.add(f"{path}.template.spec.restartPolicy", "job", why)
+    if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
+        findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from argolocal.common.wording import duration, visible
+from argolocal.manifest.kinds import FAILED
 from argolocal.view.summary import (
-    FAILED,
     FINISHED,
     Status,
     Step,

@@ -16,11 +16,11 @@ from typing import Any
 
 from argolocal.common.wording import duration, visible
 from argolocal.errors import ConfigError, did_you_mean
+from argolocal.manifest.kinds import FAILED, FULFILLED
 
 Status = Mapping[str, Any]
 
-FAILED = ("Failed", "Error")
-FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted", "Cached")
+FINISHED = FULFILLED | {"Cached"}
 KNOWN = re.compile(r"when ''([^' ]+)' == ''' evaluated false")  # Argo's message of a task that need not run
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")

@@ -33,10 +33,9 @@ Others:
 Everything takes its image, resources and nodes from settings.PodConfig; presets.yaml has nodes, GPUs and gangs by name.
 """
 
-import sys
-from importlib import import_module
-from typing import Any
+from argolocal.common import lazy
 
+# A config reads `settings`, and must not wait for Hera.
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe.training": ("prepare", "train"),
@@ -44,17 +43,4 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }
-MODULES = {name: f"rekindle.blocks.{module}" for module, names in NAMES.items() for name in names}
-
-
-def __dir__() -> list[str]:
-    return list(MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    """A name on its first use: a config reads `settings`, and must not wait for Hera."""
-    if name not in MODULES:
-        raise AttributeError(
-            f"module 'rekindle.blocks' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
-        )
-    return getattr(import_module(MODULES[name]), name)
+__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -5,6 +5,7 @@ import click
 from argolocal.cli.options import output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
+from rekindle import project
 from rekindle.cli.group import commands
 
 
@@ -34,7 +35,6 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) ->
     Example:
       rekindle demo chaos --workers 4
     """
-    from rekindle import project
     from rekindle.view.demo.chaos import Plan, run
 
     project.use_reference()

@@ -4,20 +4,20 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from argolocal.cli.options import Name, output_option, pairs_of
 from argolocal.cli.output import errors_as_json, print_result
+from argolocal.manifest.kinds import COMPLETED
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured, manifest_options, no_cache_option
 from rekindle.cli.output import print_manifest
+from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
+from rekindle.view import reuse
 
 
 @command
@@ -52,7 +52,6 @@ def submit(
     """
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
-    from rekindle.view import reuse
 
     with errors_as_json(as_json):
         submitted, other_objects = source.manifests()
@@ -104,7 +103,7 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
     click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool, as_json: bool) -> int:
+def _submitted(workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool) -> int:
     from rekindle.cluster.workflows import SHA256
 
     name, namespace = workflow["metadata"]["name"], workflow["metadata"]["namespace"]
@@ -210,7 +209,6 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     Example:
       rekindle delete demo-4k2xp --namespace models
     """
-    from argolocal.manifest.kinds import COMPLETED
     from rekindle.cluster import workflows
 
     cluster = target.connect()

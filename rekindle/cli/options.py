@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from argolocal.cli.options import File, parameters_option
 from rekindle.cli.inputs import Source
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
+from rekindle.cluster.api import Cluster
 
 
 @dataclass(frozen=True)
@@ -21,10 +19,8 @@ class Target:
     namespace: str
     context: str
 
-    def connect(self, default_namespace: str = "") -> "Cluster":
+    def connect(self, default_namespace: str = "") -> Cluster:
         """Raises ConfigError."""
-        from rekindle.cluster.api import Cluster
-
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from argolocal.cli.options import output_option
+from argolocal.cli.options import output_option, pairs_of
 from rekindle.cli.group import commands
 from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
@@ -54,7 +54,6 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
     """
-    from argolocal.cli.options import pairs_of
     from rekindle.blocks.pod import SERVING_SECRET
     from rekindle.cluster import platform as objects
 

@@ -9,6 +9,7 @@ import click
 
 from argolocal.cli.options import File
 from rekindle.cli.group import command, commands
+from rekindle.project import create
 
 
 @commands.command(context_settings={"allow_interspersed_args": False})
@@ -39,8 +40,6 @@ def init(folder: Path, workload: str | None) -> None:
     Example:
       rekindle init power
     """
-    from rekindle.project import create
-
     for path in create(folder, only_workload=workload == "only"):
         click.echo(path)
     click.echo(f"\ncd {folder} && {f'rekindle run configs/{folder.name}.yaml' if workload else 'make run'}")

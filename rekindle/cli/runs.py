@@ -1,7 +1,7 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -10,12 +10,15 @@ from argolocal.cli.options import Name, ask_option, output_option, pairs_of, par
 from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.view.summary import check_step
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
+from rekindle.cluster.api import Cluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.view import explain as explanation
+from rekindle.view import overview, reuse
 
 NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `logs -f` reads them while they run."
 
@@ -37,11 +40,11 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
-    from rekindle.view import foreground, reuse
+    from rekindle.view import foreground
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
-        foreground.prefetch(home())
+        LocalCluster(home()).prefetch()  # so that the services are up when the first step needs them
 
     with run_output(as_json):
         workflow, others = source.manifests(begin)
@@ -60,7 +63,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 @cluster_flag
 @output_option("text", "json")
 @ask_option
-def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | None", as_json: bool, yes: bool) -> int:
+def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | None, as_json: bool, yes: bool) -> int:
     """Resume a run, or the suspended steps of a running one.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
@@ -92,7 +95,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | No
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
 @cluster_flag
 @output_option("text", "json")
-def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bool) -> int:
+def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
     Without NAME, it also lists services and deployments, on a cluster schedules.
@@ -114,8 +117,6 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
         raise click.UsageError(
             "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
         )
-    from rekindle.view import overview
-
     click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
     return 0
 
@@ -126,7 +127,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
 @output_option("text", "json")
-def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", as_json: bool) -> None:
+def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_json: bool) -> None:
     """Print the logs of a run: its steps, and its training replicas.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
@@ -136,10 +137,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
       rekindle logs -f
       rekindle logs demo-4k2xp train -f --cluster
     """
-    from argolocal.view.summary import check_step
-
     if cluster:
-        from argolocal.manifest.kinds import COMPLETED
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
@@ -159,7 +157,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
 @click.argument("name", required=False, type=Name())
 @cluster_flag
 @output_option("text", "json")
-def explain(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
+def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report what happened during the training of a run.
 
     Which workers were lost and when, how soon the others continued, how much work was repeated, and where the time
@@ -169,17 +167,17 @@ def explain(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
       rekindle explain
       rekindle explain demo-4k2xp --cluster
     """
-    from rekindle.view import explain
-
-    known = explain.explain_on_cluster(cluster, name, as_json) if cluster else explain.explain(home(), name, as_json)
-    click.echo(known)
+    if cluster:
+        click.echo(explanation.explain_on_cluster(cluster, name, as_json))
+    else:
+        click.echo(explanation.explain(home(), name, as_json))
 
 
 @command
 @click.argument("name", required=False, type=Name())
 @cluster_flag
 @output_option("text", "json")
-def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
+def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
     NAME defaults to the newest running run; on a cluster it is required. `rekindle resume` resumes the run.
@@ -203,7 +201,7 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
 @click.option("--task", default="train", show_default=True, help="The training, where the run has several.")
 @cluster_flag
 @output_option("text", "json")
-def scale(name: str, workers: int, task: str, cluster: "Cluster | None", as_json: bool) -> None:
+def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
     """Have so many WORKERS train in run NAME, while it trains.
 
     From train.min_workers to train.max_workers. They join and leave without a restart of the others, and the result is

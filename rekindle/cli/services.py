@@ -3,7 +3,6 @@
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +12,13 @@ from argolocal.cli.options import File, Name, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
+from argolocal.view import runs
+from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
-
+from rekindle.cluster.api import Cluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.view import reuse
 
 commands.add_command(of_program(local.trust, "rekindle"))
 
@@ -50,16 +50,13 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
       rekindle prune --keep-runs 3
       rekindle prune --keep-runs 3 --yes
     """
-    from argolocal.view import runs as overview
     from rekindle.view import artifacts
 
     rows = artifacts.superseded(home(), keep_runs)
     for row in rows if yes else []:
         artifacts.remove(home(), row["run"])
     what = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
-    done = (
-        f"removed {what}" if yes else f"{overview.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
-    )
+    done = f"removed {what}" if yes else f"{runs.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
     print_result(as_json, {"removed": yes, "runs": rows}, done if rows else "nothing to remove")
 
 
@@ -80,10 +77,7 @@ def list_entries(as_json: bool) -> None:
     Example:
       rekindle cache ls
     """
-    from argolocal.view import runs as overview
-    from rekindle.view import reuse
-
-    click.echo(overview.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
+    click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
 
 
 @cache.command("prune")
@@ -99,11 +93,8 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     Example:
       rekindle cache prune --days 30 --yes
     """
-    from argolocal.view import runs as overview
-    from rekindle.view import reuse
-
     rows = reuse.forget(home(), keep, days, yes)
-    done = f"forgot {len(rows)}" if yes else f"{overview.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
+    done = f"forgot {len(rows)}" if yes else f"{runs.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
     print_result(as_json, {"removed": yes, "entries": rows}, done if rows else "nothing to forget")
 
 
@@ -113,7 +104,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="Wait so long for its servers.")
 @cluster_flag
 @output_option("text", "json")
-def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None", as_json: bool) -> None:
+def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
     """Let an earlier release of model NAME answer again.
 
     VERSION is that of the registered model (default: the one before the champion). Its Deployment still exists, with
@@ -148,7 +139,6 @@ def ui(name: str | None, browser: bool) -> None:
       rekindle ui demo-4k2xp --open
     """
     from rekindle import tracking
-    from rekindle.local.cluster import LocalCluster
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
@@ -170,9 +160,6 @@ def env(as_json: bool) -> None:
       eval "$(rekindle env)" && jupyter lab
       rekindle env -o json
     """
-    from rekindle import project
-    from rekindle.local.cluster import LocalCluster
-
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
@@ -217,11 +204,10 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp evaluate/report --to report-of-monday
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
-    from argolocal.view.runs import show_tables
     from rekindle.view import artifacts
 
     if not artifact:
-        click.echo(show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))
+        click.echo(runs.show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))
         return
     target = target or Path(Path(artifact).name)
     artifacts.fetch(home(), name, artifact, target)

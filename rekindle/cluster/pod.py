@@ -1,8 +1,9 @@
 """One pod of ours in the namespace: its manifest, how it is made, and what became of its containers."""
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from argolocal.manifest.names import WORKFLOW
@@ -20,7 +21,26 @@ PULL_FAILED = (
 )
 
 
-def create(cluster: Cluster, pod: Object) -> None:
+@contextmanager
+def running(
+    cluster: Cluster, name: str, config: ClusterConfig, images: dict[str, str], args: Sequence[str], seconds: float
+) -> Iterator[Object]:
+    """A small pod, `name` with a suffix, once its containers have ended or after `seconds`; it is deleted again."""
+    settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
+    pod = manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
+    _create(cluster, pod)
+    try:
+        yield _wait(cluster, pod["metadata"]["name"], seconds)
+    finally:
+        cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
+
+
+def output(cluster: Cluster, pod: Object) -> list[str]:
+    """The lines of the log of the container `main`."""
+    return [line.decode(errors="replace") for line in cluster.log(pod["metadata"]["name"], "main")]
+
+
+def _create(cluster: Cluster, pod: Object) -> None:
     """Raises ApiError; then no pod is left, even if the response of a successful request was lost."""
     try:
         cluster.create(PODS, pod)
@@ -33,7 +53,7 @@ def create(cluster: Cluster, pod: Object) -> None:
         raise
 
 
-def wait_for_pod(cluster: Cluster, name: str, seconds: float) -> Object:
+def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
     """The pod once each container has exited or cannot start, at the latest after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:

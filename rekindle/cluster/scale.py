@@ -3,11 +3,11 @@
 import re
 from typing import Any
 
+from rekindle.blocks.presets import presets
 from rekindle.errors import ConfigError
 from rekindle.release.rollback import Object, Objects
 
 ROLES = "pytorchReplicaSpecs"
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
     if deployment:
         kind, pods = "Deployment", (workers - least) // share
         before, change = deployment["spec"].get("replicas", 1) * share + least, {"replicas": pods}
-    elif QUEUE in ((job or {})["metadata"].get("labels") or {}):
+    elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
         raise ConfigError(
             f"{name} waits in a queue of Kueue, which would stop all of it for one worker more: set cluster.harvest, "
             "which makes the workers beyond train.min_workers pods of their own."

@@ -87,6 +87,12 @@ def same_manifest(workflow: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     return sha256 is not None and sha256 == (other["metadata"].get("annotations") or {}).get(SHA256)
 
 
+def spec_of(workflow: Mapping[str, Any]) -> Object:
+    """The spec of a run; of a run of a template, with the template's."""
+    stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
+    return workflow["spec"] | stored
+
+
 def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that affect what a run does."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []

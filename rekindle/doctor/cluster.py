@@ -15,7 +15,6 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.backends import BACKENDS
-from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster import platform, queue
@@ -281,10 +280,7 @@ def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
     """Whether the job of the config is admitted, and one that only the webhook can refuse is not."""
-    job = pytorch_job("rekindle-doctor", train, config, [])
-    job["metadata"]["labels"] = {}
-    for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["metadata"]["labels"] = {}
+    job = _job(config, train)
     invalid_job = json.loads(json.dumps(job).replace('"name": "pytorch"', '"name": "another"'))
     ok, detail = False, "a job without its main container was admitted: no webhook looks at jobs"
     try:
@@ -302,12 +298,9 @@ def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iter
 
 def job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
     """Whether the job of the config would be created: JobSet refuses what needs a feature gate that is off."""
-    backend = BACKENDS[config.backend]
-    group, kind = (backend.runtime or backend.job)("rekindle-doctor", train, config, []), backend.kind
-    plural = "trainingruntimes" if backend.runtime else f"{kind.lower()}s"
-    text = json.dumps(group).replace(json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"')
+    group, kind = _job(config, train), BACKENDS[config.backend].kind
     try:
-        cluster.create(Resource(group["apiVersion"], plural), json.loads(text), dry_run=True)
+        cluster.create(Resource(group["apiVersion"], f"{group['kind'].lower()}s"), group, dry_run=True)
     except ApiError as error:
         remedy = (
             "Turn JobSet's feature gate RestartJob on, or take cluster.restart_job out." if config.restart_job else ""
@@ -315,6 +308,14 @@ def job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator
         yield Check("job", False, str(error), remedy or f"Change what refuses it, or cluster.backend ({kind}).")
     else:
         yield Check("job", True, f"{group['kind']} would be created")
+
+
+def _job(config: ClusterConfig, train: TrainConfig) -> Object:
+    """The job of the config, or its runtime, without the labels that only a workflow can fill in."""
+    backend = BACKENDS[config.backend]
+    group = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
+    of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
+    return json.loads(json.dumps(group).replace(of_workflow, name))
 
 
 def init_container(cluster: Cluster) -> Iterator[Check]:

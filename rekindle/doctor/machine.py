@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import homes
+from argolocal.pods import filesystem
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import REAL, SERVICES, answers
@@ -37,8 +38,12 @@ FILES = 1024  # minimum limit of open files per process
 def check(home: Path) -> list[Check]:
     """Every check, in order. Those of services take seconds."""
     machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shared, files, clock]
-    network: list[Callable[[Path], Check]] = [ports, loopback, namespaces]
-    results = [check_one(home) for check_one in [*machine, *network]]
+    results = [check_one(home) for check_one in machine]
+    results += [
+        bind("ports", "127.0.0.1", "Is the loopback interface up?"),
+        bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),  # each pod has its own
+        namespaces(),
+    ]
     if not all(result.ok for result in results if result.required):
         skipped = "not checked: fix the failures above first"
         return [*results, Check("object store", False, skipped), Check("MLflow", False, skipped)]
@@ -145,16 +150,7 @@ def clock(_: Path) -> Check:
     return Check("clock", behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock.")
 
 
-def ports(_: Path) -> Check:
-    return _bind("ports", "127.0.0.1", "Is the loopback interface up?")
-
-
-def loopback(_: Path) -> Check:
-    """Every pod has its own loopback address."""
-    return _bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a")
-
-
-def _bind(name: str, address: str, remedy: str) -> Check:
+def bind(name: str, address: str, remedy: str) -> Check:
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
@@ -162,9 +158,7 @@ def _bind(name: str, address: str, remedy: str) -> Check:
     return Check(name, True, f"{address} can be bound")
 
 
-def namespaces(_: Path) -> Check:
-    from argolocal.pods import filesystem
-
+def namespaces() -> Check:
     remedy = (
         "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
     )

@@ -4,12 +4,11 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
 """
 
 import json
-import uuid
 from collections.abc import Iterator
 
-from rekindle.blocks.settings import DEFAULTS, ClusterConfig, PodConfig
-from rekindle.cluster.api import PODS, Cluster, Object
-from rekindle.cluster.pod import PULL_FAILED, container_states, create, manifest, wait_for_pod
+from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.cluster.api import Cluster, Object
+from rekindle.cluster.pod import PULL_FAILED, container_states, output, running
 from rekindle.errors import Check
 
 PROBE = ("-m", "rekindle.doctor.probe")
@@ -26,34 +25,27 @@ def checks_from_pod(cluster: Cluster, config: ClusterConfig, seconds: float = SE
     """The checks of the images, the object store and MLflow. Raises ApiError."""
     images = dict.fromkeys([config.pod("train").image, *(config.pod(name).image for name in DEFAULTS)])
     containers = {"main" if not number else f"image-{number}": image for number, image in enumerate(images)}
-    name = f"rekindle-doctor-{uuid.uuid4().hex[:6]}"
-    create(
-        cluster, manifest(name, config, PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"}), containers, PROBE)
-    )
-    try:
-        pod = wait_for_pod(cluster, name, seconds)
+    with running(cluster, "rekindle-doctor", config, containers, PROBE, seconds) as pod:
         image_checks = list(_image_checks(cluster, pod, containers, seconds))
         yield from image_checks
         if "terminated" in container_states(pod).get("main", {}):
-            yield from _results(cluster, name, containers["main"])
+            yield from _results(cluster, pod, containers["main"])
         else:
             cause = next((f"{check.name} is not there yet" for check in image_checks if not check.ok), "")
             detail = "not checked: " + (cause or f"the pod gave no answer within {seconds:g} s")
             for target, remedy in REMEDIES.items():
                 remedy = "Fix what is above, then check again." if cause else remedy
                 yield Check(f"{target} from a pod", False, detail, remedy, required=not cause)
-    finally:
-        cluster.delete(PODS, name, gracePeriodSeconds=0)
 
 
-def _results(cluster: Cluster, name: str, image: str) -> Iterator[Check]:
+def _results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]:
     """The output of rekindle.doctor.probe as checks."""
-    lines = [line.decode(errors="replace") for line in cluster.log(name, "main")]
-    output = next((line for line in reversed(lines) if line.startswith("{")), "")
-    if not output:
+    lines = output(cluster, pod)
+    findings = next((line for line in reversed(lines) if line.startswith("{")), "")
+    if not findings:
         detail = f"{image} cannot run python -m rekindle.doctor.probe: {lines[-1].strip() if lines else 'no output'}"
         yield Check("probe", False, detail, "Rebuild the image from this version: rekindle images build train")
-    for target, (ok, detail) in json.loads(output or "{}").items():
+    for target, (ok, detail) in json.loads(findings or "{}").items():
         yield Check(f"{target} from a pod", ok, detail, REMEDIES[target])
 
 

@@ -10,9 +10,8 @@ from argolocal.state.journal import RunFiles
 from argolocal.view import runs as overview
 from argolocal.view.summary import FINISHED
 from rekindle.cache.plan import taken
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
-from rekindle.storage import NotFound
 
 
 def artifacts(home: Path, run: str) -> list[dict[str, Any]]:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from argolocal.view import runs
 from rekindle import tracking
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
 from rekindle.cluster.scale import scale_workers
 from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
 from rekindle.notify import SECRET, Message, NotifyConfig, tell
 from rekindle.release.rollback import Result, roll_back
 from rekindle.sections import checked
@@ -40,11 +43,7 @@ def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int
     """Have `workers` train in the training `task` of a run. Raises ConfigError if it cannot have them."""
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
-    from argolocal.view import runs as overview
-    from rekindle.local.cluster import LocalCluster
-    from rekindle.local.objects import LocalObjects
-
-    if (phase := overview.state(home, run)["phase"]) != "Running":
+    if (phase := runs.state(home, run)["phase"]) != "Running":
         raise ConfigError(f"run {run} is {phase}, and only one that trains can be scaled: `rekindle resume {run}`.")
     return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
 
@@ -65,9 +64,6 @@ def _tell(model: str, result: dict[str, str]) -> None:
 def _objects(home: Path, cluster: Cluster | None) -> Any:
     if cluster:
         return ClusterObjects(cluster)
-    from rekindle.local.cluster import LocalCluster
-    from rekindle.local.objects import LocalObjects
-
     local = LocalCluster(home)
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET))
     return LocalObjects(local)

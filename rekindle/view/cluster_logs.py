@@ -19,10 +19,10 @@ from itertools import chain
 from typing import Any, TextIO
 
 from argolocal.common.wording import visible
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from argolocal.view.display import is_terminal, log_line, task_of
-from argolocal.view.summary import ERROR, FAILED, Step, last_error
+from argolocal.view.summary import ERROR, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
@@ -233,11 +233,8 @@ def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[
             ):
                 keys[key] = label
     if keys:
-        text = remote.output_of(cluster, remote.image_of(workflow), ["-m", "rekindle.view.cluster_logs", *keys])
-        for line in text.splitlines():
-            if line.startswith("{"):
-                said = json.loads(line)
-                yield keys[said["key"]], said["line"]
+        for said in remote.ask(cluster, workflow, "rekindle.view.cluster_logs", *keys):
+            yield keys[said["key"]], said["line"]
 
 
 def _print_stored(keys: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from argolocal.manifest.kinds import COMPLETED
 from argolocal.view import display, summary
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read
+from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read, spec_of
 from rekindle.errors import RekindleError
 from rekindle.view import cluster_logs, outcome
 
@@ -28,8 +28,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
     try:
-        spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")  # of a run of a template
-        with display.show(name, progress, {"spec": spec or workflow["spec"]}, out) as shown:
+        with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
             workflow = _watch_to_completion(cluster, name, shown)
     except KeyboardInterrupt:
         flags = cluster_flags(cluster)

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from argolocal.common.wording import visible
+from argolocal.state.journal import RunFiles
+from argolocal.view import runs
+from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
+from rekindle.local.cluster import LocalCluster
 
 if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
     from rekindle.storage import Store
 
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
@@ -26,17 +29,13 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
     Raises ConfigError if there is no such run or it trains nothing, StorageError if the object store is unavailable.
     """
-    from argolocal.state.journal import RunFiles
-    from argolocal.view import runs as overview
-    from rekindle.local.cluster import LocalCluster
-
-    name = name or overview.newest(home)
-    phase = overview.state(home, name)["phase"]
+    name = name or runs.newest(home)
+    phase = runs.state(home, name)["phase"]
     tasks = _tasks(name, RunFiles(home, name).workflow())
     return _report(name, phase, reports(LocalCluster(home).store(), name, tasks), as_json)
 
 
-def explain_on_cluster(cluster: "Cluster", name: str | None, as_json: bool) -> str:
+def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
     """The same for a run on a cluster, whose object store a pod reads: it may be out of reach from here.
 
     Raises ConfigError, ApiError, RekindleError if the pod fails.
@@ -45,11 +44,8 @@ def explain_on_cluster(cluster: "Cluster", name: str | None, as_json: bool) -> s
 
     name = name or workflows.newest(cluster)
     workflow = workflows.read(cluster, name)
-    spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]
-    tasks = _tasks(name, spec)
-    args = ["-m", "rekindle.view.explain", name, *tasks]
-    lines = remote.output_of(cluster, remote.image_of(workflow), args).splitlines()
-    answer = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+    tasks = _tasks(name, workflows.spec_of(workflow))
+    *_, answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, *tasks)
     return _report(name, (workflow.get("status") or {}).get("phase") or "Pending", answer, as_json)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
@@ -43,11 +44,6 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
     return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.ours)
 
 
-def prefetch(home: Path) -> None:
-    """Start the embedded services early, so that they are up when the first step needs them."""
-    LocalCluster(home).prefetch()
-
-
 class Pipeline(foreground.Foreground):
     """Runs one workflow, which may be one that Rekindle rendered (`ours`)."""
 
@@ -59,8 +55,6 @@ class Pipeline(foreground.Foreground):
         """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
         name, cluster = self._label("name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
-            from argolocal.controllers.deployment import Deployments
-
             Deployments(cluster).start()
 
     def progress(self, row: Step) -> str:

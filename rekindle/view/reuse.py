@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from argolocal.common.wording import duration
 from argolocal.manifest.shape import shape_errors
 from rekindle.errors import RekindleError, say
 from rekindle.keys import CACHED
+from rekindle.local.cluster import LocalCluster
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -18,8 +20,6 @@ def looked_up(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str
     """`parameters` of a run on this machine, with what is known of its tasks."""
     if not _asks(manifest, parameters):
         return parameters
-    from rekindle.local.cluster import LocalCluster
-
     cluster = LocalCluster(home)
     return _with_known(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
 
@@ -39,7 +39,7 @@ def entries(home: Path) -> list[dict[str, Any]]:
     """The table of what is known, the newest first."""
     from rekindle.cache import entries
 
-    known = sorted(entries.entries(_store(home)), key=lambda entry: -entry.made)
+    known = sorted(entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made)
     return [_row(entry) for entry in known]
 
 
@@ -47,7 +47,7 @@ def forget(home: Path, keep: int, days: float, really: bool) -> list[dict[str, A
     """What does not count any more, or is too much; removed if `really`."""
     from rekindle.cache import entries
 
-    store = _store(home)
+    store = LocalCluster(home).store()
     stale = entries.stale(store, keep, days)
     if really and stale:
         entries.remove(store, [entry for entry, _ in stale])
@@ -78,15 +78,7 @@ def _with_known(
     return parameters | {CACHED: plan.parameter(manifest, known, reuse)}
 
 
-def _store(home: Path) -> "Store":
-    from rekindle.local.cluster import LocalCluster
-
-    return LocalCluster(home).store()
-
-
 def _row(entry: Any) -> dict[str, Any]:
-    from argolocal.common.wording import duration
-
     size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
     return {
         "key": entry.key[:12],

@@ -71,7 +71,7 @@ def api_page() -> str:
         parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
         parts += [_entry(name, getattr(rekindle, name)) for name in names]
     parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
-    parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in vars(blocks)["MODULES"]]
+    parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
     parts.append("\n## Further modules\n\nEach says in its own docstring what it offers.\n\n")
     for module in OTHERS:
         title = (import_module(f"rekindle.{module}").__doc__ or "").strip().splitlines()[0]

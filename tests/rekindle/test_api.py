@@ -27,7 +27,9 @@ def test_the_pages_say_what_the_docstrings_and_the_help_say(page: Path, maker: s
 def test_type_checkers_know_the_same_names_from_the_same_modules(package: ModuleType) -> None:
     stub = ast.parse((ROOT / package.__name__ / "__init__.pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.name: node.module for node in imports for alias in node.names} == vars(package)["MODULES"]
+    names = vars(package)["NAMES"].items()
+    modules = {name: f"{package.__name__}.{module}" for module, public in names for name in public}
+    assert {alias.name: node.module for node in imports for alias in node.names} == modules
     exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
     assert sorted(exported) == sorted(package.__all__)
 

@@ -136,7 +136,7 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     """The PodSpec of a role's pods."""
     job = JOBS[kind]
     config = replica.pod.steady() if role in job.leaders else replica.pod
-    main = container(job.container or "mpi", config, replica.args, command=list(replica.command))
+    main = container(job.container, config, replica.args, command=list(replica.command))
     return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,7 @@ from argolocal.common import homes
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
+from rekindle.cluster.api import Cluster
 
 DAY = click.DateTime(["%Y-%m-%d"])
 
@@ -31,7 +28,7 @@ def backfill(
     first: datetime,
     last: datetime,
     parallel: int,
-    cluster: "Cluster | None",
+    cluster: Cluster | None,
     as_json: bool,
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.

@@ -3,20 +3,20 @@
 import json
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from argolocal.cli.options import Name, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
+from argolocal.view import runs
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
+from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
+from rekindle.view import reuse
 
 
 def check_search(config: Any) -> None:
@@ -41,7 +41,7 @@ def check_search(config: Any) -> None:
 def sweep(
     source: Source,
     name: str | None,
-    cluster: "Cluster | None",
+    cluster: Cluster | None,
     as_json: bool,
     yes: bool,
     no_cache: bool,
@@ -68,8 +68,7 @@ def sweep(
         return 0
     if cluster:
         raise click.UsageError("a search on a cluster is a run: `rekindle submit CONFIG`, then --of RUN --cluster.")
-    from argolocal.view import runs as overview
-    from rekindle.view import foreground, reuse
+    from rekindle.view import foreground
 
     with run_output(as_json):
         workflow, _ = source.manifests(check_search)
@@ -77,7 +76,7 @@ def sweep(
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
-        result = json.loads(out.getvalue()) if as_json else {"workflow": overview.newest(home())}
+        result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
         known = trials.here(home(), result["workflow"])
     listing = json.dumps(result | {"trials": known["trials"]})
     click.echo(listing if as_json else "\n".join(["", *known["table"]]))

@@ -5,108 +5,73 @@ pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: a pod has n
 loopback address in the environment, a lost pod is replaced after the back-off of pod.py, startupPolicy is refused.
 """
 
-import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
-from shutil import rmtree
 from typing import Any
 
 from argolocal.controllers.base import Controller, Object, sole_container
-from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
+from argolocal.validate.objects import refuse
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import SUCCEEDED, Job, TrainingJobs, condition, finished
+from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, finished, suspended
 
-ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
-LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
+
+
+def pods_of(obj: Object) -> dict[str, Index]:
+    """The pods of a JobSet, by name without the random suffix."""
+    name, pods = obj["metadata"]["name"], {}
+    for entry in obj["spec"]["replicatedJobs"]:
+        spec = _job_spec(entry)
+        for job in range(entry.get("replicas", 1)):
+            owner = f"{name}-{entry['name']}-{job}"
+            for index in range(spec.get("completions", spec.get("parallelism", 1))):
+                pods[f"{owner}-{index}"] = (entry["name"], owner, index)
+    return pods
 
 
 class JobSets(TrainingJobs):
     """The controller of JobSets. `Job.failed` counts the failed pods of each Job that its policy counts."""
 
     kind = "JobSet"
+    pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
         Controller.check(self, obj)
-        name, spec = obj["metadata"]["name"], obj.get("spec") or {}
-        where, jobs = f"JobSet {name}", spec.get("replicatedJobs") or []
-        if not LABEL.fullmatch(name):
-            raise ConfigError(f"{where}: a name is lower-case letters, digits and -, and begins with a letter.")
-        if not jobs or len({job.get("name") for job in jobs}) < len(jobs):
-            raise ConfigError(f"{where}: spec.replicatedJobs must have jobs, each with a name of its own.")
+        refuse(obj)
+        name, spec = obj["metadata"]["name"], obj["spec"]
         if spec.get("startupPolicy"):
-            raise ConfigError(f"{where}: spec.startupPolicy is not supported here: all jobs start at once.")
+            raise ConfigError(f"JobSet {name}: spec.startupPolicy is not supported here: all jobs start at once.")
         for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
             if len(pod) > 63:
-                raise ConfigError(f"{where}: its pod {pod} would have {len(pod)} characters, and 63 are the most.")
-        known = {job["name"] for job in jobs}
-        rules = (spec.get("failurePolicy") or {}).get("rules") or []
-        for rule in [spec.get("successPolicy") or {}, *rules]:
-            for target in set(rule.get("targetReplicatedJobs") or []) - known:
-                raise ConfigError(f"{where}: a policy names {target}, which is none of its jobs: {sorted(known)}.")
-            if rule.get("action", ACTIONS[0]) not in ACTIONS:
-                raise ConfigError(f"{where}: the action {rule['action']} must be one of {', '.join(ACTIONS)}.")
-        for job in jobs:
-            template = _job_spec(job)
-            pod = (template.get("template") or {}).get("spec") or {}
-            sole_container(pod, f"{where}: {job['name']}")
-            if (restart := pod.get("restartPolicy")) not in ("OnFailure", "Never"):
-                raise ConfigError(f"{where}: {job['name']}: restartPolicy is {restart}: it must be OnFailure or Never.")
-            if template.get("podFailurePolicy") and restart != "Never":
-                raise ConfigError(f"{where}: {job['name']}: podFailurePolicy needs restartPolicy Never.")
-        now = self.read(obj["metadata"]["name"])
-        if (
-            now
-            and not finished(now.get("status") or {})
-            and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]
-        ):
-            raise ConfigError(f"{where}: spec.replicatedJobs: field is immutable.")
+                raise ConfigError(
+                    f"JobSet {name}: its pod {pod} would have {len(pod)} characters, and 63 are the most."
+                )
+        for job in spec["replicatedJobs"]:
+            sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
+        now = self.read(name)
+        status = (now or {}).get("status") or {}
+        if now and not finished(status) and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+            raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
-    def written(self, stored: Object) -> Object:
-        return stored if finished(stored.get("status") or {}) else super().written(stored)
-
-    def _clean(self, obj: Object, status: Object) -> None:
-        rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
-        if condition(status, "Completed"):  # a failed job's directories stay for diagnosis
-            for pod in pods_of(obj):
-                rmtree(self.run / "pods" / pod, ignore_errors=True)
-
-    def _reconcile(self, obj: Object, job: Job) -> None:
-        name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
-        job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
+    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         status.setdefault("restarts", 0)
         if not finished(status):
-            suspended = (condition(status, "Suspended") or {}).get("status") == "True"
-            if spec.get("suspend"):
+            if obj["spec"].get("suspend"):
                 self._remove(job, list(job.pods))
                 _set(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
-                if suspended:
+                if suspended(status):
                     _set(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
-                self._advance(obj, job, status, done)
+                self._run(obj, job, status, done)
         status["replicatedJobsStatus"] = _statuses(obj, job, done)
         if finished(status):
             self._remove(job, list(job.pods))
-        self._store(name, status, done)
-        if finished(status) and not job.terminating:
-            os.close(self.jobs.pop(name).lock)
-            self._clean(obj, status)
 
-    def _store(self, name: str, status: Object, done: set[str]) -> None:
-        def changed(now: Object | None) -> Object | None:
-            if now:
-                now["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
-            return now and now | {"status": status}
-
-        self.change(name, changed)
-
-    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _run(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """Start missing pods, look at those that ended, and then at the two policies."""
         pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
@@ -169,25 +134,13 @@ class JobSets(TrainingJobs):
         return Pod(self.cluster, name, spec, self.run, environment | self._memory(obj, spec))
 
 
-def pods_of(obj: Object) -> dict[str, Index]:
-    """The pods of a JobSet, by name without the random suffix."""
-    name, pods = obj["metadata"]["name"], {}
-    for entry in obj["spec"]["replicatedJobs"]:
-        spec = _job_spec(entry)
-        for job in range(entry.get("replicas", 1)):
-            owner = f"{name}-{entry['name']}-{job}"
-            for index in range(spec.get("completions", spec.get("parallelism", 1))):
-                pods[f"{owner}-{index}"] = (entry["name"], owner, index)
-    return pods
-
-
 def _job_spec(entry: Object) -> Object:
     return (entry.get("template") or {}).get("spec") or {}
 
 
 def _lost(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
     """Start the pod again, as the Job controller would; or why its Job has failed."""
-    never = spec["template"]["spec"]["restartPolicy"] == "Never"
+    never = spec["template"]["spec"].get("restartPolicy") == "Never"
     actions = (rule["action"] for rule in (spec.get("podFailurePolicy") or {}).get("rules") or [] if _meets(rule, code))
     action = next(actions, "Count")
     if action == "FailJob":

@@ -8,8 +8,8 @@ files.
 
 import fcntl
 import os
-import re
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
@@ -21,7 +21,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOBS
-from argolocal.validate.objects import RESTARTS
+from argolocal.validate.objects import refuse
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
@@ -35,7 +35,6 @@ from rekindle.local.jobs.frameworks import (
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
-CLEAN_POD_POLICIES = ("None", "Running", "All")
 
 
 @dataclass
@@ -51,6 +50,8 @@ class Job:
 class TrainingJobs(Controller):
     """The controller of one kind."""
 
+    pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(pods_of)
+
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         super().__init__(cluster, kind, run)
         self.jobs: dict[str, Job] = {}
@@ -58,36 +59,12 @@ class TrainingJobs(Controller):
     def check(self, obj: Object) -> None:
         """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
         super().check(obj)
-        name, spec, rules = obj["metadata"]["name"], obj.get("spec") or {}, JOBS[self.kind]
-        where, field = f"{self.kind} {name}", rules.replicas
+        where = f"{self.kind} {obj['metadata']['name']}"
         if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
             raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
-        if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 53:
-            raise ConfigError(
-                f"{where}: a name is lower-case letters, digits and -, begins with a letter, has at most 53."
-            )
-        replicas = spec.get(field) or {}
-        if not replicas or set(replicas) - set(rules.roles):
-            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.roles)}.")
-        if missing := [role for role in rules.needed if role not in replicas]:
-            raise ConfigError(f"{where}: {field} has no {missing[0]}. Give it one.")
-        if {"Chief", "Master"} <= set(replicas):
-            raise ConfigError(f"{where}: Chief and Master are two names of one role. Keep one of them.")
-        for role in [role for role in rules.single if role in replicas]:
-            if replicas[role].get("replicas", 1 if self.kind == "MPIJob" else None) != 1:
-                raise ConfigError(f"{where}: {role}.replicas must be written, as 1.")
-        least = 1 if self.kind == "PyTorchJob" else 0
-        for role, replica in replicas.items():
-            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTARTS:
-                raise ConfigError(
-                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTARTS)}."
-                )
-            pod = (replica.get("template") or {}).get("spec") or {}
-            sole_container(pod, f"{where}: {role}", rules.container or None)
-        if _clean_policy(spec) not in CLEAN_POD_POLICIES:
-            raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
-        if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":
-            _check_elastic(where, spec, elastic)
+        refuse(obj)
+        for role, replica in replicas_of(obj).items():
+            sole_container(replica["template"]["spec"], f"{where}: {role}")
 
     def written(self, stored: Object) -> Object:
         self._adopt(stored)
@@ -132,8 +109,8 @@ class TrainingJobs(Controller):
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         rmtree(self._files(obj), ignore_errors=True)
-        if condition(status, "Succeeded"):  # a failed job's directories stay for diagnosis
-            for pod in pods_of(obj):
+        if not condition(status, "Failed"):  # a failed job's directories stay for diagnosis
+            for pod in self.pods_of(obj):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
@@ -154,22 +131,30 @@ class TrainingJobs(Controller):
             set_condition(
                 status, self.kind, "Restarting", f"{self.kind} {name} is restarting because its node was lost."
             )
-            self._save(obj, status)
+            self._save(name, status)
 
     def _reconcile(self, obj: Object, job: Job) -> None:
-        name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
-        policy = spec.get("runPolicy") or {}
+        name, status = obj["metadata"]["name"], obj.get("status") or {}
         job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
         done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
+        self._advance(obj, job, status, done)
+        self._save(name, status, done)
+        if finished(status) and not job.pods and not job.terminating:
+            os.close(self.jobs.pop(name).lock)
+            self._clean(obj, status)
+
+    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+        """Bring the pods and the status to what the spec says; `done` are the pods that have succeeded."""
+        name, spec = obj["metadata"]["name"], obj["spec"]
+        policy = spec.get("runPolicy") or {}
+        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
         if not finished(status):
             if policy.get("suspend"):
                 self._remove(job, list(job.pods))
                 set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
                 status.pop("startTime", None)
             else:
-                suspended = condition(status, "Suspended")
-                if suspended and suspended["status"] == "True":
+                if suspended(status):
                     set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
                 status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, done)
@@ -180,10 +165,6 @@ class TrainingJobs(Controller):
             self._update_counts(obj, job, status, done)
         if finished(status):
             self._finish(_clean_policy(spec), job, status)
-        self._save(obj, status, ",".join(sorted(done)))
-        if finished(status) and not job.pods and not job.terminating:
-            os.close(self.jobs.pop(name).lock)
-            self._clean(obj, status)
 
     def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
         """Create missing pods, delete surplus ones."""
@@ -276,28 +257,17 @@ class TrainingJobs(Controller):
             pod.end()
             job.terminating.append(pod)
 
-    def _save(self, obj: Object, status: Object, done: str = "") -> None:
+    def _save(self, name: str, status: Object, done: set[str] | None = None) -> None:
         def with_status(now: Object | None) -> Object | None:
-            if now and done:
-                now["metadata"]["annotations"][SUCCEEDED] = done
+            if now and done is not None:
+                now["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
             return now and now | {"status": status}
 
-        self.change(obj["metadata"]["name"], with_status)
+        self.change(name, with_status)
 
 
 def _clean_policy(spec: Object) -> str:
     return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
-
-
-def _check_elastic(where: str, spec: Object, elastic: Object) -> None:
-    if "Worker" not in spec["pytorchReplicaSpecs"]:
-        raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
-    if "standalone" in elastic or elastic.get("rdzvConf") == []:
-        raise ConfigError(
-            f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
-        )
-    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
-        raise ConfigError(f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter.")
 
 
 def past_limit(policy: Object, status: Object, job: Job) -> str:
@@ -318,6 +288,10 @@ def condition(status: Object, kind: str) -> Object | None:
 
 def finished(status: Object) -> bool:
     return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
+
+
+def suspended(status: Object) -> bool:
+    return (condition(status, "Suspended") or {}).get("status") == "True"
 
 
 def set_condition(

@@ -118,15 +118,15 @@ class Files:
         """A temporary file with the blocks and the metadata that `finish(size)` gives once all are there."""
         path = self.temporary / uuid.uuid4().hex
         try:
-            with open(path, "xb", buffering=0) as file:
+            with open(path, "xb") as file:
                 size = 0
                 for block in blocks:
                     size += len(block)
-                    _write_all(file, block)
+                    file.write(block)
                 meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
                 if len(meta) > TRAILER - 4:
                     raise S3Error(400, "MetadataTooLarge", "the headers that an object keeps have at most 2 KB.")
-                _write_all(file, meta + len(meta).to_bytes(4, "big"))
+                file.write(meta + len(meta).to_bytes(4, "big"))
             return path
         except BaseException:
             path.unlink(missing_ok=True)
@@ -251,9 +251,3 @@ def _after(keys: list[str], token: str) -> int:
         prefix = token[:-1].encode()
         return bisect.bisect_right(keys, prefix, key=lambda key: key.encode()[: len(prefix)])
     return bisect.bisect_right(keys, token.encode(), key=str.encode) if token else 0
-
-
-def _write_all(file: Any, block: Any) -> None:
-    view = memoryview(block)
-    while view:
-        view = view[file.write(view) :]

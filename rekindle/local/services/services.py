@@ -101,11 +101,14 @@ class Services:
     def environment(self) -> dict[str, str]:
         """What pods need to reach the services (the ConfigMap)."""
         self.start()
+        return self.store() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
+
+    def store(self) -> dict[str, str]:
+        """The part of it about the object store, which alone is started if need be."""
         return {
             "S3_ENDPOINT_URL": self.url("s3"),
             "S3_BUCKET": self.environ.get("S3_BUCKET", BUCKET),
             "AWS_REGION": self.environ.get("AWS_REGION", REGION),
-            "MLFLOW_TRACKING_URI": self.url("mlflow"),
         }
 
     def credentials(self) -> dict[str, str]:
@@ -209,9 +212,7 @@ class Services:
         confirm_recorded(child)
 
     def _write(self, record: Record) -> None:
-        draft = self.folder / f"{record.name}.json.new"
-        draft.write_text(json.dumps(asdict(record)))
-        draft.replace(self.folder / f"{record.name}.json")
+        write_atomically(self.folder / f"{record.name}.json", json.dumps(asdict(record)))
 
     def _command(self, name: str, fd: int) -> list[str]:
         common = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]

@@ -35,8 +35,10 @@ import json
 import os
 from typing import Any
 
+from argolocal.manifest.training_jobs import JOBS
+
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same
-PORT = 23456  # of the coordinator, unless MASTER_PORT says otherwise
+PORT = JOBS["PyTorchJob"].port[1]  # of the coordinator, unless MASTER_PORT says otherwise
 MAX_LINE = 1 << 20  # bytes of a message
 MAX_TEXT = 64 << 10  # characters of an error in it
 MAX_VALUE = 256 << 10  # and of what it has for other members

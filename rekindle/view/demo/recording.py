@@ -25,7 +25,6 @@ from argolocal.controllers.pod import Pod
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import TrainingJobs, condition, finished
-from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
 from rekindle.training.progress import PROGRESS
@@ -45,12 +44,7 @@ class DemoCluster(LocalCluster):
     """The local cluster without MLflow, which the demo does not use."""
 
     def configmap(self, name: str) -> dict[str, str]:
-        environ = self.services.environ
-        return {
-            "S3_ENDPOINT_URL": self.services.url("s3"),
-            "S3_BUCKET": environ.get("S3_BUCKET", BUCKET),
-            "AWS_REGION": environ.get("AWS_REGION", REGION),
-        }
+        return self.services.store()
 
     def secret(self, name: str) -> dict[str, str]:
         return self.services.credentials() if name == "rekindle-s3" else super().secret(name)

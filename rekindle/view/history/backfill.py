@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import python
-from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.state import journal
 from argolocal.state.journal import RunFiles
+from rekindle.blocks.manifest.render import manifest_sha256
+from rekindle.cluster import workflows
+from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 from rekindle.view.history.weeks import Week
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
 
 POLL, CLUSTER_POLL = 0.5, 5.0  # seconds
 FOLDER = "backfill"  # below the home: manifests, and what the runs print
@@ -82,28 +82,23 @@ def _rekindle(log: Path, *arguments: str) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
 
 
-def on_cluster(cluster: "Cluster", schedule: str, week: Week) -> dict[str, Any]:
+def on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any]:
     """Submits a week from the schedule's template, or follows it; gives its status. Raises ConfigError, ApiError."""
-    from rekindle.cluster import workflows
-
     if not cluster.find(workflows.WORKFLOWS, week.name):
         workflow = workflows.run_now(cluster, schedule, week.parameters)
         workflow["metadata"]["name"] = week.name
         workflows.submit(cluster, workflow)
-    elif (workflows.read(cluster, week.name).get("status") or {}).get("phase") in ("Failed", "Error"):
+    elif (workflows.read(cluster, week.name).get("status") or {}).get("phase") in FAILED:
         workflows.resume(cluster, week.name)
     while (status := workflows.read(cluster, week.name).get("status") or {}).get("phase") not in COMPLETED:
         time.sleep(CLUSTER_POLL)
     return status
 
 
-def runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: "Cluster | None") -> Any:
+def runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
     """What runs a week: this machine, or the schedule on the cluster. Raises ConfigError if that is another one."""
     if not cluster:
         return partial(here, home, manifest)
-    from rekindle.blocks.manifest.render import manifest_sha256
-    from rekindle.cluster import workflows
-
     known = workflows.run_now(cluster, schedule)["metadata"]["annotations"].get(workflows.SHA256)
     if known != manifest_sha256(manifest):
         raise ConfigError(

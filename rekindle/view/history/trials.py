@@ -6,37 +6,33 @@ python -m rekindle.view.history.trials WORKFLOW SWEEP      in a pod: {"trials": 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from argolocal.state.journal import RunFiles
+from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.storage import Store
 from rekindle.training.search import report
 from rekindle.training.search.config import Sweep
 from rekindle.training.search.study import FOLDER, Study
-
-if TYPE_CHECKING:
-    from rekindle.cluster.api import Cluster
-    from rekindle.storage import Store
 
 Trials = dict[str, Any]
 
 
 def here(home: Path, name: str) -> Trials:
     """Of a run on this machine. Raises ConfigError if it is no search."""
-    from argolocal.state.journal import RunFiles
-    from rekindle.local.cluster import LocalCluster
-
     return _of(LocalCluster(home).store(), name, _section(name, RunFiles(home, name).workflow()["spec"]))
 
 
-def on_cluster(cluster: "Cluster", name: str) -> Trials:
+def on_cluster(cluster: Cluster, name: str) -> Trials:
     """Of a run on a cluster, whose object store a pod reads. Raises ConfigError, ApiError, RekindleError."""
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read(cluster, name)
-    spec = workflow["spec"] | ((workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {})
-    args = ["-m", "rekindle.view.history.trials", name, json.dumps(_section(name, spec))]
-    lines = remote.output_of(cluster, remote.image_of(workflow), args).splitlines()
-    return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+    section = json.dumps(_section(name, workflows.spec_of(workflow)))
+    *_, answer = remote.ask(cluster, workflow, "rekindle.view.history.trials", name, section)
+    return answer
 
 
 def _section(name: str, spec: dict[str, Any]) -> Any:
@@ -47,13 +43,11 @@ def _section(name: str, spec: dict[str, Any]) -> Any:
     return section
 
 
-def _of(store: "Store", name: str, section: Any) -> Trials:
+def _of(store: Store, name: str, section: Any) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
     return {"trials": report.rows(study), "table": report.table(study)}
 
 
 if __name__ == "__main__":
-    from rekindle.storage import Store
-
     print(json.dumps(_of(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]))))

@@ -3,17 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import cron
 from argolocal.view.summary import Status
+from rekindle.blocks.manifest.config import Config
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED
 from rekindle.errors import ConfigError
 from rekindle.view import outcome
-
-if TYPE_CHECKING:
-    from rekindle.blocks.manifest.config import Config
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 HASH = 3  # characters of the manifest's in a name: as long as that of a scheduled run
@@ -42,7 +40,7 @@ class Week:
         return row | {"model_sha256": outputs.get("model_sha256")}
 
 
-def weeks(config: "Config", manifest_hash: str, first: date, last: date, now: datetime) -> list[Week]:
+def weeks(config: Config, manifest_hash: str, first: date, last: date, now: datetime) -> list[Week]:
     """The scheduled runs on the days from `first` to `last` (of the schedule's time zone), the oldest first.
 
     Raises ConfigError if there is none, or one in the future.

@@ -22,6 +22,7 @@ from argolocal.errors import ConfigError
 from argolocal.language.selector import verdict
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
+from tests import polling
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -97,18 +98,11 @@ def get(port: int, path: str = "/") -> str:
 
 
 def wait(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 60, name: str = "fraud") -> dict:
-    seen: list[dict] = []
-
-    def look() -> bool:
-        seen[:] = [kinds["Deployment"].get(name) or {}]
-        return bool(holds(seen[0]))
-
-    until("the Deployment to hold", look, seconds, evidence=lambda: json.dumps(seen[0].get("status"), indent=1))
-    return seen[0]
+    return polling.wait(kinds["Deployment"], holds, name, seconds)
 
 
-def rolled_out(obj: dict) -> bool | None:
-    return verdict(obj, SUCCESS, FAILURE)[0]
+def rolled_out(status: dict) -> bool | None:
+    return verdict({"status": status}, SUCCESS, FAILURE)[0]
 
 
 def answering(port: int, version: str) -> bool:
@@ -123,8 +117,8 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
-    obj = wait(kinds, rolled_out)
-    assert [condition["reason"] for condition in obj["status"]["conditions"]] == [
+    status = wait(kinds, rolled_out)
+    assert [condition["reason"] for condition in status["conditions"]] == [
         "MinimumReplicasAvailable",
         "NewReplicaSetAvailable",
     ]
@@ -143,7 +137,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     asking.start()
     obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
     assert obj["status"]["observedGeneration"] == 2
-    assert rolled_out(obj) is None, "right after apply it is not what served before that counts"
+    assert rolled_out(obj["status"]) is None, "right after apply it is not what served before that counts"
     waiting.start()
     wait(kinds, rolled_out)
     since = len(seen) + 1  # the one that is being answered now
@@ -273,10 +267,10 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)
     kinds["Deployment"].apply(deployment("two", program="import sys; sys.exit('the model is gone')"))
-    obj = wait(kinds, lambda obj: rolled_out(obj) is False)
-    failed = next(condition for condition in obj["status"]["conditions"] if condition["type"] == "Progressing")
+    status = wait(kinds, lambda status: rolled_out(status) is False)
+    failed = next(condition for condition in status["conditions"] if condition["type"] == "Progressing")
     assert failed["message"].endswith("the model is gone")
-    assert (obj["status"]["readyReplicas"], obj["status"]["unavailableReplicas"]) == (1, 1)
+    assert (status["readyReplicas"], status["unavailableReplicas"]) == (1, 1)
     assert answering(port, "one")
     kinds["Deployment"].apply(deployment("one"))
     wait(kinds, rolled_out)
@@ -285,7 +279,7 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
 
 def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Controller]) -> None:
     kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
-    wait(kinds, lambda obj: rolled_out(obj) is False)
+    wait(kinds, lambda status: rolled_out(status) is False)
 
 
 def test_pods_that_die_or_hang_are_started_again(
@@ -293,20 +287,20 @@ def test_pods_that_die_or_hang_are_started_again(
 ) -> None:
     kinds["Service"].apply(service(port))
     kinds["Deployment"].apply(deployment("one", replicas=2))
-    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    wait(kinds, lambda status: status.get("readyReplicas") == 2)
     first = int(get(port).split()[1])
     os.kill(first, signal.SIGKILL)
-    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
-    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    wait(kinds, lambda status: status.get("readyReplicas") == 1)
+    wait(kinds, lambda status: status.get("readyReplicas") == 2)
     pods = cluster.home / "deployments/fraud/pods"
     sick = next(pods.iterdir()) / "tmp/sick"
     sick.touch()
-    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
+    wait(kinds, lambda status: status.get("readyReplicas") == 1)
     assert answering(port, "one"), "one that is not ready gets no connection"
     log = cluster.home / "deployments/supervisor.log"
     until("its liveness probe to fail", lambda: "liveness probe failed" in log.read_text())
     sick.unlink()
-    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    wait(kinds, lambda status: status.get("readyReplicas") == 2)
 
 
 def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
@@ -435,9 +429,9 @@ def test_a_deployment_of_a_workflow_has_pods_only_while_the_workflow_runs(tmp_pa
         logs = tmp_path / "deployments/demo-1-train/logs"
         wait(kinds, lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address], name="demo-1-train")
         runner.close()
-        wait(kinds, lambda obj: not obj["status"].get("replicas"), name="demo-1-train")
+        wait(kinds, lambda status: not status.get("replicas"), name="demo-1-train")
         runner.lock()
-        wait(kinds, lambda obj: obj["status"].get("replicas"), name="demo-1-train")
+        wait(kinds, lambda status: status.get("replicas"), name="demo-1-train")
     finally:
         runner.close()
         deployments.delete("demo-1-train")

@@ -113,7 +113,7 @@ def test_a_release_that_failed_starts_again_when_a_rollback_has_scaled_it_down_a
     (folder / "wrong").unlink()
     objects.patch("Deployment", "wind", {"spec": {"replicas": 1}})
     assert "ProgressDeadlineExceeded" not in json.dumps(objects.find("Deployment", "wind"))
-    until("it serves", lambda: rolled_out(objects.find("Deployment", "wind") or {}))
+    until("it serves", lambda: rolled_out((objects.find("Deployment", "wind") or {}).get("status") or {}))
 
 
 def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(

@@ -609,6 +609,12 @@ OBJECTS = {
     "MPIJob": lambda: job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
     "Job": lambda: plain("Job", activeDeadlineSeconds=60),
     "CronJob": lambda: scheduled(plain("CronJob", "jobTemplate", activeDeadlineSeconds=60)),
+    "JobSet": lambda: {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "set"},
+        "spec": jobset()["template"]["spec"],
+    },
     "Deployment": lambda: serving(plain("Deployment", selector={"matchLabels": {"app": "plain"}})),
     "HorizontalPodAutoscaler": lambda: {
         "apiVersion": "autoscaling/v2",
@@ -655,7 +661,11 @@ def role(thing: Any) -> Any:
 
 
 def node(thing: Any) -> Any:
-    return thing["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    return node_pod(thing["template"])["containers"][0]
+
+
+def node_pod(job_set: Any) -> Any:
+    return job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 HOST = {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}
@@ -758,6 +768,16 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "job restarts": ("Job", lambda j: pod(j).pop("restartPolicy"), "job", "OnFailure or Never"),
     "failure policy": (
         "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
+    "two jobs of a name": (
+        "JobSet", lambda j: j["spec"]["replicatedJobs"].extend(j["spec"]["replicatedJobs"]), "job", "a name of its own"),
+    "no jobs": ("JobSet", lambda j: j["spec"]["replicatedJobs"].clear(), "job", "must have jobs"),
+    "no such job": (
+        "JobSet", lambda j: j["spec"].update(successPolicy={"targetReplicatedJobs": ["lead"]}), "job", "names lead"),
+    "no such action": (
+        "JobSet", lambda j: j["spec"].update(failurePolicy={"rules": [{"action": "Retry"}]}), "job", '"Retry" must be one of'),
+    "restarts of a set": (
+        "JobSet", lambda j: node_pod(j).update(restartPolicy="Always"), "job", "OnFailure or Never"),
+    "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].update(cleanPodPolicy="Some"), "job", "must be one of None"),
     "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
     "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: it is missing"),
     "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: it is missing"),

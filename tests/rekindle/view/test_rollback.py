@@ -127,7 +127,7 @@ def test_a_rollback_loses_no_request_and_what_cannot_be_is_refused(model: Model)
 
         found = model.roll_back(objects=Patient(model.cluster))
         assert found == {"model": model.name, "version": "1", "deployment": f"{model.name}-1", "before": "2"}
-        wait(model.kinds, lambda obj: not obj["status"].get("replicas"), name=f"{model.name}-2")
+        wait(model.kinds, lambda status: not status.get("replicas"), name=f"{model.name}-2")
     assert (patient, set(seen)) == ([f"{model.name}-2"], {"1", "2"})
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
     for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
@@ -162,7 +162,12 @@ def test_a_promotion_during_a_rollback_wins_and_is_said(model: Model) -> None:
 
     rollback = threading.Thread(target=attempt)
     rollback.start()
-    wait(model.kinds, lambda obj: obj["spec"]["replicas"] == 1, name=f"{model.name}-1")
+    deployments = model.kinds["Deployment"]
+    wait(
+        model.kinds,
+        lambda _: (deployments.get(f"{model.name}-1") or {})["spec"]["replicas"] == 1,
+        name=f"{model.name}-1",
+    )
     third = tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}).version
     promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
     model.kinds["Deployment"].apply(model.called(release("3")))

@@ -21,6 +21,7 @@ from rekindle.local.jobs.training_job import TrainingJobs, condition
 from rekindle.storage import Store
 from rekindle.training.spec import TrainConfig
 from rekindle.view.demo.recording import DemoCluster
+from tests import polling
 from tests.rekindle.training.crew import ROOT, SECRET, flags, provide
 from tests.waiting import until
 
@@ -48,16 +49,8 @@ def job_set(*jobs: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"kind": "JobSet", "metadata": {"name": "js"}, "spec": {**spec, "replicatedJobs": list(jobs)}}
 
 
-def wait(every: Every, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet", seconds: float = 60) -> Any:
-    def status() -> dict[str, Any]:
-        return (every[kind].get("js") or {}).get("status") or {}
-
-    def look() -> Any:
-        for controller in set(every.values()):
-            controller.poll()
-        return holds(status())
-
-    return until("the status to hold", look, seconds, evidence=lambda: json.dumps(status(), indent=1))
+def wait(every: Every, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet") -> dict[str, Any]:
+    return polling.wait(every[kind], holds, "js", others=set(every.values()))
 
 
 def sets(every: Every) -> JobSets:
@@ -86,7 +79,7 @@ def test_pods_know_their_index_and_the_coordinators_address_and_end_with_it(ever
         "time.sleep(60)"
     )
     every["JobSet"].apply(job_set(job("lead", lead), job("worker", worker, completions=2, parallelism=2)))
-    status = wait(every, lambda status: status.get("terminalState") == "Completed" and status)
+    status = wait(every, lambda status: status.get("terminalState") == "Completed")
     address = sets(every).cluster.address("js-lead-0-0")
     assert [said(every, f"js-worker-0-{index}") for index in range(2)] == [f"{i} {address}\n" for i in range(2)]
     assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status["restarts"] == 0
@@ -100,7 +93,8 @@ def test_a_lost_worker_comes_back_and_nobody_else_restarts(every: Every, quick: 
     worker = job("worker", SLEEP, "Never", replicas=2, backoffLimit=0 if quick else 100)
     every["JobSet"].apply(job_set(job("lead", SLEEP), worker, **kept))
     names = ["js-lead-0-0", "js-worker-0-0", "js-worker-1-0"]
-    lead, first, second = wait(every, lambda _: (p := [pid(every, name) for name in names]) and all(p) and p)
+    wait(every, lambda _: all(pid(every, name) for name in names))
+    lead, first, second = (pid(every, name) for name in names)
     os.kill(first, signal.SIGKILL)
     wait(every, lambda _: pid(every, "js-worker-0-0") not in (0, first))
     assert (pid(every, "js-lead-0-0"), pid(every, "js-worker-1-0")) == (lead, second)
@@ -112,7 +106,7 @@ def test_the_coordinators_exit_code_decides(every: Every, code: int, ends: str) 
     lead = job("lead", f"raise SystemExit({code})", "Never", podFailurePolicy={"rules": rules}, backoffLimit=9)
     every["JobSet"].apply(job_set(lead, job("worker", SLEEP)))
     if ends:
-        status = wait(every, lambda status: status.get("terminalState") == ends and status)
+        status = wait(every, lambda status: status.get("terminalState") == ends)
         assert f"js-lead-0-0 ended with code {code}" in status["conditions"][0]["message"]
     else:
         wait(every, lambda _: "is started again" in said(every, "js-lead-0-0"))
@@ -121,7 +115,7 @@ def test_the_coordinators_exit_code_decides(every: Every, code: int, ends: str) 
 def test_restarts_of_the_whole_are_counted_until_there_are_too_many(every: Every) -> None:
     broken = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
     every["JobSet"].apply(job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2}))
-    status = wait(every, lambda status: status.get("terminalState") == "Failed" and status)
+    status = wait(every, lambda status: status.get("terminalState") == "Failed")
     assert status["restarts"] == 2 and status["conditions"][0]["reason"] == "ReachedMaxRestarts"
 
 
@@ -137,13 +131,14 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_it_is_resumed(every: Every
             "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "rt"}},
         }
     every[kind].apply(whole)
-    first = wait(every, lambda _: pid(every, "js-worker-0-0"))
+    wait(every, lambda _: pid(every, "js-worker-0-0"))
+    first = pid(every, "js-worker-0-0")
     suspended = {**whole, "spec": whole["spec"] | {"suspend": True}}
     every[kind].apply(suspended)
     wait(every, lambda status: (condition(status, "Suspended") or {}).get("status") == "True", kind)
     wait(every, lambda _: not Path(f"/proc/{first}").exists())
     every[kind].apply({**whole, "spec": whole["spec"] | {"suspend": False}})
-    assert wait(every, lambda _: pid(every, "js-worker-0-0")) != first
+    wait(every, lambda _: pid(every, "js-worker-0-0") not in (0, first))
     resumed = [("Suspended", "False")]  # a TrainJob's status follows its JobSet's
     wait(every, lambda status: [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed, kind)
 

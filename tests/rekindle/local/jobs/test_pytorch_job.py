@@ -25,7 +25,7 @@ from rekindle.local.jobs.training_job import (
     TrainingJobs,
     condition,
 )
-from tests.rekindle.local.jobs.polling import wait
+from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
@@ -272,13 +272,13 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: Training
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
-    "may have Master, Worker": lambda spec, replicas: replicas.clear(),
-    "must be written, as 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
-    "'PS'": lambda spec, replicas: replicas.update(PS=replica("")),
-    'must be "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
+    "has no Worker": lambda spec, replicas: replicas.clear(),
+    "must be there and be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
+    '"PS" is no replica type': lambda spec, replicas: replicas.update(PS=replica("")),
+    'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
         name="main"
     ),
-    "a restartPolicy of": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
+    "must be Always, OnFailure": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
     "rdzvConf": lambda spec, replicas: spec.update(elasticPolicy={"rdzvConf": []}),
     "cleanPodPolicy": lambda spec, replicas: spec.update(runPolicy={"cleanPodPolicy": "Everything"}),
 }

@@ -24,7 +24,7 @@ from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, finished
 from tests.commands import shell
 from tests.kinds import kinds
-from tests.rekindle.local.jobs.polling import wait
+from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
@@ -259,7 +259,7 @@ def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
     del alone["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
     v2["apiVersion"] = "kubeflow.org/v2beta1"
-    for obj, why in ((alone, "has no Master"), (other, 'must be "jax"'), (v2, "only kubeflow.org/v1")):
+    for obj, why in ((alone, "has no Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
         with pytest.raises(ConfigError, match=why):
             run(obj)
 

@@ -1,0 +1,29 @@
+"""Controllers that a test polls itself."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from argolocal.controllers.base import Controller
+from tests.waiting import until
+
+
+def wait(
+    controller: Controller,
+    holds: Callable[[dict[str, Any]], Any],
+    name: str = "job",
+    seconds: float = 60,
+    others: Iterable[Controller] = (),
+) -> dict[str, Any]:
+    """Poll the controller, and `others`, until the object's status holds; returns that status."""
+    status: dict[str, Any] = {}
+
+    def look() -> bool:
+        for polled in (controller, *others):
+            polled.poll()
+        status.clear()
+        status.update((controller.get(name) or {}).get("status") or {})
+        return bool(holds(status))
+
+    until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
+    return status
