@@ -36,7 +36,7 @@ def facts(
     artifacts: Mapping[str, str],
     identity: str = "",
     here: bool = True,
-    bucket: Bucket = _bucket,
+    bucket: Bucket | None = None,
 ) -> Facts:
     """What the outputs of a step are a function of: its inputs, its code, and the content of what it reads.
 
@@ -48,7 +48,7 @@ def facts(
     keyed = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed}
     workload = [str(getattr(inputs, "workload"))] if "workload" in fields else []  # noqa: B009
-    reads = {uri: content(uri, here, bucket) for uri in rule.reads(inputs)}
+    reads = {uri: content(uri, here, bucket or _bucket) for uri in rule.reads(inputs)}
     ours = identity or code.here([module, *workload])
     return {"step": module, "code": ours, "inputs": values, "artifacts": dict(artifacts), "reads": reads}
 
