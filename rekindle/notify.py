@@ -21,8 +21,6 @@ from rekindle.sections import Section
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 SECRET = "rekindle-notify"  # on a cluster: the Secret with the address
 URL = "NOTIFY_URL"  # its key, and the variable of the environment
-
-
 TIMEOUT = 10  # seconds for the server to connect, and to answer
 AGAIN = (408, 429, 500, 502, 503, 504)  # answers of a server that may take it later
 LONGEST = 3000  # characters of a reason

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import Conflict, StorageError
+from rekindle.errors import Conflict, NotFound, StorageError
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
@@ -95,13 +95,9 @@ def _place(key: str) -> str:
 
 def read(store: "Store", key: str) -> Entry | None:
     """The entry of `key`, whether it counts or not. Raises StorageError."""
-    from rekindle.storage import NotFound
-
     try:
         return Entry(**json.loads(store.get(_place(key))))
-    except NotFound:
-        return None
-    except (ValueError, TypeError):  # of another version
+    except (NotFound, ValueError, TypeError):  # there is none, or one of another version
         return None
 
 

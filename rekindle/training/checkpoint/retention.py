@@ -43,12 +43,9 @@ class Retention:
         if len(dead) == len(readers):
             old = self._old(latest, manifests, now)
             needed = {chunk for entry in manifests if entry.key not in old for chunk in self._chunks(entry.key)}
-            expired_chunks = {chunk for key in old for chunk in self._chunks(key)}
-            unneeded = [
-                e.key
-                for e in chunks
-                if (name := _name(e)) not in needed and (name in expired_chunks or _orphan(e, now))
-            ]
+            expired = {chunk for key in old for chunk in self._chunks(key)}
+            unneeded = [entry for entry in chunks if _name(entry) not in needed]
+            unneeded = [entry.key for entry in unneeded if _name(entry) in expired or _orphan(entry, now)]
             for keys in (sorted(old), unneeded):  # manifests first: without one nobody reads its chunks
                 if time.monotonic() - listed < FRESH:
                     self.store.delete(keys)

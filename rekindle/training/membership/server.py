@@ -246,10 +246,10 @@ class Coordinator:
         lease, reported = Lease(open_store, self.spec, self.id), False
         while True:
             try:
-                if not lease.held:
-                    await asyncio.to_thread(lease.renew)
-                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might be another run's
+                held = lease.held
                 await asyncio.to_thread(lease.renew)
+                if not held:
+                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might be another run's
                 reported = False
             except StorageError as error:
                 if not reported:
