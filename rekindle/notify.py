@@ -112,7 +112,8 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
                 said = next(answer.iter_content(200), b"").decode(errors="replace")
                 return f"answered {answer.status_code} ({visible(said)}). Correct {URL} if that does not pass."
     except (requests.RequestException, ValueError) as error:
-        why = str(innermost(error)).replace(url, "its address").replace(_path(url), "/...")
+        path = "/" + url.partition("://")[2].partition("/")[2]
+        why = str(innermost(error)).replace(url, "its address").replace(path, "/...")
         return f"cannot be reached ({why}). Correct {URL}, or let pipelines out to it."
 
 
@@ -121,11 +122,6 @@ def _host(url: str) -> str:
         return urlsplit(url).hostname or "no address"
     except ValueError:
         return "no address"
-
-
-def _path(url: str) -> str:
-    """What follows the host."""
-    return "/" + url.partition("://")[2].partition("/")[2]
 
 
 def status(workflow: str, reasons: list[str]) -> str:

@@ -62,7 +62,10 @@ def content(uri: str, here: bool = True, bucket: Bucket = _bucket) -> str:
     """A digest of what is at a path or s3:// URI; that of a URI which makes its own data is the URI. Raises Unknown."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
-        return _listing(bucket(parts.netloc), parts.path.lstrip("/"))
+        entries = [[entry.key, entry.size, entry.etag] for entry in bucket(parts.netloc).list(parts.path.lstrip("/"))]
+        if not entries:
+            raise Unknown(f"{uri} is not there")
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     if parts.scheme in ("http", "https", "ftp"):
         raise Unknown(f"nobody knows whether {uri} is still what it was")
     if "://" in uri and parts.scheme != "file":
@@ -84,10 +87,3 @@ def digest(path: Path) -> dict[str, Any]:
             sums.append((str(file.relative_to(path)), hashlib.file_digest(opened, "sha256").hexdigest()))
     size = sum(file.stat().st_size for file in files)
     return {"sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest(), "files": len(files), "bytes": size}
-
-
-def _listing(store: "Store", prefix: str) -> str:
-    entries = [[entry.key, entry.size, entry.etag] for entry in store.list(prefix)]
-    if not entries:
-        raise Unknown(f"{store.uri(prefix)} is not there")
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

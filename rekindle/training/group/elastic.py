@@ -135,9 +135,6 @@ class ElasticGroup(StaticGroup):
         self.complete = self.client.wait_complete(self.generation, 5.0)
         return self.complete
 
-    def close(self, patience: float = 0.0) -> None:
-        """The coordinator writes the ledger."""
-
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
         """The process group and its sockets. Raises RuntimeError if it cannot be built, or is aborted meanwhile."""
         generation = self.generation

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import secrets
 import sys
 import time
 import traceback
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending = coordinator, "", b""
-        self.nonce = handshake.nonce()
+        self.nonce = secrets.token_hex(16)
 
     @property
     def peer(self) -> str:
