@@ -58,11 +58,9 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict) or not (answer.ok or body.get("error_code")):
         _reject(answer)
-    return body if answer.ok else _refuse(body, answer.reason)
-
-
-def _refuse(body: dict[str, Any], reason: str) -> NoReturn:
-    code, message = body["error_code"], body.get("message") or reason
+    if answer.ok:
+        return body
+    code, message = body["error_code"], body.get("message") or answer.reason
     message = without_user(f"{code}: {message}".splitlines()[0])
     raise Refused(f"MLflow at {without_user(address())} refused: {message}", code)
 

@@ -21,8 +21,6 @@ from rekindle.sections import Section
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 SECRET = "rekindle-notify"  # on a cluster: the Secret with the address
 URL = "NOTIFY_URL"  # its key, and the variable of the environment
-
-
 TIMEOUT = 10  # seconds for the server to connect, and to answer
 AGAIN = (408, 429, 500, 502, 503, 504)  # answers of a server that may take it later
 LONGEST = 3000  # characters of a reason
@@ -114,7 +112,8 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
                 said = next(answer.iter_content(200), b"").decode(errors="replace")
                 return f"answered {answer.status_code} ({visible(said)}). Correct {URL} if that does not pass."
     except (requests.RequestException, ValueError) as error:
-        why = str(innermost(error)).replace(url, "its address").replace(_path(url), "/...")
+        path = "/" + url.partition("://")[2].partition("/")[2]
+        why = str(innermost(error)).replace(url, "its address").replace(path, "/...")
         return f"cannot be reached ({why}). Correct {URL}, or let pipelines out to it."
 
 
@@ -123,11 +122,6 @@ def _host(url: str) -> str:
         return urlsplit(url).hostname or "no address"
     except ValueError:
         return "no address"
-
-
-def _path(url: str) -> str:
-    """What follows the host."""
-    return "/" + url.partition("://")[2].partition("/")[2]
 
 
 def status(workflow: str, reasons: list[str]) -> str:

@@ -137,14 +137,9 @@ def describe(error: Exception) -> str:
     hint = ""
     if isinstance(error, AttributeError) and error.name:
         hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
-    frame = innermost_frame(error)
-    return f"{frame.filename}:{frame.lineno}: {text}.{hint}"
-
-
-def innermost_frame(error: BaseException) -> "FrameSummary":
-    """The innermost frame of a project's code in the traceback of `error`, else the innermost of all."""
     frames = _own_frames(error)
-    return next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
+    frame = next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
+    return f"{frame.filename}:{frame.lineno}: {text}.{hint}"
 
 
 def raises(error: BaseException) -> bool:

@@ -63,26 +63,21 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """The id of the run of `workflow`, the first if there are several, or None."""
-    known = _experiment(experiment)
-    runs = _runs([known["experiment_id"]], "start_time", f"tags.`{WORKFLOW}` = '{workflow}'") if known else []
-    return runs[0]["run_id"] if runs else None
+    runs = _runs(_ids(experiment), "start_time", f"tags.`{WORKFLOW}` = '{workflow}'")
+    return runs[0]["info"]["run_id"] if runs else None
 
 
 def last_start(experiment: str) -> float:
     """When the newest run of a workflow in `experiment` began, in Unix seconds; 0 if there is none."""
-    known = _experiment(experiment)
-    runs = _runs([known["experiment_id"]], "start_time DESC", f"tags.`{WORKFLOW}` != ''") if known else []
-    return runs[0]["start_time"] / 1000 if runs else 0.0
+    runs = _runs(_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
+    return runs[0]["info"]["start_time"] / 1000 if runs else 0.0
 
 
 def last_prepared(experiment: str, workload: str, but: str) -> list[Recorded]:
     """The last runs of `workload` that prepared a dataset, other than `but`, newest first."""
-    if not (known := _experiment(experiment)):
-        return []
     others = f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{but}'"
     others += " AND metrics.rows > 0"  # not those that took the dataset of another
-    search = {"experiment_ids": [known["experiment_id"]], "filter": others, "max_results": LAST_RUNS}
-    found = _post("runs/search", search | {"order_by": ["attributes.start_time DESC"]}).get("runs", [])
+    found = _runs(_ids(experiment), "start_time DESC", others, LAST_RUNS)
     return [Recorded(*(_mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in found]
 
 
@@ -99,7 +94,7 @@ def page(workflow: str = "", at: str = "") -> str:
         if workflow:
             raise TrackingError(f"MLflow at {without_user(address())} has no run of {workflow}: see `rekindle status`.")
         return address()
-    run_id, experiment = runs[0]["run_id"], runs[0]["experiment_id"]
+    run_id, experiment = runs[0]["info"]["run_id"], runs[0]["info"]["experiment_id"]
     shown = f"/{run_id}" if workflow else ""
     view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
     return f"{at or address()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
@@ -202,13 +197,8 @@ def finish(run_id: str, status: str) -> None:
 
 def champion(name: str) -> Release | None:
     """The version of `name` with the alias `champion`, which is the one being served; None before the first."""
-    try:
-        model = _request("GET", "mlflow/registered-models/get", params={"name": name})["registered_model"]
-    except Refused as error:
-        if error.code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return None
-    versions = [alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION]
+    known = _get("registered-models/get", "registered_model", name=name) or {}
+    versions = [alias["version"] for alias in known.get("aliases", []) if alias["alias"] == CHAMPION]
     if not versions:
         return None
     version = _request("GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]})
@@ -231,12 +221,11 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     mine = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
     versions = _request("GET", "mlflow/model-versions/search", params=mine).get("model_versions")
     labels = _pairs({**tags, URI: uri, SHA256: sha256})
-    made = {"name": name, "source": source, "run_id": run_id, "tags": labels}
-    version = (
-        min(versions, key=lambda version: int(version["version"]))
-        if versions
-        else _post("model-versions/create", made)["model_version"]
-    )
+    if versions:
+        version = min(versions, key=lambda version: int(version["version"]))
+    else:
+        made = {"name": name, "source": source, "run_id": run_id, "tags": labels}
+        version = _post("model-versions/create", made)["model_version"]
     _set_alias(name, CANDIDATE, version["version"])
     return _release(version)
 
@@ -274,10 +263,16 @@ def _release(version: dict[str, Any]) -> Release:
         ) from error
 
 
-def _runs(experiments: list[str], order: str, where: str) -> list[dict[str, Any]]:
-    """The first run, if any."""
-    search = {"experiment_ids": experiments, "filter": where, "order_by": [f"attributes.{order}"], "max_results": 1}
-    return [run["info"] for run in _post("runs/search", search).get("runs", [])] if experiments else []
+def _runs(experiments: list[str], order: str, where: str, most: int = 1) -> list[dict[str, Any]]:
+    """The first runs of these experiments."""
+    search = {"experiment_ids": experiments, "filter": where, "order_by": [f"attributes.{order}"], "max_results": most}
+    return _post("runs/search", search).get("runs", []) if experiments else []
+
+
+def _ids(experiment: str) -> list[str]:
+    """The id of an experiment, if there is one of that name."""
+    known = _get("experiments/get-by-name", "experiment", experiment_name=experiment)
+    return [known["experiment_id"]] if known else []
 
 
 def _run(run_id: str) -> dict[str, Any]:
@@ -289,9 +284,10 @@ def _artifact_root(run_id: str) -> str:
     return _run(run_id)["info"]["artifact_uri"]
 
 
-def _experiment(name: str) -> dict[str, Any] | None:
+def _get(path: str, kind: str, **names: str) -> dict[str, Any] | None:
+    """The `kind` of these names, or None if there is none."""
     try:
-        return _request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": name})["experiment"]
+        return _request("GET", f"mlflow/{path}", params=names)[kind]
     except Refused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -300,7 +296,7 @@ def _experiment(name: str) -> dict[str, Any] | None:
 
 def _experiment_id(name: str) -> str:
     _create_if_missing("experiments/create", {"name": name, "tags": _pairs(KIND)})
-    known = _experiment(name)
+    known = _get("experiments/get-by-name", "experiment", experiment_name=name)
     assert known
     if known["lifecycle_stage"] == "deleted":
         raise TrackingError(

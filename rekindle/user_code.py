@@ -34,15 +34,12 @@ def as_error(error: Exception, where: str = "") -> RekindleError:
     `where`: what was being done, such as "`predict` failed on the test rows".
     """
     text = f"{where}: {project.describe(error)}" if where else project.describe(error)
-    return CodeError(text) if project.raises(error) and not may_pass(error) else RekindleError(text)
-
-
-def may_pass(error: BaseException) -> bool:
-    """True if an exception, or one that it comes from, is of a kind that may not be raised again."""
-    return any(_is_passing(cause) for cause in _causes(error))
+    may_pass = any(map(_is_passing, _causes(error)))
+    return CodeError(text) if project.raises(error) and not may_pass else RekindleError(text)
 
 
 def _is_passing(error: BaseException) -> bool:
+    """True if an exception is of a kind that may not be raised again."""
     if isinstance(error, WRONG_PATH):
         return False
     if isinstance(error, RekindleError):

@@ -6,18 +6,21 @@ they are there, whole: so it may be written before them, and pruning a run ends 
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import Conflict, StorageError
+from rekindle.errors import Conflict, NotFound, StorageError
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FOLDER = "cache/"
+BOOK = "cache-book.json"
+MANY = 20  # tasks from which a listing is cheaper
 DAYS = 90  # older entries do not count
 DAY = 86400
 
@@ -92,13 +95,9 @@ def _place(key: str) -> str:
 
 def read(store: "Store", key: str) -> Entry | None:
     """The entry of `key`, whether it counts or not. Raises StorageError."""
-    from rekindle.storage import NotFound
-
     try:
         return Entry(**json.loads(store.get(_place(key))))
-    except NotFound:
-        return None
-    except (ValueError, TypeError):  # of another version
+    except (NotFound, ValueError, TypeError):  # there is none, or one of another version
         return None
 
 
@@ -124,3 +123,57 @@ def safely(call: Any, *arguments: Any) -> Any:
         return call(*arguments)
     except StorageError:
         return None
+
+
+class Shelf:
+    """Looks up the entries of `tasks` tasks: a listing instead of a request for each, and a book of what was read the
+    last time. The book is a copy: an entry of it counts only while the object that it was read from is unchanged.
+
+    Methods raise StorageError.
+    """
+
+    def __init__(self, store: "Store", tasks: int) -> None:
+        self.store, self.many = store, tasks >= MANY
+        self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # by run: files and bytes of RUN/TASK/ARTIFACT
+        if self.many:
+            self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
+            self.book = self._book()
+            self.new = 0
+
+    def find(self, key: str) -> Entry | None:
+        """As the function `find`."""
+        if not self.many:
+            return find(self.store, key)
+        if key not in self.etags:
+            return None
+        etag, entry = self.book.get(key, ("", None))
+        if etag != self.etags[key]:
+            entry = read(self.store, key)
+            if not entry:
+                return None
+            self.new += 1
+            self.book[key] = self.etags[key], entry
+        return entry if entry and not gone(entry, self._size) else None
+
+    def close(self) -> None:
+        """Write the book, if that spares the next one enough."""
+        if self.many and self.new >= MANY:
+            kept = {key: (etag, asdict(entry)) for key, (etag, entry) in self.book.items() if key in self.etags}
+            self.store.put(BOOK, json.dumps(kept).encode())
+
+    def _book(self) -> dict[str, tuple[str, Entry]]:
+        try:
+            return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(BOOK)).items()}
+        except (Conflict, StorageError, ValueError, TypeError, AttributeError):  # there is none, or of another version
+            return {}
+
+    def _size(self, place: str) -> tuple[int, int]:
+        run = place.partition("/")[0]
+        if run not in self.sizes:
+            found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+            for item in self.store.list(f"{run}/"):
+                artifact = "/".join(item.key.split("/")[:3])
+                files, size = found[artifact]
+                found[artifact] = files + 1, size + item.size
+            self.sizes[run] = found
+        return self.sizes[run].get(place, (0, 0))

@@ -36,7 +36,7 @@ def facts(
     artifacts: Mapping[str, str],
     identity: str = "",
     here: bool = True,
-    bucket: Bucket = _bucket,
+    bucket: Bucket | None = None,
 ) -> Facts:
     """What the outputs of a step are a function of: its inputs, its code, and the content of what it reads.
 
@@ -48,7 +48,7 @@ def facts(
     keyed = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed}
     workload = [str(getattr(inputs, "workload"))] if "workload" in fields else []  # noqa: B009
-    reads = {uri: content(uri, here, bucket) for uri in rule.reads(inputs)}
+    reads = {uri: content(uri, here, bucket or _bucket) for uri in rule.reads(inputs)}
     ours = identity or code.here([module, *workload])
     return {"step": module, "code": ours, "inputs": values, "artifacts": dict(artifacts), "reads": reads}
 
@@ -62,7 +62,10 @@ def content(uri: str, here: bool = True, bucket: Bucket = _bucket) -> str:
     """A digest of what is at a path or s3:// URI; that of a URI which makes its own data is the URI. Raises Unknown."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
-        return _listing(bucket(parts.netloc), parts.path.lstrip("/"))
+        entries = [[entry.key, entry.size, entry.etag] for entry in bucket(parts.netloc).list(parts.path.lstrip("/"))]
+        if not entries:
+            raise Unknown(f"{uri} is not there")
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     if parts.scheme in ("http", "https", "ftp"):
         raise Unknown(f"nobody knows whether {uri} is still what it was")
     if "://" in uri and parts.scheme != "file":
@@ -84,10 +87,3 @@ def digest(path: Path) -> dict[str, Any]:
             sums.append((str(file.relative_to(path)), hashlib.file_digest(opened, "sha256").hexdigest()))
     size = sum(file.stat().st_size for file in files)
     return {"sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest(), "files": len(files), "bytes": size}
-
-
-def _listing(store: "Store", prefix: str) -> str:
-    entries = [[entry.key, entry.size, entry.etag] for entry in store.list(prefix)]
-    if not entries:
-        raise Unknown(f"{store.uri(prefix)} is not there")
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

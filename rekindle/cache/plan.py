@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
+from rekindle.cache.entries import Shelf
 from rekindle.cache.key import Bucket, Unknown, facts, key
-from rekindle.cache.shelf import Shelf
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
 from rekindle.step import StepInputs, is_artifact, load, parse
@@ -171,7 +170,6 @@ def _find(
     if missing:
         raise Unknown(f"its input {missing[0]} is known only when it runs")
     known = {name: digests[call.artifacts[name]] for name in paths}
-    look = partial(facts, call.module, inputs, known, identity, not on_cluster)
-    made = look(bucket=bucket) if bucket else look()
+    made = facts(call.module, inputs, known, identity, not on_cluster, bucket)
     entry = shelf.find(key(made))
     return Found(task, entry, "" if entry else "nothing of the same inputs, code and data", key(made))

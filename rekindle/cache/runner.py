@@ -36,7 +36,7 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
             say(f"what {entry.at} left cannot be taken, so it is computed: {error}")
     began = time.monotonic()
     outputs = load(module).run(inputs)
-    left = {name: digest(getattr(outputs, name)) for name in _artifacts(outputs)}
+    left = {name: digest(path) for name, path in _artifacts(outputs).items()}
     texts = {name: to_text(value) for name, value in outputs if name not in left and name != OWN}
     write_outputs(outputs, targets)
     if known:
@@ -45,10 +45,14 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
-    paths = {name: getattr(inputs, name) for name, field in type(inputs).model_fields.items() if is_artifact(field)}
     with suppress(Unknown, StorageError, OSError):
-        return facts(module, inputs, {name: digest(path)["sha256"] for name, path in paths.items()})
+        return facts(module, inputs, {name: digest(path)["sha256"] for name, path in _artifacts(inputs).items()})
     return None
+
+
+def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
+    fields = type(values).model_fields.items()
+    return {name: getattr(values, name) for name, field in fields if is_artifact(field)}
 
 
 def _take(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], at: str) -> None:
@@ -64,7 +68,3 @@ def _take(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, 
             target.write_text(entry.outputs[name])
     store.put(f"{at}/{TAKEN}", entry.at.encode())
     say(f"cached: the same as {entry.at}, which took {entry.seconds:.1f} s")
-
-
-def _artifacts(outputs: StepOutputs) -> list[str]:
-    return [name for name, field in type(outputs).model_fields.items() if is_artifact(field)]

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -64,7 +63,9 @@ class Training:
         self, spec: TrainingSpec, device: torch.device, members: StaticGroup, leaving: threading.Event
     ) -> None:
         self.spec, self.device = spec, device
-        self.workload, section = open_workload(spec)
+        self.workload: Workload = load(spec.workload)
+        check_training(spec, self.workload)
+        section = checked(self.workload.Model, spec.model, "model")
         self.store = Store.from_env()
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
         self.data = self.workload.dataset(path, "train")
@@ -108,14 +109,7 @@ class Training:
         plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
         plan["virtual_workers"] = spec.virtual_workers
         samples = spec.batch_size * spec.virtual_workers
-        self.metrics = Metrics(
-            spec.run_id,
-            self.total,
-            samples,
-            lambda: members.note("run", **plan),
-            spec.part,
-            lambda loss: members.note("loss", loss=loss),
-        )
+        self.metrics = Metrics(spec.run_id, self.total, samples, spec.part, members.note, plan)
         self.group = TrainingGroup(members, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:
@@ -256,10 +250,3 @@ class Training:
         self.metrics.close()
         say(f"left after step {self.state.step}, as told by SIGTERM")
         raise SystemExit(143)
-
-
-def open_workload(spec: TrainingSpec) -> tuple[Workload, Any]:
-    """The workload and its checked `model` section. Raises ConfigError."""
-    workload = load(spec.workload)
-    check_training(spec, workload)
-    return workload, checked(workload.Model, spec.model, "model")

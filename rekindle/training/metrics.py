@@ -1,33 +1,39 @@
 """Progress of a training: one line a second, and curves for MLflow, sent by a thread."""
 
 import math
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rekindle.errors import TrackingError, say
-from rekindle.training.progress import progress
 
 POINTS = 500  # per curve at most; each is the mean over equally many steps
 PERIOD = 5.0  # seconds between requests to MLflow
 PATIENCE = 10.0  # seconds that the end of a run waits for MLflow
+PROGRESS = re.compile(
+    r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
+)
 
 
 class Metrics:
-    """The metrics of the group's rank 0; every worker has one, since it may become rank 0. Calls `on_first` once."""
+    """The metrics of the group's rank 0; every worker has one, since it may become rank 0.
+
+    `note` records the event `run` with this `plan`, once, and `loss` with each line.
+    """
 
     def __init__(
         self,
         run_id: str,
         total: int,
         samples_per_step: int,
-        on_first: Callable[[], None] = lambda: None,
         part: str = "",
-        on_loss: Callable[[float], None] = lambda loss: None,
+        note: Callable[..., None] = lambda event, **fields: None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
-        self.on_loss = on_loss
+        self.run_id, self.total, self.samples, self.note, self.plan = run_id, total, samples_per_step, note, plan or {}
         self.part = f"{part}/" if part else ""
-        self.run_id, self.total, self.samples, self.on_first = run_id, total, samples_per_step, on_first
         self.every = max(1, total // POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
         self._since = self._line_at = time.monotonic()
@@ -54,7 +60,7 @@ class Metrics:
             self._plot("train", values, step)
         if self._line_step < 0:  # the first step of this process is a warm-up: not measured
             self._line_at, self._line_step = now, step
-            self.on_first()
+            self.note("run", **self.plan)
         elif now - self._line_at >= 1 or step == self.total:
             self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
             self._line_at, self._line_step = now, step
@@ -87,8 +93,10 @@ class Metrics:
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
         if math.isfinite(loss):
-            self.on_loss(loss)
-        say(progress(step, self.total, loss, steps_per_s * self.samples, eta, self._validation))
+            self.note("loss", loss=loss)
+        line = f"progress step={step}/{self.total} loss={loss:.5f} samples_per_s={steps_per_s * self.samples:.0f}"
+        validation = "" if self._validation is None else f" validation_loss={self._validation:.5f}"
+        say(f"{line} eta_s={eta:.0f}{validation}")
 
     def _run(self) -> None:
         from rekindle import tracking

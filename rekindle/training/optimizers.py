@@ -72,11 +72,8 @@ class TorchOptimizer:
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._new = {p: _tensors(name, optimizer.state[p], torch.clone) for name, p in named if p in optimizer.state}
         created = self._created()
-        self.layout = [
-            (f"{name}.{key}", list(value.shape), str(value.dtype))
-            for name, state in created.items()
-            for key, value in state.items()
-        ]
+        states = [(f"{name}.{key}", value) for name, state in created.items() for key, value in state.items()]
+        self.layout = [(name, list(value.shape), str(value.dtype)) for name, value in states]
         tensors = [(p, key, value) for name, p in named for key, value in sorted(created[name].items())]
         at_home = [entry for entry in tensors if entry[2].device == entry[0].device]
         on_host = [entry for entry in tensors if entry[2].device != entry[0].device]  # counts of steps, with a GPU

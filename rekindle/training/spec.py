@@ -71,17 +71,13 @@ class TrainConfig(Section):
         raise ValueError('it must be a share of the training samples, from 0 to below 1, or "workload"')
 
     @model_validator(mode="after")
-    def _validates(self) -> "TrainConfig":
+    def _consistent(self) -> "TrainConfig":
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.validation:
                 raise ValueError(
                     f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set train.validation, such as "
                     "0.1, a share of the training samples"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TrainConfig":
         virtual = self.virtual_workers
         if self.max_workers == 0:
             object.__setattr__(self, "max_workers", self.workers)

@@ -95,8 +95,6 @@ class State:
             self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))
         return norm
 
-    # -- validation ---------------------------------------------------------------------------------------------------
-
     def judge(self, loss: float, *, last: bool) -> bool:
         """Note the validation loss of the present weights. True: training ends here, instead of another update."""
         assert self._record is not None

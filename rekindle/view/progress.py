@@ -4,7 +4,7 @@ from argolocal.common.wording import duration, visible
 from argolocal.manifest.kinds import FAILED
 from argolocal.view.display import LogErrors
 from argolocal.view.summary import Step, end_of
-from rekindle.training.progress import PROGRESS
+from rekindle.training.metrics import PROGRESS
 
 
 def progress_in(log: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ from rekindle.errors import DataError
 from rekindle.release.config import PORT, DriftConfig
 from rekindle.release.watch.psi import Shift, shift
 from rekindle.release.watch.reference import REFERENCE
-from rekindle.release.watch.served import Counts, look, since
+from rekindle.release.watch.scrape import Counts, look, since
 from rekindle.storage import NotFound, Store
 
 DAY = 86400
-WORST = 6  # quantities whose histograms are drawn
 Shifts = dict[str, Shift]  # by name: `score NAME` of an output, `feature NAME`
 
 
@@ -64,9 +64,9 @@ def drifted(found: Shifts, threshold: float) -> dict[str, Shift]:
     return dict(sorted(above.items(), key=lambda item: -item[1].psi))
 
 
-def may_retrain(store: Store, config: DriftConfig, workflow: str, now: float | None = None) -> float:
+def may_retrain(store: Store, config: DriftConfig, workflow: str) -> float:
     """0 if the model may be trained again for `workflow`, which is recorded; else the days until it may."""
-    now, state = now or time.time(), _state(store, config.model)
+    now, state = time.time(), _state(store, config.model)
     if state.get("retrained_by") == workflow:
         return 0.0
     last = max(tracking.last_start(config.model), state.get("retrained", 0.0))
@@ -78,31 +78,26 @@ def may_retrain(store: Store, config: DriftConfig, workflow: str, now: float | N
 
 def draw(found: Shifts, threshold: float, file: Path) -> None:
     """The PSI of every quantity, and the shares of the groups of the worst."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     order = sorted(found, key=lambda name: found[name].psi)
-    figure, panels = pyplot.subplots(1 + WORST // 3, 3, figsize=(12, 9), squeeze=False)
-    for panel in panels[0][1:]:
-        panel.set_visible(False)
-    panels[0][0].set_position((0.25, 0.7, 0.7, 0.25))
-    panels[0][0].barh(order, [found[name].psi for name in order], color="#4477aa")
-    panels[0][0].axvline(threshold, color="#cc3311", linestyle="--")
-    panels[0][0].set_xlabel("PSI (dashed: drift.threshold)")
-    for panel, name in zip(panels[1:].flat, reversed(order), strict=False):
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    every, *panels = figure.subplot_mosaic("AAA;BCD;EFG").values()
+    every.barh(order, [found[name].psi for name in order], color="#4477aa")
+    every.axvline(threshold, color="#cc3311", linestyle="--")
+    every.set_xlabel("PSI (dashed: drift.threshold)")
+    for panel, name in zip_longest(panels, order[::-1][: len(panels)]):
+        if name is None:
+            panel.set_visible(False)
+            continue
         places = range(len(found[name].expected))
         panel.bar([place - 0.2 for place in places], found[name].expected, 0.4, color="#bbbbbb", label="test rows")
         panel.bar([place + 0.2 for place in places], found[name].actual, 0.4, color="#4477aa", label="served")
         panel.set_title(f"{name}: PSI {found[name].psi:.3f}", fontsize=9)
         panel.set_xticks([])
-    for panel in list(panels[1:].flat)[len(order) :]:
-        panel.set_visible(False)
-    panels[1][0].legend(fontsize=8)
+    panels[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=100)
-    pyplot.close(figure)
 
 
 def _key(model: str) -> str:

@@ -4,18 +4,20 @@ import http.client
 import os
 import socket
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from rekindle.errors import RekindleError, say
 from rekindle.release.client import resolve
 from rekindle.release.watch.reference import FEATURES
-from rekindle.release.watch.scores import NAME
+from rekindle.release.watch.scores import LE, NAME
 
-UNAVAILABLE = (OSError, http.client.HTTPException, ValueError)
 Buckets = dict[float, float]  # upper bound → how many were not above it, as Prometheus counts
+Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
 
 
 @dataclass
@@ -38,6 +40,16 @@ class Side:
         for output, buckets in now.scores.items():
             _add(self.scores.setdefault(output, {}), buckets, before.scores.get(output, {}))
 
+    def counts(self) -> Counts:
+        """What drift is judged by: counts of the buckets between the bounds LE."""
+        seen = {"scores": self.scores, "features": self.features}
+        return {"rows": int(self.instances)} | {
+            kind: {name: _between(buckets) for name, buckets in named.items()} for kind, named in seen.items()
+        }
+
+
+Answer = tuple[float, dict[str, Side]]  # of a server: when its process started, and what it answered, by version
+
 
 class Watch:
     """Adds up what each version answers from now on. A server that ends loses only what came after the last look."""
@@ -52,12 +64,9 @@ class Watch:
     def look(self) -> dict[str, Side]:
         """What each version has answered by now."""
         known = {address for address, _ in self.last}
-        urls = {url for endpoint in self.endpoints for url in addresses(endpoint)}
-        with ThreadPoolExecutor(16) as pool:
-            pages = list(pool.map(_page, urls))
-        for url, text in zip(urls, pages, strict=True):
-            if text:
-                start, versions = parsed(text)
+        for url, answer in read(*self.endpoints).items():
+            if not isinstance(answer, str):
+                start, versions = answer
                 again = url in known and (url, start) not in self.last
                 before = self.last.get((url, start), {})
                 for version, now in versions.items():
@@ -66,6 +75,53 @@ class Watch:
                     side.crashes += again
                 self.last[url, start] = versions
         return self.sides
+
+
+def look(endpoint: str, version: str) -> dict[str, Counts]:
+    """What each server behind the headless Service `endpoint` has seen as `version` of the model, by process.
+
+    Raises RekindleError if none answers.
+    """
+    servers, problem = dict[str, Counts](), f"{endpoint} has no servers"
+    for url, answer in read(endpoint).items():
+        if isinstance(answer, str):
+            problem = answer
+            say(problem)
+        else:
+            start, versions = answer
+            servers[f"{url} since {start}"] = versions.get(version, Side()).counts()
+    if not servers:
+        raise RekindleError(f"{problem}: is the model deployed? Look at the log of its servers.")
+    return servers
+
+
+def since(now: Mapping[str, Counts], before: Mapping[str, Counts]) -> Counts:
+    """What all processes have added between two looks."""
+    total: Counts = {"rows": 0, "scores": {}, "features": {}}
+    for process, seen in now.items():
+        earlier = before.get(process, {"rows": 0, "scores": {}, "features": {}})
+        total["rows"] += seen["rows"] - earlier["rows"]
+        for kind in ("scores", "features"):
+            for name, buckets in seen[kind].items():
+                nothing = [0] * len(buckets)
+                parts = total[kind].get(name, nothing), buckets, earlier[kind].get(name, nothing)
+                total[kind][name] = [a + b - c for a, b, c in zip(*parts, strict=True)]
+    return total
+
+
+def read(*endpoints: str) -> dict[str, Answer | str]:
+    """The answer of each server behind these Services, by its URL; a text says why it gives none."""
+    urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
+    with ThreadPoolExecutor(16) as pool:
+        return dict(zip(urls, pool.map(_read, urls), strict=True))
+
+
+def _read(url: str) -> Answer | str:
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
+            return parsed(answer.read().decode())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return f"{url} does not tell what it has seen ({error})"
 
 
 def addresses(endpoint: str) -> Iterable[str]:
@@ -83,7 +139,7 @@ def addresses(endpoint: str) -> Iterable[str]:
     return [f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(found)]
 
 
-def parsed(text: str) -> tuple[float, dict[str, Side]]:
+def parsed(text: str) -> Answer:
     """When the process started, and what it has answered since, by version. Raises ValueError if it is no metrics."""
     start, instances, sides = 0.0, 0.0, dict[str, Side]()
     for family in text_string_to_metric_families(text):
@@ -109,17 +165,9 @@ def parsed(text: str) -> tuple[float, dict[str, Side]]:
     return start, sides
 
 
-def page(url: str) -> str:
-    """The text of a server's /metrics. Raises UNAVAILABLE."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
-        return answer.read().decode()
-
-
-def _page(url: str) -> str:
-    try:
-        return page(url)
-    except UNAVAILABLE:
-        return ""
+def _between(buckets: Buckets) -> list[int]:
+    values = [int(buckets[float(le)]) for le in LE]
+    return [b - a for a, b in zip([0, *values], values, strict=False)]
 
 
 def _add(total: Buckets, now: Buckets, before: Buckets) -> None:

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.checkpoint.snapshot_file import SnapshotFile
 from rekindle.training.checkpoint.snapshots import Snapshots
 from rekindle.training.data import LoaderState
-from rekindle.training.group.interruptible import GroupBroken
+from rekindle.training.group.interruptible import GroupBroken, fulfil
 from rekindle.training.state import State, raw
 
 SHARE = 0.01  # of the time that training may wait for snapshots, unless hot_seconds is set
@@ -64,8 +65,6 @@ class Checkpoints:
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
 
-    # -- while training -----------------------------------------------------------------------------------------------
-
     def due(self) -> bool:
         """Whether to make a durable checkpoint after this step. (For rank 0.)"""
         if not self.snapshots.ready.is_set() or self._busy:
@@ -94,12 +93,8 @@ class Checkpoints:
             self._save(rank_size, commit=True)
         self._join(seconds)
         upload, step = self._upload, self.state.step
-        if (
-            upload
-            and upload.step == step
-            and not upload.problem
-            and (rank_size[0] == 0 or self._completed(step, seconds))
-        ):
+        written = upload and upload.step == step and not upload.problem
+        if written and (rank_size[0] == 0 or self._completed(step, seconds)):
             return True
         problem = upload.problem if upload and upload.problem else "rank 0 did not complete it"
         where = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
@@ -158,16 +153,8 @@ class Checkpoints:
         if rank_size[0] == 0 and not upload.problem:
             seconds = time.monotonic() - began
             self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu, seconds
-            self.note(
-                "checkpoint",
-                step=upload.step,
-                seconds=round(seconds, 3),
-                bytes=len(upload.state),
-                uploaded=upload.uploaded,
-                name=snapshot_file.worker_name(),
-            )
-
-    # -- restoring ----------------------------------------------------------------------------------------------------
+            figures = {"seconds": round(seconds, 3), "bytes": len(upload.state), "uploaded": upload.uploaded}
+            self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def restore(
         self, known: int, run: Run = lambda read: read(), cancelled: Callable[[], bool] = lambda: False
@@ -253,23 +240,12 @@ class Checkpoints:
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """`call()`, or TimeoutError after some seconds."""
-    results: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="patience", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    future = Future[T]()
+    threading.Thread(target=fulfil, args=(future, call), name="patience", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
 
 
 def _hash(value: Any) -> str:

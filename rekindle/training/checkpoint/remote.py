@@ -83,8 +83,6 @@ class RemoteCheckpoints:
         self._etag: str | None = None  # of `latest`, as last read or written
         self._newest = ""  # the manifest it names
 
-    # -- reading ------------------------------------------------------------------------------------------------------
-
     def newest(self) -> int:
         """The step of the newest checkpoint, its chunks unverified; -1: none. Raises ConfigError, StorageError."""
         return step_of(self._latest())
@@ -187,8 +185,6 @@ class RemoteCheckpoints:
             raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
         parallel(fetch, range(len(chunks)))
-
-    # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, upload: Upload, rank_size: RankSize) -> bool:
         """Upload our share of a checkpoint, and as rank 0 complete it; retries until `upload.stop`: then False.

@@ -37,18 +37,16 @@ class Retention:
 
     def _delete(self, latest: str) -> None:
         listed = time.monotonic()
-        readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in KINDS)
+        kinds = ("readers", "manifests", "chunks")  # in the order in which they must be listed
+        readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds)
         now = max((entry.modified for entry in manifests), default=0.0)  # by the store's clock, like all times here
         dead = [entry.key for entry in readers if entry.modified < now - LEASE]
         if len(dead) == len(readers):
             old = self._old(latest, manifests, now)
             needed = {chunk for entry in manifests if entry.key not in old for chunk in self._chunks(entry.key)}
-            expired_chunks = {chunk for key in old for chunk in self._chunks(key)}
-            unneeded = [
-                e.key
-                for e in chunks
-                if (name := _name(e)) not in needed and (name in expired_chunks or _orphan(e, now))
-            ]
+            expired = {chunk for key in old for chunk in self._chunks(key)}
+            unneeded = [entry for entry in chunks if _name(entry) not in needed]
+            unneeded = [entry.key for entry in unneeded if _name(entry) in expired or entry.modified < now - YOUNG]
             for keys in (sorted(old), unneeded):  # manifests first: without one nobody reads its chunks
                 if time.monotonic() - listed < FRESH:
                     self.store.delete(keys)
@@ -62,7 +60,7 @@ class Retention:
         if self.hours:
             old |= {entry for entry in before if entry.modified < now - 3600 * self.hours}
         # newer ones: being written now, or unreadable leftovers
-        old |= {entry for entry in manifests if entry.key > latest and _orphan(entry, now)}
+        old |= {entry for entry in manifests if entry.key > latest and entry.modified < now - YOUNG}
         return {entry.key for entry in old}
 
     def _chunks(self, manifest: str) -> list[str]:
@@ -74,12 +72,5 @@ class Retention:
         return self._known[manifest]
 
 
-KINDS = ("readers", "manifests", "chunks")  # in the order in which they must be listed
-
-
 def _name(entry: Entry) -> str:
     return entry.key.rpartition("/")[2]
-
-
-def _orphan(entry: Entry, now: float) -> bool:
-    return entry.modified < now - YOUNG

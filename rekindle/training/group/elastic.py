@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -11,9 +12,8 @@ import torch
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
-from rekindle.training.group.exchange import ExchangeStore
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
-from rekindle.training.group.process_group import GroupView, create, recognize
+from rekindle.training.group.process_group import CONNECT, GroupView, create, dist, recognize
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.membership.client import Client, report_error
 from rekindle.training.membership.completion import completed_model
@@ -21,6 +21,33 @@ from rekindle.training.membership.protocol import Address, Members, coordinator_
 from rekindle.training.spec import TrainingSpec
 
 T = TypeVar("T")
+
+
+class ExchangeStore(dist.Store):
+    """What gloo and nccl need of a store, for one generation; a key is written once. Keep it as long as the group.
+
+    Members tell each other where they listen over their connections to the coordinator: torch's own TCPStore listens on
+    every address, and lets anybody read, write and fill it.
+    """
+
+    def __init__(self, client: Client, generation: int) -> None:
+        super().__init__()
+        self.client, self.generation = client, generation
+
+    def set(self, key: str, value: bytes) -> None:
+        self.client.put(self.generation, key, bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self.client.values(self.generation, [key], CONNECT.total_seconds())[0]
+
+    def wait(self, keys: list[str], timeout: timedelta = CONNECT) -> None:
+        self.client.values(self.generation, keys, timeout.total_seconds())
+
+    def check(self, keys: list[str]) -> bool:
+        return self.client.has(self.generation, keys)
+
+    def clone(self) -> "ExchangeStore":
+        return self  # nccl's watchdog asks for one of its own
 
 
 class ElasticGroup(StaticGroup):
@@ -107,9 +134,6 @@ class ElasticGroup(StaticGroup):
             self.client.send({"done": sha256})
         self.complete = self.client.wait_complete(self.generation, 5.0)
         return self.complete
-
-    def close(self, patience: float = 0.0) -> None:
-        """The coordinator writes the ledger."""
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
         """The process group and its sockets. Raises RuntimeError if it cannot be built, or is aborted meanwhile."""

@@ -52,12 +52,18 @@ class InterruptibleCaller:
 
 def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while item := calls.get():
-        future, call = item
-        try:
-            _resolve(future, call())
-        except BaseException as error:
-            _resolve(future, error)
-        del item, future, call  # they may reference a group, whose destructor closes its connections
+        fulfil(*item)
+        del item  # it may reference a group, whose destructor closes its connections
+
+
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    """Give `future` what `call` returns or raises."""
+    try:
+        _resolve(future, call())
+    except BaseException as error:
+        _resolve(future, error)
+    finally:
+        del future, call  # the traceback of an error keeps this frame, and so what `call` references
 
 
 def _resolve(future: Future[Any], outcome: Any) -> None:

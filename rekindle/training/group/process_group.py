@@ -59,17 +59,12 @@ def recognize(pg: Any, rank: int, ids: list[str], generation: int) -> None:
 
 def from_torchrun(device: torch.device) -> GroupView:
     """The group that torchrun's environment variables describe."""
-    check_torchrun()
-    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-    address = os.environ.get("PET_LOCAL_ADDR") or route_to(os.environ["MASTER_ADDR"])
-    return GroupView(rank, size, create(dist.PrefixStore("rekindle", store), rank, size, device, address))
-
-
-def check_torchrun() -> None:
-    """Warn if torchrun lacks a setting it needs to replace a node."""
     several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
     if several and os.environ.get("RANK") == "0" and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
         say(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, all "
             "agents would end with a DistStoreError. Set it in the environment of every agent."
         )
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    address = os.environ.get("PET_LOCAL_ADDR") or route_to(os.environ["MASTER_ADDR"])
+    return GroupView(rank, size, create(dist.PrefixStore("rekindle", store), rank, size, device, address))

@@ -180,7 +180,9 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     except RekindleError as error:
         fail(error)
         slot.write_last_words(str(error))
-        code = _exit_code(error)
+        code = VERDICT if isinstance(error, GivenUp) and error.exit_code == 1 else error.exit_code
+        if isinstance(error, StorageError | TrackingError):
+            code = AWAY
     except Exception as error:
         from rekindle import user_code
 
@@ -197,9 +199,3 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # our children end with us; waiting for them at exit could block for ever
-
-
-def _exit_code(error: RekindleError) -> int:
-    if isinstance(error, StorageError | TrackingError):
-        return AWAY
-    return VERDICT if isinstance(error, GivenUp) and error.exit_code == 1 else error.exit_code

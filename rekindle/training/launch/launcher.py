@@ -52,29 +52,18 @@ STOP = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """What a worker's exit means."""
+    """Why a process is restarted."""
 
-    COMPLETE = auto()
-    PERMANENT = auto()
-    VERDICT = auto()
     PREEMPTED = auto()
     AWAY = auto()
     BUG = auto()
 
 
-EXIT_KINDS = {
-    0: ExitKind.COMPLETE,
-    78: ExitKind.PERMANENT,
-    70: ExitKind.PERMANENT,
-    65: ExitKind.PERMANENT,
-    VERDICT: ExitKind.VERDICT,
+ENDS = {0: 0, 78: 78, 70: 70, 65: 65, VERDICT: 1}  # exit code of a worker that ends them all → ours
+EXIT_KINDS = {  # of the others; everything else: BUG
     AWAY: ExitKind.AWAY,
+    **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-EXIT_KINDS |= {
-    143: ExitKind.PREEMPTED,
-    -signal.SIGTERM: ExitKind.PREEMPTED,
-    -signal.SIGKILL: ExitKind.PREEMPTED,
-}  # everything else: BUG
 PAUSE = {ExitKind.PREEMPTED: 0.25, ExitKind.AWAY: 1.0, ExitKind.BUG: 1.0}  # seconds after the second exit; then doubled
 
 
@@ -222,10 +211,8 @@ class Launcher:
     def _restart(self, slot: Slot, code: int, step: int) -> None:
         """Restart it, or give up."""
         kind, why, last_words = self._cause(slot, code)
-        if kind is ExitKind.COMPLETE:
-            self._end(0, COMPLETE, tell=False)
-        elif kind in (ExitKind.PERMANENT, ExitKind.VERDICT):
-            self._end(code if kind is ExitKind.PERMANENT else 1, signals.grace())
+        if code in ENDS:
+            self._end(ENDS[code], signals.grace() if code else COMPLETE)
         elif self.code is None:
             pause = slot.budget.pause(kind, step, last_words if code == RAISED else "")
             if pause is None:
@@ -266,15 +253,15 @@ class Launcher:
             )
         return kind, why, last_words
 
-    def _end(self, code: int, seconds: float, *, tell: bool = True) -> None:
-        """Restart nothing, tell the workers to leave, and exit within so many seconds."""
+    def _end(self, code: int, seconds: float) -> None:
+        """Restart nothing, tell the workers to leave unless the run is complete, and exit within so many seconds."""
         if self.code in (None, 143) or code == 0:
             self.code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
         if self.loader.pid:
             self.forkserver.end()
         for slot in self.slots:
-            if tell and slot.pid:
+            if code and slot.pid:
                 _signal(slot.pid, signal.SIGTERM)
 
     def _kill(self) -> None:

@@ -143,10 +143,21 @@ class Accounts:
             life.switch(t, WAITED)
 
     def on_lost(self, t: float, event: Event) -> None:
-        self._leave(t, event, "lost")
+        id, kind = _id(event), event["event"]
+        life = self.lives.get(id)
+        self.unconfirmed.pop(id, None)
+        if not (life and life.alive):
+            return
+        if kind == "lost" and id in self.group and self.pause.broken is None:
+            self.pause.broken = t
+        self.group.discard(id)
+        life.switch(t, None)
+        if life.name in self.failed:
+            self.failed.discard(life.name)
+        else:
+            self._incident(t, kind, life.name, str(event.get("why", "")))
 
-    def on_drain(self, t: float, event: Event) -> None:
-        self._leave(t, event, "drain")
+    on_drain = on_lost
 
     def on_failed(self, t: float, event: Event) -> None:
         name = str(event.get("name", "?"))
@@ -187,9 +198,7 @@ class Accounts:
         step = int(event["step"])
         if self.unsure:
             self._resume(self.unsure, step)
-        elif (
-            not self.group - self.unconfirmed.keys()
-        ):  # otherwise only a newcomer restored it: it will receive the group's state
+        elif not self.group - self.unconfirmed.keys():  # otherwise a newcomer did, which will receive the group's state
             self.pause.restored = max(step, self.pause.restored or 0)
 
     def on_step(self, t: float, event: Event) -> None:
@@ -210,11 +219,8 @@ class Accounts:
     def on_verdict(self, t: float, event: Event) -> None:
         summary = self.summary
         if summary.state != "complete":
-            summary.state, summary.message, summary.code = (
-                "failed",
-                str(event.get("message", "")),
-                int(event.get("code", 1)),
-            )
+            summary.state, summary.message = "failed", str(event.get("message", ""))
+            summary.code = int(event.get("code", 1))
         self._end_all(t)
 
     def on_complete(self, t: float, event: Event) -> None:
@@ -244,21 +250,6 @@ class Accounts:
                 self.pause.unseen = self.pause.unseen or id in self.group
                 self.group.discard(id)
                 self._incident(t, "lost", life.name, "unseen")
-
-    def _leave(self, t: float, event: Event, kind: str) -> None:
-        id = _id(event)
-        life = self.lives.get(id)
-        self.unconfirmed.pop(id, None)
-        if not (life and life.alive):
-            return
-        if kind == "lost" and id in self.group and self.pause.broken is None:
-            self.pause.broken = t
-        self.group.discard(id)
-        life.switch(t, None)
-        if life.name in self.failed:
-            self.failed.discard(life.name)
-        else:
-            self._incident(t, kind, life.name, str(event.get("why", "")))
 
     def _incident(self, t: float, kind: str, name: str, why: str = "") -> None:
         if self.summary.state == "running":

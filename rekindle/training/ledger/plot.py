@@ -25,7 +25,7 @@ def draw(summary: Summary, file: Path) -> None:
     from matplotlib.figure import Figure
 
     scale, unit = next((scale, unit) for least, scale, unit in UNITS if summary.ended - summary.began >= least)
-    names = sorted(summary.intervals, key=_natural)
+    names = sorted(summary.intervals, key=lambda name: (len(name), name))  # worker-10 after worker-9
     rows = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows + 2.6
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
@@ -47,11 +47,8 @@ def draw(summary: Summary, file: Path) -> None:
 def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
     for kind, colour in COLOURS.items():
         for row, name in enumerate(names):
-            bars = [
-                ((s.start - summary.began) / scale, (s.end - s.start) / scale)
-                for s in summary.intervals[name]
-                if s.kind == kind
-            ]
+            spans = [span for span in summary.intervals[name] if span.kind == kind]
+            bars = [((span.start - summary.began) / scale, (span.end - span.start) / scale) for span in spans]
             # the edge keeps a hundredth of a second visible
             axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
         axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
@@ -108,8 +105,3 @@ def _title(summary: Summary) -> str:
 
 def _length(summary: Summary) -> float:
     return max(summary.ended - summary.began, 1e-3)
-
-
-def _natural(name: str) -> tuple[int, str]:
-    """Sorts worker-10 after worker-9."""
-    return len(name), name

@@ -19,7 +19,6 @@ group. *Lost*: in a group, for work that was repeated: since its last finished s
 restored step when all were lost. Steps are recorded once a second; in between they are assumed to be equally long.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -87,9 +86,8 @@ class Summary:
     def steps_per_second(self) -> float:
         """Steps that count, per second in which a worker trained."""
         first = self.points[0][1] if self.points else 0
-        busy = union_seconds(
-            interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED
-        )
+        working = [interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED]
+        busy = sum(end - start for start, end in alive(working))
         return (self.steps - first) / busy if busy else 0.0
 
     @property
@@ -114,18 +112,11 @@ class Summary:
             for name, intervals in self.intervals.items()
         }
         tiers = [str(event.get("tier")) for event in self.restored]
-        return {
-            "state": self.state,
-            "message": self.message,
-            "began": self.began,
-            "ended": self.ended,
-            "run": self.run,
-            "steps": self.steps,
+        same = ("state", "message", "began", "ended", "run", "steps", "generations", "preemptions")
+        return {name: getattr(self, name) for name in same} | {
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds,
-            "generations": self.generations,
-            "preemptions": self.preemptions,
             "drains": self.number("drain"),
             "coordinator_restarts": self.number("coordinator"),
             "checkpoints": {
@@ -150,11 +141,6 @@ def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
         else:
             union.append((interval.start, interval.end))
     return union
-
-
-def union_seconds(intervals: Iterable[Interval]) -> float:
-    """Length of the union of the intervals in seconds."""
-    return sum(end - start for start, end in alive(list(intervals)))
 
 
 def percent(share: float) -> str:

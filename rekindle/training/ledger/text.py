@@ -9,7 +9,6 @@ from itertools import groupby
 from statistics import median
 
 from argolocal.common.wording import duration
-from rekindle.training.ledger.events import Event
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 
 WHERE = {"hot": "the node's shared memory", "durable": "the object store"}
@@ -30,7 +29,9 @@ def describe(summary: Summary) -> list[str]:
     form = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
     incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
     dated = [(group[0].t, _incident(group, summary)) for group in incidents]
-    dated += [(event["t"], _restored(event)) for event in summary.restored if event.get("tier") in WHERE]
+    for event in summary.restored:
+        if where := WHERE.get(str(event.get("tier"))):
+            dated.append((event["t"], f"step {event.get('step')} was restored from {where}."))
     lines = [f"{time.strftime(form, time.localtime(t))}  {text}" for t, text in sorted(dated)]
     if len(lines) > SHOWN:
         lines[SHOWN // 2 : -SHOWN // 2] = [f"… {len(lines) - SHOWN} more of the kind …"]
@@ -92,10 +93,6 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     return text + (
         f" {'They were' if many else 'It was'} back after {duration(max(backs))}." if last.left and backs else ""
     )
-
-
-def _restored(event: Event) -> str:
-    return f"step {event.get('step')} was restored from {WHERE[event['tier']]}."
 
 
 def _stops(summary: Summary) -> Iterator[str]:

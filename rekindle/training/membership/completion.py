@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, NotFound
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
     Raises ConfigError if it is another run's.
     """
-    from rekindle.storage import NotFound
-
     store, key = open_store(), f"{spec.out}/model.json"
     try:
         model = json.loads(store.get(key))

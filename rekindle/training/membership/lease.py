@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rekindle.errors import ConfigError, Conflict, RekindleError
+from rekindle.errors import ConfigError, Conflict, NotFound, RekindleError
 from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ class Lease:
             return
 
     def _read(self) -> tuple[dict[str, Any], str]:
-        from rekindle.storage import NotFound
-
         assert self.store
         try:
             data, etag = self.store.get_with_etag(self.key)

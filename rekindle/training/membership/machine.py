@@ -6,7 +6,6 @@ coordinator: it adopts the group that the workers report.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from rekindle.training.membership.protocol import PROTOCOL, Message
@@ -53,14 +52,6 @@ class CrashCounter:
         return self.count
 
 
-class Wait(Enum):
-    """Why there is no quorum."""
-
-    WORKERS = auto()  # fewer than train.min_workers are alive
-    ACKS = auto()  # somebody has not stopped the last step yet
-    JOINS = auto()  # more are expected within a moment
-
-
 @dataclass
 class Membership:
     """The state machine: messages go to `outbox`, ledger events to `events`, lines for a person to `log`."""
@@ -97,6 +88,16 @@ class Membership:
     def agreed(self) -> bool:
         """Whether the newest generation is published."""
         return self.group == self.generation
+
+    @property
+    def short(self) -> bool:
+        """Whether there are too few workers for any group."""
+        return len(self.eligible) < max(1, self.config.min_workers)
+
+    def quorum(self, now: float) -> bool:
+        """Whether the next group may begin: all have stopped the last step, and no more are expected in a moment."""
+        expected = len(self.eligible) < self.expected_members and now < self.join_deadline
+        return not (self.short or self.missing or expected)
 
     def join(self, now: float, hello: Message) -> None:
         """A worker registers, for the first time or again."""
@@ -235,11 +236,8 @@ class Membership:
         """Open a generation if the members changed; publish the open one once there is a quorum."""
         if self.agreed and self.eligible and self.eligible != self.members:
             self._open(now, immediate=False)
-        if self.agreed:
-            return
-        members, _ = quorum(now, self)
-        if members:
-            self._publish(now, members)
+        if not self.agreed and self.quorum(now):
+            self._publish(now, list(self.eligible))
 
     def _publish(self, now: float, members: list[str]) -> None:
         self.members, self.group, self.values, self.expected_members = members, self.generation, {}, 0
@@ -303,7 +301,7 @@ class Membership:
             self.last_reminder = now
         elif now - self.last_reminder >= REMIND:
             self.last_reminder = now
-            if quorum(now, self)[1] is Wait.WORKERS:
+            if self.short:
                 present, least = len(self.eligible), max(1, self.config.min_workers)
                 self.log.append(f"training waits for workers: {present} of at least {least} are there")
             else:
@@ -341,7 +339,7 @@ class Membership:
         """The worker ends, and may be started again; the run ends if for too long there are too few others."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
-        if quorum(now, self)[1] is not Wait.WORKERS:
+        if not self.short:
             return
         self.refused_since = min(self.refused_since, now)
         if now - self.refused_since > self.config.hung_seconds:
@@ -380,17 +378,6 @@ class Membership:
             "give all of them the same image, kind of node, threads, config and data. Where there are several kinds, "
             "train.fingerprint names one."
         )
-
-
-def quorum(now: float, state: Membership) -> tuple[list[str] | None, Wait | None]:
-    """The members of the next group; or None, and what it waits for."""
-    if len(state.eligible) < max(1, state.config.min_workers):
-        return None, Wait.WORKERS
-    if state.missing:
-        return None, Wait.ACKS
-    if len(state.eligible) < state.expected_members and now < state.join_deadline:
-        return None, Wait.JOINS
-    return list(state.eligible), None
 
 
 def listed(names: list[str], most: int = 20) -> str:

@@ -13,82 +13,38 @@ Step = Annotated[int, Field(ge=-1, lt=2**53)]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]  # it is logged
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
-EXACT = ConfigDict(strict=True, extra="forbid")
+Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
+typed_dict: Any = TypedDict  # for type checkers only a call with literals makes a type
 
 
-@with_config(EXACT)
-class Hello(TypedDict):
-    protocol: int
-    id: Id
-    name: Name
-    address: Name
-    fingerprint: Annotated[dict[Name, int | Name], Field(max_length=32)]
-    step: Step
-    generation: Number
-    group: Number
-    peers: Annotated[list[Id], Field(max_length=4096)]
+def form(extra: Any = "forbid", **fields: Any) -> Any:
+    """An object with these fields."""
+    return with_config(ConfigDict(strict=True, extra=extra))(typed_dict("Form", fields))
 
 
-@with_config(EXACT)
-class Join(TypedDict):
-    join: Hello
-
-
-@with_config(EXACT)
-class Heartbeat(TypedDict):
-    beat: Step
-    busy: bool
-
-
-@with_config(EXACT)
-class Ack(TypedDict):
-    ack: Number
-    step: Step
-
-
-@with_config(EXACT)
-class Fault(TypedDict):
-    fault: Number
-
-
-@with_config(EXACT)
-class Put(TypedDict):
-    put: Number
-    key: Name
-    value: Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-
-
-@with_config(EXACT)
-class Leave(TypedDict):
-    leave: Name
-
-
-@with_config(EXACT)
-class Failed(TypedDict):
-    failed: Text
-    code: Annotated[int, Field(ge=1, le=255)]
-    name: Name
-    temporary: bool
-
-
-@with_config(EXACT)
-class Done(TypedDict):
-    done: Name
-
-
-@with_config(ConfigDict(strict=True, extra="allow"))
-class Event(TypedDict):
-    event: Name
-    name: Name
-
-
-KINDS: dict[str, Any] = {
-    kind: TypeAdapter[Any](form)
-    for kind, form in {
-        "beat": Heartbeat, "ack": Ack, "join": Join, "fault": Fault, "failed": Failed, "event": Event,
-        "put": Put, "leave": Leave, "done": Done,
-    }.items()
-}  # fmt: skip
+HELLO = form(
+    protocol=int,
+    id=Id,
+    name=Name,
+    address=Name,
+    fingerprint=Annotated[dict[Name, int | Name], Field(max_length=32)],
+    step=Step,
+    generation=Number,
+    group=Number,
+    peers=Annotated[list[Id], Field(max_length=4096)],
+)
+FORMS = {
+    "beat": form(beat=Step, busy=bool),
+    "ack": form(ack=Number, step=Step),
+    "join": form(join=HELLO),
+    "fault": form(fault=Number),
+    "failed": form(failed=Text, code=Annotated[int, Field(ge=1, le=255)], name=Name, temporary=bool),
+    "event": form("allow", event=Name, name=Name),
+    "put": form(put=Number, key=Name, value=Value),
+    "leave": form(leave=Name),
+    "done": form(done=Name),
+}
+KINDS = {kind: TypeAdapter[Any](form) for kind, form in FORMS.items()}
 
 
 def parse(line: bytes) -> tuple[str, Message]:

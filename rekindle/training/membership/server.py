@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import secrets
 import sys
 import time
 import traceback
@@ -246,10 +247,10 @@ class Coordinator:
         lease, reported = Lease(open_store, self.spec, self.id), False
         while True:
             try:
-                if not lease.held:
-                    await asyncio.to_thread(lease.renew)
-                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might be another run's
+                held = lease.held
                 await asyncio.to_thread(lease.renew)
+                if not held:
+                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might be another run's
                 reported = False
             except StorageError as error:
                 if not reported:
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending = coordinator, "", b""
-        self.nonce = handshake.nonce()
+        self.nonce = secrets.token_hex(16)
 
     @property
     def peer(self) -> str:

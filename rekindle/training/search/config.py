@@ -160,16 +160,19 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
 
 def default(sweep: Sweep, train: Any, model: Any) -> Settings:
     """The config's own values of what is searched, if all are among the choices; else nothing."""
-    sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
-    own = {path: sections[path.partition(".")[0]][path.partition(".")[2]] for path, _ in sweep.choices()}
+    own = _own(sweep, train, model)
     return own if all(choice.holds(own[path]) for path, choice in sweep.choices()) else {}
 
 
 def whole_numbers(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
     """By dotted path, whether it is a whole number, as the config's own value says."""
-    sections = {"train": train, "model": model}
-    own = {path: getattr(sections[path.partition(".")[0]], path.partition(".")[2]) for path, _ in sweep.choices()}
-    return {path: isinstance(value, int) and not isinstance(value, bool) for path, value in own.items()}
+    return {path: type(value) is int for path, value in _own(sweep, train, model).items()}
+
+
+def _own(sweep: Sweep, train: Any, model: Any) -> Settings:
+    """The config's own values of what is searched."""
+    sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
+    return {path: sections[path.partition(".")[0]][path.partition(".")[2]] for path, _ in sweep.choices()}
 
 
 def check_workload(sweep: Sweep, name: str) -> None:

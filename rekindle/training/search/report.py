@@ -47,14 +47,11 @@ def _text(value: Any) -> str:
 
 def picture(study: Study, file: Path) -> None:
     """Draw the trials as they went on from rung to rung, and the value of each setting."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     choices = list(study.sweep.choices())
-    figure, axes = pyplot.subplots(1, 1 + len(choices), figsize=(4 * (1 + len(choices)), 3.6), squeeze=False)
-    first, *others = axes[0]
+    figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
+    first, *others = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
     ahead = rows(study)[0]["trial"]
     for trial in study.trials:
         points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _finite(value)]
@@ -68,9 +65,7 @@ def picture(study: Study, file: Path) -> None:
     for axis, (path, choice) in zip(others, choices, strict=True):
         _draw_setting(axis, path, choice, study.trials, ahead)
         axis.set(xlabel=path)
-    figure.tight_layout()
     figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], ahead: int) -> None:

@@ -44,10 +44,8 @@ def ask(sweep: Sweep, before: Sequence[Trial], count: int, default: Settings, wh
     asked = [study.ask(space) for _ in range(count)]
     attrs = [study.trials[trial.number].system_attrs if sweep.sampler == "grid" else {} for trial in asked]
     settings = [{path: _decoded(space[path], value) for path, value in trial.params.items()} for trial in asked]
-    return [
-        Trial(trial.number, chosen, attributes)
-        for trial, chosen, attributes in zip(asked, settings, attrs, strict=True)
-    ]
+    chosen = zip(asked, settings, attrs, strict=True)
+    return [Trial(trial.number, values, attributes) for trial, values, attributes in chosen]
 
 
 def distribution(choice: Choice, whole: bool) -> Any:

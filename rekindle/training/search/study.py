@@ -41,10 +41,7 @@ class Study:
 
     def record(self, number: int) -> dict[str, Any] | None:
         """What round `number` trains; None before that is decided."""
-        try:
-            return json.loads(self.store.get(f"{self.root}/rounds/{number}.json"))
-        except NotFound:
-            return None
+        return self._json(f"{self.root}/rounds/{number}.json")
 
     def decide(self, number: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
         """What round `number` trains, decided now or before; those before it have ended. Raises ConfigError."""

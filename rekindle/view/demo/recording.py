@@ -27,7 +27,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import TrainingJobs, condition, finished
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
-from rekindle.training.progress import PROGRESS
+from rekindle.training.metrics import PROGRESS
 from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL = 0.01  # seconds

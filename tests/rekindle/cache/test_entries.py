@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from rekindle.cache import entries
-from rekindle.cache.entries import Entry
-from rekindle.cache.shelf import Shelf
+from rekindle.cache.entries import Entry, Shelf
 from rekindle.errors import StorageError
 from rekindle.storage import Store
 

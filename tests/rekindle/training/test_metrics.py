@@ -2,8 +2,7 @@ import re
 
 import pytest
 
-from rekindle.training.metrics import Metrics
-from rekindle.training.progress import PROGRESS
+from rekindle.training.metrics import PROGRESS, Metrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
 

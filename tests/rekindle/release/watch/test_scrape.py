@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import RekindleError
-from rekindle.release.watch.served import look, since
+from rekindle.release.watch.scrape import look, since
 
 
 def seen(rows: int, *scores: int) -> dict[str, Any]:
