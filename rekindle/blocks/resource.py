@@ -6,7 +6,7 @@ commas mean AND in `success` and OR in `failure`, and failure is looked at first
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hera.workflows import Parameter, Resource, RetryStrategy
@@ -53,6 +53,13 @@ def apply(
         set_owner_reference=owned or None,
         retry_strategy=retry,
     )
+
+
+def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
+    """Of `values`, those that the template has an input for."""
+    inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
+    names = {parameter.name for parameter in inputs}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def delete(name: str, retry: RetryStrategy) -> Resource:

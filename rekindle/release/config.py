@@ -71,6 +71,15 @@ class CanaryConfig(Section):
             raise ValueError("shadow needs a Gateway, which copies the requests: set serve.canary.gateway")
         return self
 
+    @property
+    def shares(self) -> list[int]:
+        """Percent of the traffic in each step that is watched; a shadow gets a copy of all."""
+        return [100] if self.shadow else self.steps[:-1]
+
+    def after(self, percent: int) -> int:
+        """The share that follows `percent`; 0 if it was the last."""
+        return next((share for share in self.shares if share > percent), 0)
+
 
 class ServeConfig(Limits):
     """The `serve:` section of a config: how the released model is offered."""
