@@ -7,7 +7,7 @@ from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import command, watching
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.jobs.mpi_job import mpi_job
-from rekindle.blocks.resource import apply
+from rekindle.blocks.resource import apply, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import current
 from rekindle.errors import ConfigError, did_you_mean
@@ -42,7 +42,7 @@ def job(
         refuse(str(error))
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
     name = made.name(task, short_name(module))
-    tags = {field: f"{{{{inputs.parameters.{field}}}}}" for field in ("digest", "run_id") if field in fields}
+    tags = {field: text(field) for field in ("digest", "run_id") if field in fields}
     ours = {"workload": config.workload, "model": config.model, "dataset": given["dataset"].key, **tags}
     values = {field: value for field, value in (ours | {"out": key(name, MODEL)}).items() if field in fields} | inputs
     inputs = {field: value.model_dump() if isinstance(value, Section) else value for field, value in inputs.items()}

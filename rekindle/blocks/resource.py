@@ -18,6 +18,16 @@ from rekindle.blocks.settings import PodConfig
 NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
 
 
+def text(name: str) -> str:
+    """The input `name` of a template as text."""
+    return f"{{{{inputs.parameters.{name}}}}}"
+
+
+def number(name: str) -> str:
+    """The input `name` as a number, for `render`."""
+    return f"{{{{!inputs.parameters.{name}}}}}"
+
+
 def render(manifest: Manifest | list[Manifest]) -> str:
     """The object, or the operations of a patch, as JSON, which is YAML; `{{!tag}}` marks a number and loses its quotes.
 
@@ -67,9 +77,9 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
 
     In the foreground: a job of the same name, made while the old one's pods linger, would take them for its own.
     """
-    tags: list[Any] = ["{{inputs.parameters.kind}}", "{{inputs.parameters.object}}", "--cascade=foreground"]
     inputs = [Parameter(name="kind"), Parameter(name="object")]
-    return Resource(name=name, action="delete", flags=tags, inputs=inputs, retry_strategy=retry)
+    flags = [text("kind"), text("object"), "--cascade=foreground"]
+    return Resource(name=name, action="delete", flags=flags, inputs=inputs, retry_strategy=retry)
 
 
 def equip(templates: Iterable[Any], pod: PodConfig) -> None:

@@ -8,8 +8,7 @@ from hera.workflows import DAG, Parameter, Task
 
 from rekindle.blocks.container import command, retries
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.recipe.inputs import text
-from rekindle.blocks.resource import apply, arguments
+from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.service import address, service

@@ -12,8 +12,7 @@ from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.recipe.inputs import number, text
-from rekindle.blocks.resource import apply, arguments
+from rekindle.blocks.resource import apply, arguments, number, text
 from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, labels
 from rekindle.release.config import PORT, ServeConfig
 from rekindle.step import to_text
