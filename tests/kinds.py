@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.blocks import (
     volume,
 )
-from rekindle.blocks.jobs import job, mpi_job, pytorch_job, search, train_job
+from rekindle.blocks.jobs import job, pytorch_job, search, train_job
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.serving import (
     autoscaler,
@@ -61,7 +61,7 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "XGBoostJob": kubeflow("XGBoostJob", {"Master": first, "Worker": others}),
         "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
         "JAXJob": kubeflow("JAXJob", {"Worker": others}),
-        "MPIJob": Kind(mpi_job.mpi_job(name, first, pod, 2, config), FRAMEWORKS["MPIJob"].success, FAILURE),
+        "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
         "TrainingRuntime": Kind(train_job.runtime(name, train, config, [])),
         "TrainJob": Kind(train_job.train_job(name, train, config, [])),
         "Job": Kind(job.job(name, pod, code, alone), job.SUCCESS, job.FAILURE),

@@ -23,7 +23,7 @@ Training of other frameworks, on the training operator (docs/other-jobs.md); blo
 and these are its objects; a replica is kubeflow.Replica(cluster.pod("train"), args, 4):
     kubeflow.training_job("TFJob", name, {"Chief": ..., "Worker": ..., "PS": ..., "Evaluator": ...}, cluster)
     kubeflow.training_job("XGBoostJob", name, {"Master": ..., "Worker": ...}, cluster); also PaddleJob and JAXJob
-    mpi_job.mpi_job(name, launcher, pod, 4, cluster)
+    kubeflow.training_job("MPIJob", name, {"Launcher": ..., "Worker": ...}, cluster, slotsPerWorker=2)
 Without it:
     job.job(name, pod, args, cluster)                  one pod, retried; preemptions do not count
     search.search(name, pod, args, cluster, trials=50) many trials, each with retries of its own

@@ -6,8 +6,7 @@ from typing import Any
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import command, watching
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
-from rekindle.blocks.jobs.mpi_job import mpi_job
-from rekindle.blocks.resource import apply
+from rekindle.blocks.resource import apply, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import current
 from rekindle.errors import ConfigError, did_you_mean
@@ -42,7 +41,7 @@ def job(
         refuse(str(error))
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
     name = made.name(task, short_name(module))
-    tags = {field: f"{{{{inputs.parameters.{field}}}}}" for field in ("digest", "run_id") if field in fields}
+    tags = {field: text(field) for field in ("digest", "run_id") if field in fields}
     ours = {"workload": config.workload, "model": config.model, "dataset": given["dataset"].key, **tags}
     values = {field: value for field, value in (ours | {"out": key(name, MODEL)}).items() if field in fields} | inputs
     inputs = {field: value.model_dump() if isinstance(value, Section) else value for field, value in inputs.items()}
@@ -50,12 +49,8 @@ def job(
     bound(name, inputs, fields)
     pods, args = cluster.pod(pod), ["-m", "rekindle", "step", module, *command(module, values)]
     try:
-        if kind == "MPIJob":
-            count, slots = replicas.get("Worker", 1), (spec or {}).get("slotsPerWorker", 1)
-            manifest = mpi_job(made.job_name(name), Replica(pods, args), pods, count, cluster, slots)
-        else:
-            roles = {role: Replica(pods, args, count) for role, count in replicas.items()}
-            manifest = training_job(kind, made.job_name(name), roles, cluster, **(spec or {}))
+        roles = {role: Replica(pods, args, count) for role, count in replicas.items()}
+        manifest = training_job(kind, made.job_name(name), roles, cluster, **(spec or {}))
     except ConfigError as error:
         refuse(str(error))
     template = apply(

@@ -6,7 +6,7 @@ commas mean AND in `success` and OR in `failure`, and failure is looked at first
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hera.workflows import Parameter, Resource, RetryStrategy
@@ -16,6 +16,16 @@ from rekindle.blocks.pod import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 
 NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
+
+
+def text(name: str) -> str:
+    """The input `name` of a template as text."""
+    return f"{{{{inputs.parameters.{name}}}}}"
+
+
+def number(name: str) -> str:
+    """The input `name` as a number, for `render`."""
+    return f"{{{{!inputs.parameters.{name}}}}}"
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
@@ -55,14 +65,21 @@ def apply(
     )
 
 
+def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
+    """Of `values`, those that the template has an input for."""
+    inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
+    names = {parameter.name for parameter in inputs}
+    return {name: value for name, value in values.items() if name in names}
+
+
 def delete(name: str, retry: RetryStrategy) -> Resource:
     """Delete the object given by the inputs `kind` and `object`, if it is there.
 
     In the foreground: a job of the same name, made while the old one's pods linger, would take them for its own.
     """
-    tags: list[Any] = ["{{inputs.parameters.kind}}", "{{inputs.parameters.object}}", "--cascade=foreground"]
     inputs = [Parameter(name="kind"), Parameter(name="object")]
-    return Resource(name=name, action="delete", flags=tags, inputs=inputs, retry_strategy=retry)
+    flags = [text("kind"), text("object"), "--cascade=foreground"]
+    return Resource(name=name, action="delete", flags=flags, inputs=inputs, retry_strategy=retry)
 
 
 def equip(templates: Iterable[Any], pod: PodConfig) -> None:

@@ -7,20 +7,12 @@ A dataset lies under its digest, is written under a lock and appears whole (reki
 several runs share the volume; S3 stays the truth, and a lost volume costs a download. Results never go there.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from rekindle.blocks.pod import Manifest
 
 CACHE = "REKINDLE_CACHE"  # rekindle/training/data.py, which is slow to import
 PATH = "/tmp/cache"  # below the one directory where pods write, so that it is theirs on any machine
-
-
-class Cache(NamedTuple):
-    """What a pod and its container get."""
-
-    volumes: list[dict[str, Any]]
-    mounts: list[dict[str, Any]]
-    env: list[dict[str, Any]]
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
@@ -37,12 +29,11 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
 
 
-def cache(claim: str) -> Cache:
-    """The claim as the place for datasets; nothing without one."""
+def cached(pod: Manifest, claim: str) -> Manifest:
+    """A PodSpec whose container looks for datasets on the claim first; as it is without one."""
     if not claim:
-        return Cache([], [], [])
-    return Cache(
-        [{"name": "cache", "persistentVolumeClaim": {"claimName": claim}}],
-        [{"name": "cache", "mountPath": PATH}],
-        [{"name": CACHE, "value": PATH}],
-    )
+        return pod
+    [main] = pod["containers"]
+    main |= {"env": [*main["env"], {"name": CACHE, "value": PATH}]}
+    main |= {"volumeMounts": [*main["volumeMounts"], {"name": "cache", "mountPath": PATH}]}
+    return pod | {"volumes": [*pod["volumes"], {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}]}

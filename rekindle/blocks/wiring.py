@@ -180,6 +180,11 @@ class Block(Task):
     inputs: dict[str, Any]
     before: "Block | None" = None  # the block that this one goes on with
 
+    def follow(self, before: "Block") -> "Block":
+        """This block, which goes on with `before`."""
+        self.before = before
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in self.__dict__.get("outputs", ()):
             refuse(f"{name} is an output of {self.name}: write .outputs.{name}.", UnknownOutput)
@@ -199,6 +204,11 @@ def handed(block: Any, name: str) -> Any:
         current = current.before
     hint = did_you_mean(name, set(dir(block.outputs)))
     refuse(f'{block.name} hands on no "{name}", which is needed here: give it as {name}=...{hint}')
+
+
+def handed_on(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What `block` hands on by these names; none that `inputs` give."""
+    return {name: handed(block, name) for name in names if name not in inputs}
 
 
 def shown(value: Any) -> str:

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
+from hera.workflows import DAG, Container, Parameter, Task, Workflow
 from hera.workflows import models as m
 from hera.workflows._context import _context  # the DAG whose `with` we are in: Hera has no public name for it
 
@@ -15,7 +15,7 @@ from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import TASK, container, knows_task, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC
-from rekindle.blocks.manifest.provenance import OURS
+from rekindle.blocks.manifest.provenance import OURS, parameter
 from rekindle.blocks.notify import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope, declare_reuse, export
@@ -35,6 +35,7 @@ REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
 )
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+FAILED = "{{workflow.status}} != Succeeded"  # of a task at the end
 STAMP = 11  # characters that a schedule adds to the name of a workflow
 
 
@@ -245,7 +246,7 @@ class Pipeline:
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC]
         about = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         ended = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
-        ours = about | ended | {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest", CACHED)}
+        ours = about | ended | {name: parameter(name) for name in ("config", "manifest", CACHED)}
         after = [step("steps.report", inputs=ours | {"ledgers": ledgers}).name] if self.tracked else []
         if (notify := self.config.notify).format != "off":
             template, name = self.container(NOTIFY, "notify", False), self.template_name("notification")
@@ -253,19 +254,15 @@ class Pipeline:
             told.depends = " || ".join(f"{task}.{end}" for task in after for end in ENDS) or None
             self.scope().guarded += after
         for number, (job, kind) in enumerate(self.jobs.items()):
-            cleanup = self.add(
-                self.name(f"cleanup-{job}" if number else "cleanup", ""),
-                self.cleaner(),
-                {"kind": kind.lower(), "object": self.job_name(job)},
-            )
-            cleanup.when = "{{workflow.status}} != Succeeded"
+            task = f"cleanup-{job}" if number else "cleanup"
+            self.delete(task, kind.lower(), self.job_name(job), when=FAILED)
 
-    def cleaner(self) -> Resource:
-        """The template that deletes an object."""
+    def delete(self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any) -> Block:
+        """A task, by default called `task`, that deletes the object `name`, if it is there."""
         if "delete" not in self.templates:
-            name = self.template_name("delete")
-            self.templates["delete"] = delete(name, retries(self.config.cluster.retries))
-        return self.templates["delete"]
+            self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
+        objects = {"kind": kind, "object": name}
+        return self.add(self.name("", task), self.templates["delete"], objects, options, after)
 
 
 CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)

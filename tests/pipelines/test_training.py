@@ -14,6 +14,7 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.step import flag, is_artifact, load
+from tests.argolocal.runner.played import parameters, play, scheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DAGS = ("main", "decide", "ship")
@@ -89,40 +90,74 @@ def test_a_failed_deployment_or_verification_is_taken_back(templates: dict[str, 
     assert templates["ship"]["dag"]["target"].split() == ["verify", "switch", "expire", "withdraw"]
 
 
+def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
+    sets = ["serve.canary.steps=[5, 50, 100]", f"serve.canary.gateway={gateway}"]
+    manifest = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
+    assert lint(manifest) == []
+    return {template["name"]: template for template in manifest["spec"]["templates"]}
+
+
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
 def test_a_canary_gives_its_share_back_whatever_happens(gateway: str) -> None:
-    sets = ["serve.canary.steps=[5, 50, 100]", f"serve.canary.gateway={gateway}"]
-    config = load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config
-    manifest = render_manifest(config)
-    assert lint(manifest) == []
-    templates = {template["name"]: template for template in manifest["spec"]["templates"]}
-    ship, finish = tasks(templates["ship"]), tasks(templates["finish"])
-    answers = {
-        "tasks.verify.outputs.parameters.former": "cards-1",
-        "tasks.canary-5.outputs.parameters.canary": "taken back: x",
-    }
-    answers["tasks.canary-50.outputs.parameters.canary"] = "taken back: x"
-    runs = {name: substitute(task["when"], answers) for name, task in ship.items() if "when" in task}
-    back = ["share-5", "unshare", "unshare-2", "take-back"]
-    assert [name for name, when in runs.items() if when == "true"] == back
-    assert ship["canary-50"]["depends"] == "share-50" and ship["unshare"]["depends"] == "canary-5"
-    assert "share-5.Failed" in ship["withdraw"]["depends"] and "canary-50.Errored" in ship["withdraw"]["depends"]
-    assert {"share-5", "canary-50", "promote"} <= {*templates["ship"]["dag"]["target"].split()}
-    first = answers | {name: "passed" for name in answers if "canary" in name} | {next(iter(answers)): ""}
-    runs = {name: substitute(task["when"], first) for name, task in ship.items() if "when" in task}
-    assert [name for name, when in runs.items() if when == "true"] == ["promote"], "there is nobody to compare with"
+    templates = with_canary(gateway)
+    ship, promote, finish = tasks(templates["ship"]), tasks(templates["promote"]), tasks(templates["finish"])
+    back = next(name for name in ship if name.startswith("unshare"))
+    for outcome, follows in (("taken back: x", [back, "take-back"]), ("passed", ["promote"])):
+        answers = {"tasks.canary.outputs.parameters.canary": outcome}
+        runs = {name: substitute(task["when"], answers) for name, task in ship.items() if "when" in task}
+        assert [name for name, when in runs.items() if when == "true"] == follows
+        assert {ship[name]["depends"] for name in follows} == {"canary"}
+    assert "canary.Failed" in ship["withdraw"]["depends"] and "canary.Errored" in ship["withdraw"]["depends"]
+    assert {"canary", "promote"} <= {*templates["ship"]["dag"]["target"].split()}
+    assert next(task for name, task in promote.items() if name.startswith("unshare"))["depends"] == "switch"
     end = next(task for name, task in finish.items() if name.startswith("unshare"))
     assert end["when"] == "{{workflow.status}} != Succeeded"
+
+
+@pytest.mark.parametrize("gateway", ["", "infra/edge"])
+def test_a_canary_gives_the_share_that_the_step_says(gateway: str) -> None:
     tags = {f"inputs.parameters.{name}": f"the-{name}" for name in ("model_uri", "server", "version", "former")}
-    tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent", "rest")}
-    share = json.loads(substitute(templates["share"]["resource"]["manifest"], WORKFLOW | tags))
+    tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent")}
+    share = json.loads(substitute(with_canary(gateway)["share"]["resource"]["manifest"], WORKFLOW | tags))
     if gateway:
-        assert share["spec"]["rules"][0]["backendRefs"][1] == {"name": "the-server", "port": 8080, "weight": 5}
+        weights = [(backend["name"], backend["weight"]) for backend in share["spec"]["rules"][0]["backendRefs"]]
+        assert weights == [("cards", 95), ("the-server", 5)]
+        assert share["spec"]["rules"][0]["backendRefs"][1]["port"] == 8080
         assert share["spec"]["parentRefs"] == [{"namespace": "infra", "name": "edge"}]
     else:
         labels, selector = share["spec"]["template"]["metadata"]["labels"], share["spec"]["selector"]["matchLabels"]
         assert labels["app.kubernetes.io/instance"] == "the-former" and selector.items() <= labels.items()
         assert share["metadata"]["name"] == "the-server-canary" and share["spec"]["replicas"] == 5
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [("passed", "5"), ("passed", "50"), ("passed", "0")],
+        [("passed", "5"), ("passed", "50"), ("taken back: x", "0")],
+        [("passed", "5"), ("taken back: x", "0")],
+        [("passed", "0")],  # there is nobody to compare with
+    ],
+)
+def test_a_canary_grows_until_its_step_says_that_it_is_over_and_a_lost_pod_costs_no_share(
+    says: list[tuple[str, str]],
+) -> None:
+    templates = with_canary("infra/edge")
+    inputs = [{"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]]
+    used = [templates[name] for name in ("rollout", "canary", "share")]
+    s = scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
+    looks = ["next." * depth + "watch" for depth in range(len(says))]
+    lost = {f"{look}(0)": "Error" for look in looks}
+    said = {
+        f"{look}(1)": parameters(canary=outcome, percent=percent, replicas="1")
+        for look, (outcome, percent) in zip(looks, says, strict=True)
+    }
+    ran = [(f"{look}(0)", f"{look}(1)", f"{look.replace('watch', 'share')}(0)") for look in looks]
+    assert play(s, lost, said) == [name for names in ran for name in names][:-1]
+    found = [node["inputs"]["parameters"][1] for node in s.nodes.values() if node["displayName"] == "share(0)"]
+    assert found == [{"name": "percent", "value": percent} for _, percent in says[:-1]]
+    whole = s.table.get("w") or {}
+    assert whole["outputs"]["parameters"] == [{"name": "canary", "value": says[-1][0]}]
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,19 @@ def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
             thread.join()
 
 
-def watched(**changes: Any) -> tuple[str, dict[str, str]]:
+def looked(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
     """What the step says, and the tags of its run."""
     run_id = tracking.start_run("canary", f"canary-{uuid4().hex[:6]}")
     given: dict[str, Any] = {"name": "echo", "version": "8", "champion": "7", "server": "new", "former": "old"}
     made = canary.run(canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | given | changes)))
-    return made.canary, tracking.tags_of(run_id)
+    return made, tracking.tags_of(run_id)
+
+
+def watched(**changes: Any) -> tuple[str, dict[str, str]]:
+    """How the canary stands, and the tags of its run."""
+    made, tags = looked(**changes)
+    assert made.percent == 0 or made.canary == "passed", "one that is taken back gets no further share"
+    return made.canary, tags
 
 
 def test_one_that_fails_every_third_request_is_taken_back(servers: dict[str, Running]) -> None:
@@ -87,15 +94,26 @@ def test_one_that_nobody_asks_is_not_promoted_unseen(servers: dict[str, Running]
     assert "answered 0 requests, the champion 0: too few to judge it by" in found
 
 
-def test_the_first_release_and_one_that_was_refused_before_are_not_watched() -> None:
-    assert watched(former="", champion="")[0] == "passed"
-    assert watched(before="taken back: for a reason")[0] == "taken back: for a reason"
+def test_the_first_release_is_not_watched_and_gets_no_share() -> None:
+    made, _ = looked(former="", champion="", percent=0)
+    assert (made.canary, made.percent) == ("passed", 0)
 
 
-def test_a_good_one_passes(servers: dict[str, Running]) -> None:
+def test_a_good_one_passes_and_gets_the_next_share(servers: dict[str, Running]) -> None:
     with load(servers):
-        found, tags = watched()
-    assert (found, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
+        made, tags = looked(servers=4)
+    assert (made.canary, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
+    assert (made.percent, made.replicas) == (25, 1)
+
+
+@pytest.mark.parametrize(("servers", "pods"), [(1, [1, 1]), (2, [1, 1]), (6, [1, 2]), (19, [1, 6])])
+def test_a_share_grows_step_by_step_and_is_about_that_part_of_the_pods(servers: int, pods: list[int]) -> None:
+    first, _ = looked(percent=0, servers=servers)
+    assert (first.canary, first.percent) == ("passed", 5)
+    assert [canary.pods(percent, servers) for percent in (5, 25)] == pods
+    assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
+    shadow = CanaryConfig(gateway="edge", shadow=True)
+    assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a copy of all is watched once"
 
 
 def test_one_that_nobody_had_asked_before_has_not_ended(s3: Store) -> None:

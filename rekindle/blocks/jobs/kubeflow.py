@@ -22,17 +22,17 @@ from rekindle.errors import ConfigError, did_you_mean
 
 # Conditions are appended, Running and Restarting replace each other, Created is the first: Failed is one of 1..4.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
+IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
 RESTARTS = 10  # restarts in place per pod, on average, until the job fails
 
 
 @dataclass(frozen=True)
 class Replica:
-    """`count` pods that run `COMMAND ARGS`, with the image, resources and nodes of `pod`."""
+    """`count` pods that run `python ARGS`, with the image, resources and nodes of `pod`."""
 
     pod: PodConfig
     args: list[str]
     count: int = 1
-    command: tuple[str, ...] = ("python",)
 
 
 class Role(NamedTuple):
@@ -45,6 +45,8 @@ class Role(NamedTuple):
     restart: str = "OnFailure"
     least: int = 0
     most: int = 1000
+    idles: bool = False  # until the leader starts processes in its pods
+    account: bool = True  # False: the operator makes one for its pods
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,12 @@ FRAMEWORKS = {
     # Equal processes, of which worker 0 coordinates. Each calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(least=1)}),
-    # Built by mpi_job.py. Under OnFailure a deleted worker fails the job; the Launcher restarts in place.
+    # The Launcher runs `mpirun` on the Workers, which it reaches by `kubectl exec`. A deleted or drained worker is
+    # replaced (under OnFailure it would fail the job); one that its node evicts for lack of memory fails the job. Not
+    # for a namespace that enforces the PodSecurity standard `restricted`: the operator's own init container, which
+    # brings kubectl, is not hardened.
     "MPIJob": Framework(
-        {"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
+        {"Launcher": Role(least=1, most=1, account=False), "Worker": Role("ExitCode", least=1, idles=True)},
         success="status.replicaStatuses.Launcher.succeeded > 0",
     ),
 }
@@ -134,10 +139,13 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 
 def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """The PodSpec of a role's pods."""
-    job = JOBS[kind]
+    job, rule = JOBS[kind], FRAMEWORKS[kind].roles[role]
     config = replica.pod.steady() if role in job.leaders else replica.pod
-    main = container(job.container, config, replica.args, command=list(replica.command))
-    return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
+    main = container(job.container, config, replica.args)
+    main |= {"command": ["sh", "-c"], "args": [IDLE]} if rule.idles else {}
+    pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
+    own = () if rule.account else ("serviceAccountName", "automountServiceAccountToken")
+    return {field: value for field, value in pod.items() if field not in own}
 
 
 def replica_spec(count: int, restart: str, config: PodConfig, pod: Manifest) -> Manifest:

@@ -68,7 +68,6 @@ def worker(
     """The PodSpec of a worker pod; `host`: where its coordinator is, unless the job's operator tells the pod."""
     pod, gpus = cluster.pod("train"), share(train, cluster)
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * gpus)})
-    cache = volume.cache(cluster.cache)
     own = {"MASTER_ADDR": host, "PET_NPROC_PER_NODE": str(gpus) if gpus > 1 else ""} if host else {}
     own |= {"REKINDLE_GRACE": str(pod.grace_seconds), "REKINDLE_NOTICE": pod.notice}
     runs = container(
@@ -80,13 +79,11 @@ def worker(
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
             _secret(name),
             *({"name": key, "value": value} for key, value in own.items() if value),
-            *cache.env,
         ],
-        volumeMounts=[*MOUNTS, SHARED_MOUNT, *cache.mounts],
+        volumeMounts=[*MOUNTS, SHARED_MOUNT],
     )
-    volumes = [*own_volumes(pod), SHARED, *cache.volumes]
-    grace = pod.grace_seconds
-    return pod_spec(pod, cluster.pod_account, [runs], volumes=volumes, terminationGracePeriodSeconds=grace)
+    more = {"volumes": [*own_volumes(pod), SHARED], "terminationGracePeriodSeconds": pod.grace_seconds}
+    return volume.cached(pod_spec(pod, cluster.pod_account, [runs], **more), cluster.cache)
 
 
 def _secret(name: str) -> Manifest:

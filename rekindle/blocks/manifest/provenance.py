@@ -15,6 +15,11 @@ SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # the same; empty, but in ru
 OURS = (*PROVENANCE, SCHEDULED, BACKFILL)
 
 
+def parameter(name: str) -> str:
+    """The value of a workflow parameter, as Argo fills it in."""
+    return f"{{{{workflow.parameters.{name}}}}}"
+
+
 def git_sha() -> str:
     """The commit of the working directory, with -dirty if files differ from it; "" outside a repository.
 

@@ -1,6 +1,7 @@
 """A pipeline as plain data, its YAML, and the hash that says which manifest ran.
 
-rekindle render configs/demo.yaml --kind template
+rekindle render configs/demo.yaml --kind template | kubectl apply -f -
+rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 """
 
 import copy
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.blocks.manifest.provenance import OURS, PROVENANCE, git_sha, pack
+from rekindle.blocks.manifest.provenance import OURS, PROVENANCE, SCHEDULED, git_sha, pack
+from rekindle.blocks.pod import labels
 from rekindle.errors import ConfigError, RekindleError
 
 if TYPE_CHECKING:
@@ -31,11 +33,7 @@ FIRST = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     """The manifest of a config: the same on every machine, apart from the git sha among its parameters."""
-    from rekindle.blocks import schedule
-
-    made = schedule.cron(config).to_dict() if kind == "cron" else _workflow(config)
-    if kind == "cron":  # or its runs have no labels; Hera has no field for it
-        made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
+    made = _cron(config) if kind == "cron" else _workflow(config)
     if kind == "template":
         made["kind"] = "WorkflowTemplate"
         made["metadata"].pop("generateName", None)
@@ -58,6 +56,26 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     if size > TOO_BIG:
         sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes refuses 1,500,000 and more.\n")
     return manifest
+
+
+def _cron(config: "Config") -> Manifest:
+    """The schedule of the WorkflowTemplate of the same name. Its runs are called NAME-UNIXTIME, one at a time."""
+    schedule, own = config.schedule, {"labels": labels(config.name)}
+    arguments = {"parameters": [{"name": SCHEDULED, "value": "{{workflow.scheduledTime}}"}]}
+    spec = {
+        "schedules": [schedule.cron],
+        "timezone": schedule.timezone,
+        "concurrencyPolicy": "Forbid",
+        "startingDeadlineSeconds": 60 * schedule.deadline_minutes,
+        "successfulJobsHistoryLimit": schedule.keep_succeeded,
+        "failedJobsHistoryLimit": schedule.keep_failed,
+        **({"suspend": True} if schedule.suspend else {}),
+        "workflowMetadata": own,
+        "workflowSpec": {"arguments": arguments, "workflowTemplateRef": {"name": config.name}},
+    }
+    namespace = {"namespace": config.cluster.namespace} if config.cluster.namespace else {}
+    metadata = {"name": config.name, **own, **namespace}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "CronWorkflow", "metadata": metadata, "spec": spec}
 
 
 def _workflow(config: "Config") -> Manifest:

@@ -4,16 +4,14 @@ from typing import Any
 
 from rekindle.blocks.binding import check_section
 from rekindle.blocks.container import RETRYABLE, retries
-from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED
-from rekindle.blocks.recipe.canary import canary as watched
-from rekindle.blocks.recipe.canary import prefix as prefix_of
-from rekindle.blocks.recipe.canary import unshare
-from rekindle.blocks.recipe.inputs import after, handed_on, parameter
-from rekindle.blocks.recipe.servers import digest, start_servers
+from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
+from rekindle.blocks.recipe.servers import digest, servers_of, start_servers
+from rekindle.blocks.resource import apply
+from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.switch import switch
-from rekindle.blocks.wiring import Block, Condition, handed, refuse
-from rekindle.blocks.workflow import Pipeline, current, group, step
+from rekindle.blocks.wiring import Block, Condition, Outputs, Value, handed, handed_on, refuse
+from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, group, step
 from rekindle.release.config import PORT, ServeConfig
 
 OBJECTS = "deployment,service"  # what `deploy` makes, both of one name
@@ -25,7 +23,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     ours |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
     taken = handed_on(model, inputs, "run_id", "dataset", "model")
-    judged = after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
+    judged = step("steps.evaluate", task=task, inputs=ours | taken | inputs).follow(model)
     judged.outputs.metrics.known = current().metrics
     arguments: dict[str, Any] = judged.arguments  # pyright: ignore[reportAssignmentType]
     current().parts.setdefault("evaluate", []).append(lambda: arguments.setdefault("part", judged.name))
@@ -40,7 +38,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     ours |= {"image_digest": image.partition("@")[2] or "not pinned"}
     taken = handed_on(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
     provenance = {name: parameter(name) for name in RELEASED}
-    return after(evaluation, step("steps.release", task=task, inputs=ours | taken | provenance | inputs))
+    return step("steps.release", task=task, inputs=ours | taken | provenance | inputs).follow(evaluation)
 
 
 def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
@@ -58,7 +56,7 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
     server = f"{model}-{handed(released, 'content')}-{digest(made.config.cluster, serve)}"
     block = made.add(name, template, {"model_uri": uri, "server": server, "version": handed(released, "version")})
     block.inputs = {"name": model, "serve": serve, "server": server}
-    return after(released, block)
+    return block.follow(released)
 
 
 def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
@@ -76,39 +74,60 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
         "keep_releases": serve.keep_releases,
         "wait_seconds": float(serving.STARTUP_SECONDS),
     }
-    canary = serve.canary
-    values = ours | ({"promote": False} if canary else {}) | inputs
-    block = after(deployed, step("steps.verify", task=task, inputs=values, after=[deployed.name]))
+    values = ours | ({"promote": False} if serve.canary else {}) | inputs
+    block = step("steps.verify", task=task, inputs=values, after=[deployed.name]).follow(deployed)
     made.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRYABLE)  # it has its own patience
-    if not canary:
+    if not serve.canary:
         return _promoted(made, model, serve, server, block, [deployed.name])
-    watch, tasks = watched(made, model, serve, server, block)
-    passed = watch.outputs.canary == "passed"
-    _withdraw(made, server, [deployed.name, block.name, *tasks])
-    refused = {"when": ~passed}
-    taken_back = made.name("", "take-back")
-    made.add(taken_back, made.cleaner(), {"kind": OBJECTS, "object": server}, refused, [watch.name])
-    prefix = prefix_of(block)
+    canary = _canary(made, model, serve, server, block)
+    passed = canary.outputs.canary == "passed"
+    _withdraw(made, server, [deployed.name, block.name, canary.name])
+    _unshare(made, model, serve, server, [canary.name], when=~passed)
+    made.delete("take-back", OBJECTS, server, [canary.name], when=~passed)
+    prefix = "" if block.name == "verify" else f"{block.name}-"
     with group(f"{prefix}promote", when=passed) as promotion:
-        last = after(watch, step("steps.verify", task=f"{prefix}verify-again", inputs=ours | inputs))
-        _promoted(made, model, serve, server, last, [], canary)
-    made.scope().guarded += [block.name, *tasks, promotion.name]
+        last = step("steps.verify", task=f"{prefix}verify-again", inputs=ours | inputs).follow(canary)
+        _promoted(made, model, serve, server, last, [])
+    made.scope().guarded += [block.name, canary.name, promotion.name]
     return last
 
 
-def _promoted(
-    made: Pipeline, model: str, serve: Any, server: str, block: Block, before: list[str], canary: Any = None
-) -> Block:
+def _canary(made: Pipeline, model: str, serve: Any, server: str, verified: Block) -> Block:
+    """Give the candidate a growing part of the requests while it does as well as the champion. Output: canary."""
+    watch, servers = made.container("steps.canary", "canary", False), servers_of(model, made.config.cluster, serve)
+    template = canaries.rollout(made.template_name, watch, model, serve, servers)
+    values = {name: handed(verified, name) for name in ("model_uri", "version", "champion", "run_id", "former")}
+    name = made.name("", "canary")
+    block = made.add(name, template, values | {"server": server, "percent": "0"}).follow(verified)
+    block.outputs = Outputs(name, {"canary": Value("canary", f"tasks.{name}.outputs.parameters.canary", str)})
+    with at_exit():  # when it was stopped on the way
+        _unshare(made, model, serve, "", [], when=FAILED)
+    return block
+
+
+def _unshare(made: Pipeline, model: str, serve: Any, server: str, needed: list[str], **options: Any) -> None:
+    """Take its part of the requests from a candidate; one without a name is any of this workflow's."""
+    if serve.canary.gateway:
+        known = ("unshare", model)
+        if known not in made.templates:
+            route = canaries.route(model, serve)
+            made.templates[known] = apply(made.template_name("unshare"), route, retry=retries(2))
+        made.add(made.name("", "unshare"), made.templates[known], {}, options, needed)
+        return
+    objects = f"{server}-canary" if server else f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}"
+    made.delete("unshare", "deployment", objects, needed, **options)
+
+
+def _promoted(made: Pipeline, model: str, serve: Any, server: str, block: Block, before: list[str]) -> Block:
     """Add the tasks that run after a promotion: switch the traffic, end earlier servers, remove those that failed."""
     champion = made.container("steps.champion", "champion", False)
     template = switch(made.template_name, champion, model, serve)
     values = {"server": server, "retained": block.outputs.retained}
     switched = made.add(made.name("", "switch"), template, values, after=[block.name])
-    if canary:
-        unshare(made, model, serve, server, {}, switched)
+    if serve.canary:
+        _unshare(made, model, serve, server, [switched.name])
     holds = f"'{{{{tasks.{switched.name}.outputs.parameters.deployment}}}}' == '{server}'"
-    expired = {"with_param": block.outputs.expired, "when": holds}
-    made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switched.name])
+    made.delete("expire", OBJECTS, "{{item}}", [switched.name], with_param=block.outputs.expired, when=holds)
     _withdraw(made, server, [*before, block.name])
     made.scope().guarded += [block.name, switched.name]  # their failure is the DAG's, whatever comes after them
     return block
@@ -116,7 +135,7 @@ def _promoted(
 
 def _withdraw(made: Pipeline, server: str, tasks: list[str]) -> None:
     """Remove servers whose release failed in one of these tasks."""
-    withdraw = made.add(made.name("", "withdraw"), made.cleaner(), {"kind": OBJECTS, "object": server})
+    withdraw = made.delete("withdraw", OBJECTS, server)
     withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
 
 

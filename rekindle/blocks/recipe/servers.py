@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from hera.workflows import DAG, Parameter, Resource, Task
+from hera.workflows import DAG, Parameter, Task
 
 from rekindle.blocks.container import command, retries
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.recipe.inputs import text
-from rekindle.blocks.resource import apply
+from rekindle.blocks.resource import apply, arguments, text
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.service import address, service
@@ -43,14 +41,8 @@ def start_servers(made: Pipeline, name: str, model: str, serve: Any) -> DAG:
         ),  # retried: the first look may see what failed before
         "address": apply(made.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)),
     }
-    return _dag(made, name, templates, inputs)
-
-
-def _dag(made: Pipeline, name: str, templates: Mapping[str, Resource], inputs: tuple[str, ...]) -> DAG:
-    """A DAG of one task for each template, side by side."""
+    given = {field: text(field) for field in inputs}
     with DAG(name=made.template_name(name), inputs=[Parameter(name=field) for field in inputs]) as dag:
         for task, template in templates.items():
-            wanted: list[Any] = template.inputs or []  # pyright: ignore[reportAssignmentType]
-            arguments = {parameter.name: text(parameter.name) for parameter in wanted}
-            Task(name=task, template=template, arguments=arguments)
+            Task(name=task, template=template, arguments=arguments(template, given))
     return dag

@@ -12,12 +12,11 @@ from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
 from rekindle.blocks.jobs.harvest import beside_harvest, harvest
 from rekindle.blocks.jobs.members import run_secret
-from rekindle.blocks.manifest.provenance import SCHEDULED
+from rekindle.blocks.manifest.provenance import SCHEDULED, parameter
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.recipe.inputs import parameter, text
-from rekindle.blocks.resource import apply, render
+from rekindle.blocks.resource import apply, render, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
-from rekindle.blocks.workflow import Pipeline, at_exit, current, step
+from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
 from rekindle.sections import Section
 from rekindle.step import load
@@ -109,10 +108,10 @@ def _harvest(
     task, retry = made.name("", f"{block.name}-harvest"), retries(made.config.cluster.retries)
     template = apply(made.template_name(task), manifest, inputs=tuple(arguments), owned=True, retry=retry)
     made.add(task, template, arguments, options, after)
-    objects = {"kind": HARVEST, "object": manifest["metadata"]["name"]}
-    end = made.add(made.name("", f"{block.name}-harvest-end"), made.cleaner(), objects)
+    ends = f"{block.name}-harvest-end", HARVEST, manifest["metadata"]["name"]
+    end = made.delete(*ends)
     end.depends = " || ".join(f"{block.name}.{phase}" for phase in ("Succeeded", "Failed", "Errored"))
     made.scope().guarded.append(block.name)
     with at_exit():  # when the workflow was stopped
-        made.add(made.name("", end.name), made.cleaner(), objects, {"when": "{{workflow.status}} != Succeeded"})
+        made.delete(*ends, when=FAILED)
     return template

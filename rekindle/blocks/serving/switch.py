@@ -12,13 +12,13 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
 
 from rekindle.blocks.container import retries
-from rekindle.blocks.resource import apply, render
+from rekindle.blocks.resource import apply, number, render, text
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 
-SERVER, VERSION = "{{inputs.parameters.server}}", "{{inputs.parameters.version}}"
+SERVER, VERSION = text("server"), text("version")
 HOLDS = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
 RUNS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # an earlier one that still exists, and has pods
 
@@ -82,8 +82,7 @@ def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[st
 
 def _retire(name: str) -> Resource:
     """Return the template that ends the pods of a Deployment as it was read, and keeps the rest for a rollback."""
-    generation = "{{!inputs.parameters.generation}}"
-    test = {"op": "test", "path": "/metadata/generation", "value": generation}
+    test = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
     change = {"op": "replace", "path": "/spec/replicas", "value": 0}
     return Resource(
         name=name,

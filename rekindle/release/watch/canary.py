@@ -19,7 +19,7 @@ class Canary:
         self.name = name
         self.watch = Watch(f"http://{former}:{PORT}", f"http://{server}:{PORT}")
         self.version, self.champion, self.rule = version, champion, rule
-        self.alpha = rule.false_alarms / ((len(rule.steps) - 1) * (LOOKS + 1))
+        self.alpha = rule.false_alarms / (len(rule.shares) * (LOOKS + 1))
         self.start = time.monotonic()
 
     @property
