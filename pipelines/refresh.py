@@ -28,5 +28,5 @@ def build(config: "Config") -> "Workflow":
             workflow="{{workflow.name}}",
             experiment=config.name,
         )
-        blocks.ship(refreshed, replay=False)
+        blocks.ship(refreshed)
     return workflow

@@ -7,9 +7,19 @@ from argolocal.common import lazy, program
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
-    "workload": ("Workload", "DataConfig", "Prepared", "Refreshed", "record_dataset", "Dataset", "Predictor"),
+    "workload": (
+        "Workload",
+        "DataConfig",
+        "Prepared",
+        "Refreshed",
+        "record_dataset",
+        "Dataset",
+        "Predictor",
+        "Example",
+    ),
     "sections": ("Section",),
     "release.bootstrap": ("paired_bootstrap",),
+    "release.examples": ("Examples",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),
     "blocks.manifest.config": ("load_config", "Loaded", "Config"),
     "blocks.manifest.render": ("check_golden", "render_manifest", "manifest_sha256", "to_yaml"),

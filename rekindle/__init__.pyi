@@ -3,10 +3,11 @@ from rekindle.blocks.manifest.render import check_golden, manifest_sha256, rende
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
+from rekindle.release.examples import Examples
 from rekindle.sections import Section
 from rekindle.step import Artifact, Reuse, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
-from rekindle.workload import DataConfig, Dataset, Predictor, Prepared, Refreshed, Workload, record_dataset
+from rekindle.workload import DataConfig, Dataset, Example, Predictor, Prepared, Refreshed, Workload, record_dataset
 
 __all__ = [
     "Artifact",
@@ -18,6 +19,8 @@ __all__ = [
     "Dataset",
     "Difference",
     "Evaluation",
+    "Example",
+    "Examples",
     "Gate",
     "Loaded",
     "Metric",

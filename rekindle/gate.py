@@ -22,7 +22,8 @@ class Metric:
     """A figure that judges a model; the first of a workload's `metrics` compares the candidate with the champion.
 
     `function(predictions, truths)` gets what `predict` and `examples` gave, as NumPy arrays where these are numbers,
-    else as lists. It is None where the workload defines `evaluate` itself.
+    else as lists. `weighted(predictions, truths, group, draws)` may give it for many draws of the rows at once, where
+    the interval of the first metric would take too long: draw d has the rows of group g `draws[g, d]` times.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
     unit: str = ""
     digits: int = 4
+    weighted: Callable[[Any, Any, Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from pydantic import BaseModel, Field
 
@@ -96,6 +96,16 @@ class Refreshed:
     instances: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Example(NamedTuple):
+    """One test row. `examples` may also give plain tuples: (instance, truth) or (instance, truth, group)."""
+
+    instance: dict[str, Any]  # as a client sends it
+    truth: Any
+    group: Any = None  # rows of one group depend on each other, such as those of one customer
+    baseline: Any = None  # the prediction of a simple model, shown beside the candidate's
+    part: str | None = None  # such as its week: a metric is the mean over the parts
+
+
 class Dataset(Sized, Protocol):
     """Random access by sample index: `batch` is a pure function of its indices.
 
@@ -134,18 +144,12 @@ class Predictor(Protocol):
 class Workload(Protocol):
     """The names a workload module must define.
 
-    One that defines `evaluate(candidate, champion, dataset, report, gate) -> Evaluation` judges itself, and one that
-    defines `predictor(release) -> Predictor` serves itself: together they replace `Instance`, `examples` and `predict`.
-    It may also define `replay(dataset, report, count, seed)`, which yields (request, expected predictions) of about
-    `count` test rows; else `verify` replays the rows of the report's predictions.jsonl.
-
-    `baseline(path, instances) -> predictions` of a simple model is shown beside the candidate's.
-    `seen(facts, instance) -> bool` says whether a model that was trained on a dataset with these facts has seen a test
-    row of a later one: such rows do not judge the candidate beside it.
+    `predictor(release) -> Predictor` takes the place of `Instance` and `predict`, where a request holds more than its
+    instances.
     `refresh(release, data, out) -> Refreshed | None` brings what a released model knows of the world up to newer data:
     it writes `out/state/`, which replaces that of the release; None: there is no newer data.
 
-    docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
+    docs/training.md describes what it may define for its training: `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
     """
 
@@ -169,10 +173,12 @@ class Workload(Protocol):
         """Scalar mean loss of one micro-batch."""
         ...
 
-    def examples(self, path: Path) -> Iterable[tuple[dict[str, Any], Any]]:
-        """The test rows of a dataset: (instance as a client sends it, truth).
+    def examples(self, path: Path) -> Iterable[tuple[Any, ...]] | Sized:
+        """The test rows of a dataset: (instance as a client sends it, truth), or an Example for more.
 
-        With a third element, the group, rows of one group count as dependent where two models are compared.
+        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if that is another
+        one, and leaves out the rows that the champion has seen: those do not judge the candidate beside it.
+        A rekindle.Examples has all rows by column, and may score them in its own way and add to the report.
         """
         ...
 
@@ -183,27 +189,36 @@ class Workload(Protocol):
         ...
 
 
-REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss")
-SERVED = ("Instance", "examples", "predict")  # what the engine judges and serves by
-OWN = ("evaluate", "predictor")  # a workload with both does these itself
+REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss", "examples")
+SERVED = ("Instance", "predict")  # required as well, unless the workload has a predictor
+GONE = {  # former hooks, and what does the same
+    "evaluate": "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and `report`",
+    "replay": "let `examples` return a rekindle.Examples whose `report` writes the requests (record_predictions)",
+    "baseline": "let `examples` yield rekindle.Example(instance, truth, baseline=...)",
+    "seen": "define `examples(path, champion)`, and leave out the rows that a champion with these facts has seen",
+}
 ARGUMENTS = {  # of the functions, the optional ones included
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
-    **{"baseline": ("path", "instances"), "evaluate": ("candidate", "champion", "dataset", "report", "gate")},
-    **{"predictor": ("release",), "seen": ("facts", "instance"), "replay": ("dataset", "report", "count", "seed")},
-    **{"refresh": ("release", "data", "out")},
+    **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
 
 
 def load(name: str) -> Workload:
     """The workload module called `name`. Raises ConfigError if it cannot be imported or lacks a name."""
     workload = project.load(name, "workload", REQUIRED)
+    for attribute, instead in GONE.items():
+        if hasattr(workload, attribute):
+            raise ConfigError(
+                f'workload "{name}" defines {attribute}, which the engine does not call any more: {instead} (see '
+                "docs/your-own-model.md). If it is a function of your own, begin its name with an underscore."
+            )
     missing = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
-    if missing and not all(hasattr(workload, attribute) for attribute in OWN):
+    if missing and not hasattr(workload, "predictor"):
         raise ConfigError(
-            f'workload "{name}" lacks {", ".join(missing)}: it must define {", ".join(SERVED)}, by which it is judged '
-            f"and served, or do both itself in {' and '.join(OWN)} (see docs/your-own-model.md)."
+            f'workload "{name}" lacks {", ".join(missing)}: it must define {" and ".join(SERVED)}, by which it is '
+            "judged and served, or a predictor of its own (see docs/your-own-model.md)."
         )
     metrics = workload.metrics
     if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
@@ -216,14 +231,20 @@ def load(name: str) -> Workload:
         if not (isinstance(value, type) and issubclass(value, base)):
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     functionless = [metric.name for metric in metrics if metric.function is None]
-    if functionless and not hasattr(workload, "evaluate"):
+    if functionless:
         raise ConfigError(
             f'workload "{name}": the metric {functionless[0]} has no function: Metric({functionless[0]!r}, function).'
         )
-    for function, names in ARGUMENTS.items():
+    champion = ("champion",) if compares(workload) else ()
+    for function, names in (ARGUMENTS | {"examples": (*ARGUMENTS["examples"], *champion)}).items():
         _check_arguments(name, function, getattr(workload, function, None), names)
     _check_spelling(name, workload)
     return cast(Workload, workload)
+
+
+def compares(workload: Any) -> bool:
+    """True if `examples` takes the facts of the dataset that the champion was trained on."""
+    return callable(workload.examples) and len(inspect.signature(workload.examples).parameters) > 1
 
 
 def _check_spelling(name: str, workload: Any) -> None:

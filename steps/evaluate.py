@@ -9,7 +9,6 @@ champion to compare with, without a `run_id` nothing goes to MLflow.
 
 import json
 import os
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -59,15 +58,13 @@ def run(inputs: Inputs) -> Outputs:
         champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
     report = inputs.workdir / "report"
     judged: Any = workload.load(inputs.workload)
-    judge = getattr(judged, "evaluate", None) or partial(evaluate, judged)
-    evaluation = judge(inputs.model, champion, inputs.dataset, report, inputs)
+    evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs)
     beside = (release.version, release.sha256) if release else None
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = changes(Store.from_env(), same, judged, inputs.servers) if same else ""
     case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside, rows, changed)
     verdict, reason = case.decide()
-    report.mkdir(exist_ok=True)
     (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
         part = f"{inputs.part}/" if inputs.part else ""

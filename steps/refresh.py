@@ -80,20 +80,15 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(**said, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 
-def predicted(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """`instances` (none: the example's) with what servers of the release in `folder` must answer.
-
-    As many of them are in a request as when the servers are verified: those of one may be each other's past.
-    """
+def predicted(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Requests for `instances` (none: the example's), and what servers of the release in `folder` must answer."""
     import torch
 
-    from rekindle.release.compare import TOGETHER
+    from rekindle.release.examples import batches
     from rekindle.release.predictor import open_predictor
 
     torch.set_num_threads(1)
     predictor = open_predictor(folder)
-    instances = instances or predictor.example()["instances"]
-    for at in range(0, len(instances), TOGETHER):
-        part = instances[at : at + TOGETHER]
-        request = predictor.Request.model_validate_json(json.dumps({"instances": part}))
-        yield from zip(part, predictor.predict([request])[0], strict=True)
+    for part in batches(instances or predictor.example()["instances"]):
+        request = {"instances": part}
+        yield request, predictor.predict([predictor.Request.model_validate_json(json.dumps(request))])[0]

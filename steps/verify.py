@@ -1,7 +1,7 @@
 """Verify a deployment: replay test rows, compare the served with the offline predictions, then promote the version.
 
-    rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
-        --model-sha256=... --version=3
+    rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ --model-sha256=... \\
+        --version=3
 
 Only if every prediction agrees, and the champion is still the one that the candidate was judged against, the version
 becomes the `champion`. Otherwise the step fails, and what served before goes on serving.
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 
 class Inputs(StepInputs):
-    workload: str = Field(description="module that knows how to replay its test data")
     name: str = Field(description="registered model")
     endpoint: str = Field(
         default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT wins)"
     )
-    dataset: Artifact = Field(description="what prepare made")
-    report: Artifact = Field(description="what evaluate made, with the offline scores")
+    report: Artifact = Field(description="what evaluate made, with requests and the predictions to expect")
     model_sha256: str = Field(description="weights that must serve")
     version: str = Field(description="version to promote")
     champion: str = Field(default="", description="version that it was judged against; empty: there was none")
@@ -33,8 +31,7 @@ class Inputs(StepInputs):
     promote: bool = Field(default=True, description="whether it becomes the champion now, or only after its canary")
     keep_releases: int = Field(default=3, ge=1, description="earlier releases whose Deployments stay for a rollback")
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
-    replay: bool = Field(default=True, description="let the workload choose test rows, if it can; else those of report")
-    sample: int = Field(default=200, ge=1, description="test rows to replay, about")
+    sample: int = Field(default=200, ge=1, description="test rows of the report to replay, about")
     tolerance: float = Field(
         default=1e-5,
         ge=0,
@@ -59,7 +56,6 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.release.client import ModelClient, resolve
     from rekindle.release.compare import compare, recorded
     from rekindle.release.files import PREDICTIONS
-    from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment
@@ -71,14 +67,11 @@ def run(inputs: Inputs) -> Outputs:
     client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
     client.wait()
     client.predict(client.example())
-    if inputs.replay and (replay := getattr(load(inputs.workload), "replay", None)):
-        seed = int(inputs.model_sha256[:15], 16)
-        requests = replay(inputs.dataset, inputs.report, inputs.sample, seed)
-    elif (inputs.report / PREDICTIONS).exists():
+    requests = []
+    if (inputs.report / PREDICTIONS).exists():
         requests = recorded(inputs.report, inputs.sample)
     else:
-        requests = []
-        say(f"{inputs.workload} has no replay and its report no {PREDICTIONS}: only the example was predicted")
+        say(f"the report has no {PREDICTIONS}: only the example was predicted")
     comparison = compare(client, requests, inputs.tolerance)
     if requests:
         check(comparison, inputs, endpoint)

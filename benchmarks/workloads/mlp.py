@@ -20,8 +20,8 @@ from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import DataConfig
 
 Data = DataConfig
-evaluate = prepare = predictor = None
-metrics = (Metric("loss"),)
+examples = prepare = predictor = None
+metrics = (Metric("loss", max),)
 SAMPLES = 4096
 INPUTS = 256
 Loop = Callable[[int], None]  # makes so many steps

@@ -19,8 +19,8 @@ from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
-evaluate = prepare = predictor = None
-metrics = (Metric("loss"),)
+examples = prepare = predictor = None
+metrics = (Metric("loss", max),)
 FEATURES, SAMPLES, DIGEST = 10, 4096, "stamped"
 STAMP = struct.Struct("dd")
 

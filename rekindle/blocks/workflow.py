@@ -57,9 +57,8 @@ class Pipeline:
 
     @cached_property
     def metrics(self) -> set[str]:
-        """Those that an evaluation gives; empty if they are not known, for the workload judges itself."""
-        workload = load_workload(self.config.workload)
-        return set() if hasattr(workload, "evaluate") else {metric.name for metric in workload.metrics}
+        """The names of those that an evaluation gives."""
+        return {metric.name for metric in load_workload(self.config.workload).metrics}
 
     def scope(self) -> Scope:
         """The DAG whose `with` the user is in. Raises WiringError outside of one."""

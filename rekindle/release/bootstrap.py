@@ -5,7 +5,7 @@
 Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13: the percentile interval.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ Rows = NDArray[np.intp]
 def paired_bootstrap(
     statistic: Callable[[Rows], float],
     size: int,
-    groups: Sequence[Any] | None = None,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
     resamples: int = 300,
     confidence: float = 0.95,
     seed: int = 0,
@@ -37,15 +37,38 @@ def paired_bootstrap(
             draws.append(statistic(np.concatenate([members[index] for index in chosen])))
         except ValueError:
             continue
+    return statistic(np.arange(size)), *_interval(draws, resamples, confidence)
+
+
+def weighted_bootstrap(
+    statistic: Callable[[Rows, NDArray[np.float32]], NDArray[np.float64]],
+    size: int,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
+    resamples: int = 300,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(low, high) as above, of a `statistic` that takes all draws at once: much faster with many rows.
+
+    It gets the number of each row's group, and how often each group is in each draw: [groups, resamples].
+    """
+    names, group = np.unique(np.arange(size) if groups is None else groups, return_inverse=True)
+    generator = np.random.default_rng(seed)
+    draws = np.empty((len(names), resamples), np.float32)
+    for column in range(resamples):
+        draws[:, column] = np.bincount(generator.integers(len(names), size=len(names)), minlength=len(names))
+    return _interval(statistic(group, draws), resamples, confidence)
+
+
+def _interval(draws: Iterable[float], resamples: int, confidence: float) -> tuple[float, float]:
     finite = [draw for draw in draws if np.isfinite(draw)]
-    value = statistic(np.arange(size))
     if len(finite) < resamples / 2:
-        return value, float("nan"), float("nan")
+        return float("nan"), float("nan")
     low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return value, float(low), float(high)
+    return float(low), float(high)
 
 
-def _members(size: int, groups: Sequence[Any] | None) -> list[Rows]:
+def _members(size: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
     """The rows of each group."""
     if groups is None:
         return list(np.arange(size).reshape(-1, 1))

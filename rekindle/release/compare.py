@@ -1,10 +1,10 @@
 """Compares what a server answers with the predictions of the evaluation."""
 
+import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,15 @@ def compare(client: ModelClient, replay: Replay, tolerance: float) -> Comparison
 
 
 def recorded(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Requests for the first `count` of the test rows whose predictions the report holds. Raises DataError."""
+    """The first requests of the report that hold `count` test rows together, or all. Raises DataError."""
     try:
-        with (report / PREDICTIONS).open() as lines:
-            rows = map(json.loads, islice(lines, count))
-            while batch := list(islice(rows, TOGETHER)):
-                yield {"instances": [row["instance"] for row in batch]}, [row["prediction"] for row in batch]
-    except (OSError, ValueError, KeyError) as error:
+        with gzip.open(report / PREDICTIONS, "rt") as lines:
+            for line in map(json.loads, lines):
+                yield line["request"], line["predictions"]
+                count -= len(line["predictions"])
+                if count <= 0:
+                    return
+    except (OSError, EOFError, ValueError, KeyError) as error:
         raise DataError(
             f"{report / PREDICTIONS} holds no predictions to compare with ({error!r}): let the step evaluate write it."
         ) from error

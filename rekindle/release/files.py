@@ -2,12 +2,13 @@
 
 Below `releases/NAME/HASH/` lie model.safetensors, model.json, workload.json (a digest of the code that answers),
 dataset.json, state/ (what the server must know of the past), example.json (a request, the first row of the report's
-predictions.jsonl), verdict.json, reference.json (histograms of the test rows), MLmodel with its examples
+predictions), verdict.json, reference.json (histograms of the test rows), MLmodel with its examples
 (rekindle/release/pyfunc.py) and, written last, release.json with the sha256 of every file that decides what the server
 answers.
 HASH is taken over the names and contents of these files, so the same release always has the same prefix.
 """
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -23,7 +24,7 @@ from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
-PREDICTIONS = "predictions.jsonl"  # of the report: {"instance": ..., "prediction": ...} a line, of some test rows
+PREDICTIONS = "predictions.jsonl.gz"  # of the report: {"request": ..., "predictions": [...]} a line, of some test rows
 
 
 def model_description(model: Path) -> dict[str, Any]:
@@ -38,11 +39,9 @@ def model_description(model: Path) -> dict[str, Any]:
 def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
     """Link the files of a release in `folder`, all but release.json; gives file → sha256. Raises DataError."""
     shutil.rmtree(folder, ignore_errors=True)
-    files, example = _files(model, dataset), _example(report)
+    files, example = serving_files(model, dataset), _example(report)
     about = ["verdict.json", *([REFERENCE] if (report / REFERENCE).exists() else [])]
-    for key, path in (files | {name: report / name for name in about}).items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).symlink_to(path.absolute())
+    link(folder, files | {name: report / name for name in about})
     if example:
         (folder / EXAMPLE).write_bytes(example)
     name = model_description(model)["workload"]
@@ -105,14 +104,14 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     return folder
 
 
-def record_predictions(report: Path, rows: Iterable[tuple[Any, Any]]) -> None:
-    """Write (instance, prediction) pairs for `verify`, which reads them by `recorded` in compare.py."""
-    with (report / PREDICTIONS).open("w") as file:
-        for instance, prediction in rows:
-            file.write(json.dumps({"instance": instance, "prediction": prediction}) + "\n")
+def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]]) -> None:
+    """Write requests, each with the predictions to expect, into a report: `verify` reads them by compare.recorded."""
+    with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
+        for request, predictions in requests:
+            file.write(json.dumps({"request": request, "predictions": predictions}) + "\n")
 
 
-def _files(model: Path, dataset: Path) -> dict[str, Path]:
+def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
     """Key below the prefix → file, of everything that decides what the server answers. Raises DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
     files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
@@ -122,12 +121,19 @@ def _files(model: Path, dataset: Path) -> dict[str, Path]:
     return files
 
 
+def link(folder: Path, files: dict[str, Path]) -> None:
+    """Make the files appear in `folder`, by their keys."""
+    for key, path in files.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).symlink_to(path.absolute())
+
+
 def _example(report: Path) -> bytes:
     """A request with the first of the test rows whose predictions the report holds; nothing if it holds none."""
     if not (report / PREDICTIONS).exists():
         return b""
-    with (report / PREDICTIONS).open() as lines:
-        return json.dumps({"instances": [json.loads(next(lines))["instance"]]}).encode()
+    with gzip.open(report / PREDICTIONS, "rt") as lines:
+        return json.dumps({"instances": json.loads(next(lines))["request"]["instances"][:1]}).encode()
 
 
 def _content_hash(hashes: dict[str, str]) -> str:

@@ -35,16 +35,15 @@ class InstancePredictor:
         self.workload: Any = load(description["workload"])
         instances: Any = list[self.workload.Instance]
         self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
-        self.facts = dataset_facts(release)
-        try:
-            self._example: dict[str, Any] = json.loads((release / EXAMPLE).read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{release} is not a whole release ({error}). Release the model again.") from error
+        self.release, self.facts = release, dataset_facts(release)
         self.model = open_model(self.workload, release, description, self.facts)
 
     def example(self) -> dict[str, Any]:
-        """A request with one of the rows that the model was judged on."""
-        return self._example
+        """A request with one of the rows that the model was judged on. Raises DataError if the release has none."""
+        try:
+            return json.loads((self.release / EXAMPLE).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.release} is not a whole release ({error}). Release the model again.") from error
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
         """The predictions of each request. Raises CodeError if `predict` gives none or several for an instance."""

@@ -4,32 +4,61 @@ Importing this is cheap; every part is imported when it is used. No submodule ma
 importing it would replace the function.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.gate import Evaluation, Gate, Metric
+from rekindle.gate import Metric
 from rekindle.workload import Dataset, Predictor, Prepared, Refreshed
 from steps.fraud.config import Data, Model
 
 if TYPE_CHECKING:
     import torch
 
+    from rekindle.release.examples import Examples
+
 __all__ = [
     "Data",
     "Model",
     "dataset",
-    "evaluate",
+    "examples",
     "loss",
     "metrics",
     "model",
     "predictor",
     "prepare",
     "refresh",
-    "replay",
 ]
 
-metrics = (Metric("ap"), Metric("auc"), Metric("cp100"))  # means over the test weeks, see steps/fraud/measures.py
+
+def ap(scores: Any, truths: Any) -> float:
+    """Average precision; a truth is (label, card, day)."""
+    from steps.fraud.measures import average_precision
+
+    return average_precision(scores, truths[:, 0])
+
+
+def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
+    """The same of many draws of the cards: one fraudster makes many transactions."""
+    from steps.fraud.measures import weighted_ap
+
+    return weighted_ap(scores, truths[:, 0], card, draws)
+
+
+def auc(scores: Any, truths: Any) -> float:
+    """Area under the ROC curve."""
+    from steps.fraud.measures import roc_auc
+
+    return roc_auc(scores, truths[:, 0])
+
+
+def cp100(scores: Any, truths: Any) -> float:
+    """Share of frauds among the 100 cards that an investigator would call each day."""
+    from steps.fraud.measures import card_precision
+
+    return card_precision(scores, *truths.T)
+
+
+metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("cp100", cp100))  # means over test weeks
 
 
 def prepare(data: Data, out: Path) -> Prepared:
@@ -60,11 +89,11 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
     return loss(model, batch)
 
 
-def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate) -> Evaluation:
-    """Scores, metrics and pictures of trained models on the test weeks. Raises DataError."""
-    from steps.fraud.protocol import evaluate
+def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
+    """The test weeks; those that a champion has not seen. Raises DataError."""
+    from steps.fraud.protocol import open_examples
 
-    return evaluate(candidate, champion, dataset, report, gate)
+    return open_examples(path, champion)
 
 
 def predictor(release: Path) -> Predictor:
@@ -79,10 +108,3 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     from steps.fraud.renewal import refresh
 
     return refresh(release, data, out)
-
-
-def replay(dataset: Path, report: Path, count: int, seed: int) -> Iterator[tuple[dict[str, Any], list[float]]]:
-    """Requests for a sample of the test transactions, and the offline scores to expect."""
-    from steps.fraud.replays import replay
-
-    return replay(dataset, report, count, seed)

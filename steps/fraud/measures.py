@@ -1,10 +1,9 @@
-"""The metrics of the Fraud Detection Handbook (chapter 4), and how sure a difference between two models is.
+"""The metrics of the Fraud Detection Handbook (chapter 4).
 
 AP and AUC are defined as in scikit-learn (whose import takes longer than all of this). CP@k is the share of frauds
 among the k cards that an investigator would call each day.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer[Any]]
-Week = tuple[Floats, Floats, Ints, Ints]  # scores of model a, of model b, labels, cards
 
 
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
@@ -56,33 +54,7 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
     return float(np.mean(shares))
 
 
-def all_metrics(scores: Floats, labels: Ints, cards: Ints, days: Ints) -> dict[str, float]:
-    """ap, auc and cp100 of one week."""
-    return {
-        "ap": average_precision(scores, labels),
-        "auc": roc_auc(scores, labels),
-        "cp100": card_precision(scores, labels, cards, days),
-    }
-
-
-def bootstrap_difference(weeks: Sequence[Week], resamples: int, seed: int = 0) -> Floats:
-    """AP(a) - AP(b), mean over the weeks, for `resamples` draws of the cards with replacement: [resamples].
-
-    Cards, not transactions, are drawn, since one fraudster makes many; both models see the same draws.
-    """
-    cards = np.unique(np.concatenate([week[3] for week in weeks]))
-    generator = np.random.default_rng(seed)
-    draws = np.empty((len(cards), resamples), np.float32)  # how often each card is in each draw
-    for column in range(resamples):
-        draws[:, column] = np.bincount(generator.integers(len(cards), size=len(cards)), minlength=len(cards))
-    differences = np.zeros(resamples)
-    for a, b, labels, names in weeks:
-        weights = np.searchsorted(cards, names)
-        differences += _weighted_ap(a, labels, weights, draws) - _weighted_ap(b, labels, weights, draws)
-    return differences / len(weeks)
-
-
-def _weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
+def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
     """AP under each column of `draws` (a weight for each card): only thresholds that hold a fraud matter."""
     from scipy.sparse import csr_array
 

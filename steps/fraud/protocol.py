@@ -5,7 +5,7 @@ days, cards are left out that are already known as compromised then: those with 
 later whose label has arrived. Metrics are means over the test weeks; all of them use the same rows for every model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rekindle.errors import DataError
-from rekindle.gate import Difference, Evaluation, Gate
+from rekindle.gate import Evaluation
+from rekindle.release.examples import Examples
+from rekindle.release.files import record_predictions
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import dataset_facts
-from steps.fraud import measures
 from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES
 from steps.fraud.data.schema import DAY, UNKNOWN
@@ -31,6 +32,7 @@ Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
 BATCH = 64  # windows scored at once
+REPLAYED = 200  # test rows that `verify` replays, about
 
 # The published data, 2018: first day of a test week → (transactions, frauds) up to its end, then of its test rows.
 PUBLISHED_FIRST = 1_522_540_831_000_000
@@ -148,65 +150,71 @@ def score(model: FraudModel, rows: Rows, wanted: Ints, served: Boosted | None = 
     return table[window, position]
 
 
-def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate) -> Evaluation:
-    """Score the candidate (and the champion) on the test weeks; leaves scores.parquet and pictures in `report`.
+class Weekly(Examples):
+    """The rows of the test weeks, at the places `wanted` (ascending) of the dataset in `path`."""
 
-    Raises DataError if the candidate does not fit the data, or no week can be judged.
+    def __init__(self, path: Path, rows: Rows, weeks: list[Week], warnings: list[str]) -> None:
+        self.path, self.rows, self.weeks = path, rows, weeks
+        self.wanted = wanted = np.unique(np.concatenate([week.rows for week in weeks]))
+        week = np.searchsorted([week.start for week in weeks], rows.times[wanted], side="right") - 1
+        super().__init__(
+            truths=np.column_stack(
+                [rows.labels[wanted].astype(np.int64), rows.cards[wanted], rows.times[wanted] // DAY]
+            ),
+            groups=rows.cards[wanted],
+            baseline=1 / (1 + np.exp(-rows.boosted(wanted))),
+            parts=np.array([week.name for week in weeks])[week],
+            warnings=warnings,
+        )
+
+    def score(self, model: Path, origin: Path) -> Floats:
+        """All rows at once: a request for each would hold thousands of transactions of the past."""
+        loaded, fresh = load(model), origin == self.path
+        if problem := _misfit(loaded, self.rows):
+            does_not_fit = f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated."
+            raise DataError(does_not_fit if fresh else problem)
+        scores = score(loaded, self.rows, self.wanted, None if fresh else Boosted.load(origin))
+        if not np.isfinite(scores).all():
+            diverged = "the candidate's scores are not numbers: its training diverged. Lower train.learning_rate."
+            raise DataError(diverged if fresh else "its scores are not numbers.")
+        return scores
+
+    def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
+        """Leaves the scores, requests with the past that they need, and pictures."""
+        from steps.fraud import pictures
+        from steps.fraud.replays import replay
+
+        labels = self.rows.labels[self.wanted]
+        _write_scores(out / "scores.parquet", self, predictions)
+        record_predictions(out, replay(self.path, out, REPLAYED, seed=0))
+        record_reference(out, predictions["candidate"].tolist())
+        pictures.draw(out, labels, self.rows.scenarios[self.wanted], predictions, evaluation.parts)
+        frauds = {week.name: int(self.rows.labels[week.rows].sum()) for week in self.weeks}
+        parts = [part | {"frauds": frauds[part["name"]]} for part in evaluation.parts]
+        warnings = evaluation.warnings + _leakage(self.rows, self.weeks, evaluation.metrics["candidate"])
+        return replace(evaluation, parts=parts, warnings=warnings)
+
+
+def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
+    """The rows of the test weeks; with the facts of a champion's dataset, of those that it was not trained on.
+
+    Raises DataError if no week can be judged.
     """
-    from steps.fraud import pictures
-
-    rows = Rows(dataset)
-    models, served, incomparable = _models(candidate, champion, rows)
+    rows = Rows(path)
     every = judged_weeks(rows)
     weeks = [week for week in every if 0 < rows.labels[week.rows].sum() < len(week.rows)]
     if not weeks:
         raise DataError("no test week holds frauds and genuine transactions: nothing can be judged. Give more data.")
     warnings = [f"test week {week.name} has no frauds and does not count." for week in every if week not in weeks]
-    if "champion" in models and champion:
-        weeks, incomparable = _unseen(weeks, champion, warnings)
-        if incomparable:
-            del models["champion"]
-    wanted = np.unique(np.concatenate([week.rows for week in weeks]))
-    scores = {
-        name: score(model, rows, wanted, served if name == "champion" else None) for name, model in models.items()
-    }
-    scores["baseline"] = 1 / (1 + np.exp(-rows.boosted(wanted)))
-    if not np.isfinite(scores["candidate"]).all():
-        raise DataError("the candidate's scores are not numbers: its training diverged. Lower train.learning_rate.")
-    if "champion" in scores and not np.isfinite(scores["champion"]).all():
-        del scores["champion"]
-        incomparable = "its scores are not numbers."
-    by_week = {name: [s[np.searchsorted(wanted, week.rows)] for week in weeks] for name, s in scores.items()}
-
-    parts = [_part(rows, week, {name: by_week[name][n] for name in scores}) for n, week in enumerate(weeks)]
-    means = {name: {k: float(np.mean([p[name][k] for p in parts])) for k in parts[0][name]} for name in scores}
-    _write_scores(report / "scores.parquet", rows, weeks, by_week)
-    record_reference(report, [float(probability) for probability in scores["candidate"]])
-    pictures.draw(report, rows.labels[wanted], rows.scenarios[wanted], scores, parts)
-    return Evaluation(
-        metrics=means,
-        rows=len(wanted),
-        parts=parts,
-        difference=_difference(rows, weeks, by_week, gate),
-        incomparable=incomparable,
-        warnings=warnings + _leakage(rows, weeks, means["candidate"]),
-    )
-
-
-def _models(candidate: Path, champion: Path | None, rows: Rows) -> tuple[dict[str, FraudModel], Boosted | None, str]:
-    """The models by name, the log-odds that the champion serves with, and why there is no champion."""
-    models = {"candidate": load(candidate)}
-    if problem := _misfit(models["candidate"], rows):
-        raise DataError(f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated.")
-    if champion is None:
-        return models, None, ""
-    try:
-        loaded, served = load(champion), Boosted.load(champion)
-    except DataError as error:
-        return models, None, str(error)
-    if problem := _misfit(loaded, rows):
-        return models, None, problem
-    return models | {"champion": loaded}, served, ""
+    if champion is not None:
+        unseen = [week for week in weeks if week.start >= champion.get("train_end", 0)]
+        if not unseen:
+            raise DataError("it was trained on rows of every test week.")
+        if len(unseen) < len(weeks):
+            counted = f"{len(unseen)} of {len(weeks)}"
+            warnings.append(f"only the test weeks that the champion was not trained on count: {counted}.")
+        weeks = unseen
+    return Weekly(path, rows, weeks, warnings)
 
 
 def _misfit(model: FraudModel, rows: Rows) -> str:
@@ -215,37 +223,6 @@ def _misfit(model: FraudModel, rows: Rows) -> str:
         return ""
     gone, new = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
     return f"its features are others (gone: {', '.join(gone) or 'none'}; new: {', '.join(new) or 'none'})."
-
-
-def _part(rows: Rows, week: Week, scores: dict[str, Floats]) -> dict[str, Any]:
-    labels, cards = rows.labels[week.rows].astype(np.int64), rows.cards[week.rows]
-    days = (rows.times[week.rows] - week.start) // DAY
-    counts: dict[str, Any] = {"name": week.name, "rows": len(week.rows), "frauds": int(labels.sum())}
-    return counts | {name: measures.all_metrics(s, labels, cards, days) for name, s in scores.items()}
-
-
-def _difference(rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]], gate: Gate) -> Difference | None:
-    if "champion" not in scores:
-        return None
-    a, b = scores["candidate"], scores["champion"]
-    data = [(a[n], b[n], rows.labels[w.rows].astype(np.int64), rows.cards[w.rows]) for n, w in enumerate(weeks)]
-    draws = measures.bootstrap_difference(data, gate.resamples)
-    mean = np.mean([measures.average_precision(x, y) - measures.average_precision(z, y) for x, z, y, _ in data])
-    low, high = np.quantile(draws, [(1 - gate.confidence) / 2, (1 + gate.confidence) / 2])
-    return Difference("ap", float(mean), float(low), float(high))
-
-
-def _unseen(weeks: list[Week], champion: Path, warnings: list[str]) -> tuple[list[Week], str]:
-    """The weeks that the champion was not trained on, or all of them and why it cannot be compared."""
-    train_end = dataset_facts(champion).get("train_end", 0)
-    unseen = [week for week in weeks if week.start >= train_end]
-    if not unseen:
-        return weeks, "it was trained on rows of every test week."
-    if len(unseen) < len(weeks):
-        warnings.append(
-            f"only the test weeks that the champion was not trained on count: {len(unseen)} of {len(weeks)}."
-        )
-    return unseen, ""
 
 
 def _leakage(rows: Rows, weeks: list[Week], means: dict[str, float]) -> list[str]:
@@ -257,13 +234,14 @@ def _leakage(rows: Rows, weeks: list[Week], means: dict[str, float]) -> list[str
     return result
 
 
-def _write_scores(path: Path, rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]]) -> None:
+def _write_scores(path: Path, examples: Weekly, scores: dict[str, Floats]) -> None:
     import polars as pl
 
+    rows, weeks = examples.rows, examples.weeks
     place = np.concatenate([week.rows for week in weeks])
+    among = np.searchsorted(examples.wanted, place)
     table = {"id": rows.ids[place], "week": np.repeat([w.name for w in weeks], [len(w.rows) for w in weeks])}
-    table |= {"label": rows.labels[place], "score": np.concatenate(scores["candidate"])}
+    table |= {"label": rows.labels[place], "score": scores["candidate"][among]}
     if "champion" in scores:
-        table["champion_score"] = np.concatenate(scores["champion"])
-    path.parent.mkdir(parents=True, exist_ok=True)
+        table["champion_score"] = scores["champion"][among]
     pl.DataFrame(table).write_parquet(path)

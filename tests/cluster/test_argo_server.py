@@ -72,8 +72,8 @@ class Model(Section):
     name: str = "world"
 
 
-metrics = (Metric("loss"),)
-prepare = dataset = model = loss = evaluate = predictor = None
+metrics = (Metric("loss", max),)
+prepare = dataset = model = loss = examples = predictor = None
 '''
 CREATE = """
 import os

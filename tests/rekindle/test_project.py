@@ -58,8 +58,8 @@ class Model(Section):
 
 
 from rekindle import Metric
-metrics = (Metric("loss"),)
-prepare = dataset = model = loss = evaluate = predictor = None
+metrics = (Metric("loss", max),)
+prepare = dataset = model = loss = examples = predictor = None
 """
 CONFIG = '{name: hello, workload: steps.greeting, data: {source: "made://up"}, model: {name: Ada}}'
 

@@ -36,7 +36,7 @@ def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release
     sha256 = sha256_of(model)
     prefix = f"releases/{name}/{sha256[:12]}"
     store.upload(model, prefix)
-    store.put(f"{prefix}/dataset.json", b'{"facts": {}}')
+    store.put(f"{prefix}/dataset.json", b'{"digest": "", "facts": {}}')
     store.put(f"{prefix}/verdict.json", json.dumps({"rows": 10**6}).encode())
     release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
     tracking.promote(name, release.version, "cards-1")

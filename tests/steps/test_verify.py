@@ -1,5 +1,6 @@
 """Only what serves as it was judged becomes the champion."""
 
+import gzip
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,13 +9,15 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
-import polars as pl
 import pytest
 
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release.client import resolve
+from rekindle.release.compare import recorded
+from rekindle.release.files import PREDICTIONS, record_predictions
+from rekindle.release.judge import evaluate
 from rekindle.storage import Store
 from steps import fraud, release, verify
 from tests.rekindle.serving.running import Running
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("mlflow_server")
 @pytest.fixture(scope="module")
 def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report")
-    fraud.evaluate(expert, None, small_dataset, path, Gate())
+    evaluate(fraud, expert, None, small_dataset, path, Gate())
     (path / "verdict.json").write_text("{}")
     return path
 
@@ -35,18 +38,18 @@ def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tupl
     """(name, what release gave, what verify is given)."""
     name = f"fraud-{uuid4().hex[:6]}"
     run_id = tracking.start_run("verify", name)
-    paths: dict[str, Any] = {"dataset": small_dataset, "report": report}
-    made = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, **paths))
+    made = release.run(
+        release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, dataset=small_dataset, report=report)
+    )
     sha256 = json.loads((expert / "model.json").read_text())["sha256"]
     given = {
-        "workload": "steps.fraud",
         "name": name,
         "model_sha256": sha256,
         "version": made.version,
         "run_id": run_id,
         "deployment": "cards-1",
         "sample": 60,
-        **paths,
+        "report": report,
     }
     return name, made, given
 
@@ -69,8 +72,10 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
         assert (found.former, found.expired) == ("", [])
 
         # the same server, judged by other scores: one of them is wrong
-        offline = pl.read_parquet(report / "scores.parquet")
-        offline.with_columns(score=pl.col("score") + 0.25).write_parquet(tmp_path / "scores.parquet")
+        requests = recorded(report, 60)
+        record_predictions(
+            tmp_path, ((request, [value + 0.25 for value in expected]) for request, expected in requests)
+        )
         changed = given | {"report": tmp_path, "version": "99", "endpoint": server.url}
         with pytest.raises(
             DataError, match=r'60 of 60 replayed test rows .* {"transaction_id": \d+.*: served 0\.\d+, offline'
@@ -84,7 +89,7 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
 
 
 def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
-    released: Released, report: Path, small_dataset: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+    released: Released, report: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, made, _ = released
     tracking.promote(name, made.version, "cards-1")
@@ -102,7 +107,7 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
     assert len(model.predict(model.input_example)) == 1
     with Running(f"--model={made.model_uri}") as server:
         server.until_ready()
-        for request, _ in list(fraud.replay(small_dataset, report, 40, 1))[:3]:
+        for request, _ in list(recorded(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
             served = server.client.post(path, json=request).json()["predictions"]
             frame = pd.DataFrame(request["instances"])
@@ -151,51 +156,54 @@ def liar() -> Iterator[Any]:
         server.shutdown()
 
 
-def asked(server: Any, dataset: Path, report: Path, seconds: float) -> verify.Inputs:
+def asked(server: Any, report: Path, seconds: float) -> verify.Inputs:
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    paths: dict[str, Any] = {"workload": "steps.fraud", "dataset": dataset, "report": report}
     name: dict[str, Any] = {
         "name": "nobody",
         "model_sha256": SHA256,
         "version": "1",
         "endpoint": endpoint,
     }
-    return verify.Inputs(**name, **paths, sample=10, wait_seconds=seconds)
+    return verify.Inputs(**name, report=report, sample=20, wait_seconds=seconds)
 
 
-def test_scores_that_differ_fail_and_promote_nothing(liar: Any, small_dataset: Path, report: Path) -> None:
-    with pytest.raises(DataError, match=r"10 of 10 replayed .* Version 1 is not promoted; what served before"):
-        verify.run(asked(liar, small_dataset, report, 5))
+def test_scores_that_differ_fail_and_promote_nothing(liar: Any, report: Path) -> None:
+    with pytest.raises(DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; what served before"):
+        verify.run(asked(liar, report, 5))
     assert tracking.champion("nobody") is None
 
 
-def test_the_recorded_predictions_are_replayed_where_a_workload_has_no_replay_of_its_own(
-    liar: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_prediction_that_differs_is_shown_and_no_more_requests_are_sent_than_asked_for(
+    liar: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.delattr(fraud, "replay")
-    rows = [{"instance": {"x": number}, "prediction": 0.5 + 0.1 * (number == 7)} for number in range(12)]
-    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r'1 of 10 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
-        verify.run(asked(liar, small_dataset, tmp_path, 5))
+    rows = [({"x": number}, 0.5 + 0.1 * (number == 7)) for number in range(60)]
+    parts = [rows[at : at + 6] for at in range(0, 60, 6)]
+    record_predictions(tmp_path, (({"instances": [x for x, _ in part]}, [y for _, y in part]) for part in parts))
+    with pytest.raises(DataError, match=r'1 of 24 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
+        verify.run(asked(liar, tmp_path, 5))
+    with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
+        file.write(b"{}\n")
+    with pytest.raises(DataError, match="holds no predictions to compare with"):
+        verify.run(asked(liar, tmp_path, 5))
 
 
-def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, small_dataset: Path, report: Path) -> None:
+def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, report: Path) -> None:
     liar.old = 2
-    with pytest.raises(DataError, match="10 of 10 replayed"):
-        verify.run(asked(liar, small_dataset, report, 5))
+    with pytest.raises(DataError, match="20 of 20 replayed"):
+        verify.run(asked(liar, report, 5))
     assert liar.asked > 3
 
 
 def test_a_service_that_never_serves_these_weights_is_given_up(
-    liar: Any, small_dataset: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+    liar: Any, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     liar.sha256 = "another"
     with pytest.raises(RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"):
-        verify.run(asked(liar, small_dataset, report, 0.3))
+        verify.run(asked(liar, report, 0.3))
     monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
     assert resolve("http://my-model:8080") == "http://10.1.2.3:81"
     assert resolve("http://other:8080/") == "http://other:8080"
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
-        verify.run(asked(liar, small_dataset, report, 0.3))
+        verify.run(asked(liar, report, 0.3))

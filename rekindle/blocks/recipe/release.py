@@ -67,8 +67,8 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     """
     made = current()
     serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
-    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{server}:{PORT}"}
-    taken = handed_on(deployed, inputs, "version", "champion", "model_sha256", "run_id", "dataset", "report")
+    ours = {"name": model, "endpoint": f"http://{server}:{PORT}"}
+    taken = handed_on(deployed, inputs, "version", "champion", "model_sha256", "run_id", "report")
     ours |= taken | {
         "deployment": server,
         "keep_releases": serve.keep_releases,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from rekindle import DataConfig, Metric, Prepared, Section
+from rekindle import DataConfig, Example, Metric, Prepared, Section
 
 
 class Data(DataConfig): ...
@@ -55,16 +55,12 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     raise NotImplementedError
 
 
-def examples(path: Path) -> Iterator[tuple[dict[str, Any], float]]:
+def examples(path: Path) -> Iterator[Example]:
     for x, y in json.loads((path / "test.json").read_text()):
-        yield {"x": x}, y
+        yield Example({"x": x}, y, baseline=20.0)
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[float]:
     import torch
 
     return model(torch.tensor([instance.x for instance in instances])).tolist()
-
-
-def baseline(path: Path, instances: list[dict[str, Any]]) -> list[float]:
-    return [20.0] * len(instances)

@@ -2,20 +2,23 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from pydantic import BaseModel
+from safetensors.torch import load_file, save_file
 
 from rekindle.errors import CodeError, DataError
-from rekindle.gate import Gate, Metric
+from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
-from rekindle.release.files import PREDICTIONS
+from rekindle.release.compare import recorded
+from rekindle.release.examples import Examples
 from rekindle.release.judge import evaluate, read_examples, unseen
-from rekindle.workload import dataset_facts, prepare
+from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
 
 
@@ -40,6 +43,21 @@ def judge(candidate: Path, champion: Path | None, dataset: Path, report: Path, w
     return evaluate(workload, candidate, champion, dataset, report, Gate(resamples=100))
 
 
+def rows_of(report: Path) -> list[tuple[dict[str, Any], Any]]:
+    """The instances that `verify` sends, each with the prediction to expect."""
+    requests = recorded(report, 10_000)
+    return [row for request, expected in requests for row in zip(request["instances"], expected, strict=True)]
+
+
+def later(examples: Any) -> Any:
+    """The examples without those up to the x that a champion knows."""
+
+    def unseen(path: Path, champion: dict[str, Any] | None) -> list[Any]:
+        return [row for row in examples(path) if not champion or row[0]["x"] > champion["until"]]
+
+    return unseen
+
+
 def test_candidate_champion_and_baseline_meet_the_same_rows(dataset: Path, tmp_path: Path) -> None:
     good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
     judged = judge(good, bad, dataset, tmp_path / "report")
@@ -47,9 +65,9 @@ def test_candidate_champion_and_baseline_meet_the_same_rows(dataset: Path, tmp_p
     assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
     assert judged.metrics["champion"]["rmse"] > judged.metrics["baseline"]["rmse"] / 2 > 1
     assert judged.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
-    replayed = [json.loads(line) for line in (tmp_path / "report" / PREDICTIONS).read_text().splitlines()]
+    replayed = rows_of(tmp_path / "report")
     assert len(replayed) == 20
-    assert replayed[3]["prediction"] == pytest.approx(2 * replayed[3]["instance"]["x"])
+    assert replayed[3][1] == pytest.approx(2 * replayed[3][0]["x"])
 
 
 def test_a_champion_of_another_shape_is_no_error_but_said(dataset: Path, tmp_path: Path) -> None:
@@ -73,7 +91,7 @@ def test_rows_that_the_champion_was_trained_on_do_not_judge_the_candidate_beside
         20,
         ["the champion was trained on other data, and may have seen some of the test rows"],
     )
-    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
+    monkeypatch.setattr(lines, "examples", later(lines.examples))
     judged = judge(candidate, champion, dataset, tmp_path / "report")
     assert judged.rows == rows
     left_out = ["5 of 20 test rows were in the champion's training: they judge nothing"]
@@ -96,11 +114,20 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [
-        ("baseline", lambda path, instances: [1.0], "`baseline` gave 1 predictions for 20 instances"),
         (
-            "baseline",
-            lambda path, instances: instances[0].x,
-            r"`baseline` failed whose `instances` are dicts: FILE:\d+: AttributeError: ",
+            "examples",
+            lambda path: Examples([1.0, 2.0], [{"x": 1.0}, {"x": 2.0}], baseline=[20.0]),
+            "the examples have 1 baseline for 2 truths",
+        ),
+        (
+            "examples",
+            lambda path: Short([1.0, 2.0]),
+            "`score` gave 1 predictions for 2 test rows: give one each",
+        ),
+        (
+            "examples",
+            lambda path: Unreported([1.0, 2.0]),
+            r"the report cannot be written: FILE:\d+: ZeroDivisionError: ",
         ),
         (
             "predict",
@@ -127,6 +154,49 @@ def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
+class Short(Examples):
+    """A batch is lost."""
+
+    def score(self, model: Path, origin: Path) -> list[float]:
+        return [1.0]
+
+
+class Unreported(Examples):
+    """A picture cannot be drawn."""
+
+    def score(self, model: Path, origin: Path) -> list[float]:
+        return [1.0, 2.0]
+
+    def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
+        return [evaluation][1 // 0]
+
+
+class Server:
+    """Answers y = slope * x with what the dataset's state adds."""
+
+    class Request(BaseModel):
+        instances: list[lines.Instance]
+
+    def __init__(self, release: Path) -> None:
+        self.slope = float(load_file(release / "model.safetensors")["slope"])
+        self.shift = float((release / "state/shift").read_text())
+
+    def predict(self, requests: Sequence[Request]) -> list[list[float]]:
+        return [[self.slope * instance.x + self.shift for instance in request.instances] for request in requests]
+
+
+def test_a_predictor_of_ones_own_is_judged_too(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the servers of each model will know: the state of its dataset."""
+    monkeypatch.setattr(lines, "predictor", Server, raising=False)
+    for folder, shift in ((dataset, "0.5"), (trained(tmp_path / "champion", 2.0, dataset), "3")):
+        (folder / "state").mkdir()
+        (folder / "state/shift").write_text(shift)
+    judged = judge(trained(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report")
+    assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.5)}
+    assert judged.metrics["champion"] == {"rmse": pytest.approx(3)}
+    assert [prediction - 2 * instance["x"] for instance, prediction in rows_of(tmp_path / "report")] == [0.5] * 20
+
+
 def accuracy(predictions: list[str], truths: list[str]) -> float:
     return sum(a == b for a, b in zip(predictions, truths, strict=True)) / len(truths)
 
@@ -138,7 +208,6 @@ def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric
     rows = [({"x": float(x)}, "high" if x > 9 else "low", x // 2) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
     monkeypatch.setattr(lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0)))
-    monkeypatch.delattr(lines, "baseline")
 
     def labels(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[str]:
         return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
@@ -166,9 +235,8 @@ def test_rows_that_are_left_out_take_their_customers_with_them(
     record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
     (champion / "dataset.json").write_text(json.dumps(record))
     rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
-    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
-    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
-    found, warnings, incomparable = unseen(lines, read_examples(lines, dataset), dataset_facts(champion))
+    monkeypatch.setattr(lines, "examples", later(lambda path: iter(rows)))
+    found, warnings, incomparable = unseen(lines, read_examples(lines, dataset), dataset, dataset_facts(champion))
     assert found.instances == [row[0] for row in rows[10:]] and found.truths == [row[1] for row in rows[10:]]
     assert found.groups == [row[2] for row in rows[10:]]
     assert warnings == ["10 of 20 test rows were in the champion's training: they judge nothing"] and not incomparable
@@ -178,7 +246,35 @@ def test_a_thousand_rows_are_left_for_the_replay(dataset: Path, tmp_path: Path) 
     rows = [[float(x), 2.0 * x] for x in range(1200)]
     (dataset / "test.json").write_text(json.dumps(rows))
     judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
-    replayed = [json.loads(line) for line in (tmp_path / "report" / PREDICTIONS).read_text().splitlines()]
-    places = [row["instance"]["x"] for row in replayed]
+    replayed = rows_of(tmp_path / "report")
+    places = [instance["x"] for instance, _ in replayed]
     assert len(places) == 1000 and places == sorted(set(places)) and places != list(range(1000))
-    assert [row["prediction"] for row in replayed] == [2 * x for x in places]
+    assert [prediction for _, prediction in replayed] == [2 * x for x in places]
+
+
+def mean_of_squares(predictions: Any, truths: Any) -> float:
+    return float(np.mean(np.square(predictions - truths)))
+
+
+def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> Any:
+    squares, weights = np.square(predictions - truths), draws[group]
+    return (squares[:, None] * weights).sum(0) / weights.sum(0)
+
+
+@pytest.mark.parametrize("weighted", [None, weighted_squares])
+def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
+    weighted: Any, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: each week counts as much as the other."""
+    parts = ["2024-05-13" if x < 15 else "2024-05-20" for x in range(20)]
+    rows = [Example({"x": float(x)}, 2.0 * x, x // 2, part=parts[x]) for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
+    monkeypatch.setattr(lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),))
+    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    judged = judge(good, bad, dataset, tmp_path / "report")
+    first, second = np.mean(np.square(np.arange(15))), np.mean(np.square(np.arange(15, 20)))
+    assert [(part["name"], part["rows"]) for part in judged.parts] == [("2024-05-13", 15), ("2024-05-20", 5)]
+    assert [part["champion"]["mse"] for part in judged.parts] == pytest.approx([first, second])
+    assert judged.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
+    assert judged.difference.mean == pytest.approx(-(first + second) / 2)
+    assert -380 < judged.difference.low < judged.difference.mean < judged.difference.high < -100

@@ -71,4 +71,4 @@ def test_weights_that_do_not_fit_the_workload_any_more_are_named(release: Path) 
 def test_a_release_without_an_example_is_not_whole(release: Path) -> None:
     (release / "example.json").unlink()
     with pytest.raises(DataError, match=r"not a whole release .*example\.json"):
-        open_predictor(release)
+        open_predictor(release).example()

@@ -16,8 +16,8 @@ from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
-Data, Model, metrics = DataConfig, Section, (Metric("loss"),)
-prepare = dataset = model = loss = evaluate = None
+Data, Model, metrics = DataConfig, Section, (Metric("loss", max),)
+prepare = dataset = model = loss = examples = None
 
 
 class Instance(BaseModel):

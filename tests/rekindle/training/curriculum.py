@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, Model, evaluate, loss, metrics, model, predictor, prepare
+from tests.rekindle.training.toy import Data, Model, examples, loss, metrics, model, predictor, prepare
 
-__all__ = ["Data", "Model", "evaluate", "loss", "metrics", "model", "predictor", "prepare"]
+__all__ = ["Data", "Model", "examples", "loss", "metrics", "model", "predictor", "prepare"]
 
 
 class Numbers(toy.Numbers):

@@ -3,9 +3,9 @@
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, dataset, evaluate, loss, metrics, predictor, prepare, splits
+from tests.rekindle.training.toy import Data, dataset, examples, loss, metrics, predictor, prepare, splits
 
-__all__ = ["Data", "dataset", "evaluate", "loss", "metrics", "predictor", "prepare", "splits"]
+__all__ = ["Data", "dataset", "examples", "loss", "metrics", "predictor", "prepare", "splits"]
 
 
 class Model(toy.Model):

@@ -15,8 +15,8 @@ from tests.waiting import until
 
 Data = DataConfig
 splits = ("train", "validation")
-evaluate = prepare = predictor = None
-metrics = (Metric("loss"),)
+examples = prepare = predictor = None
+metrics = (Metric("loss", max),)
 FEATURES = 10
 
 

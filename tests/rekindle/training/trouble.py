@@ -7,9 +7,9 @@ from typing import Any
 
 from rekindle.errors import ConfigError, DataError, StorageError
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, Model, evaluate, metrics, model, predictor, prepare
+from tests.rekindle.training.toy import Data, Model, examples, metrics, model, predictor, prepare
 
-__all__ = ["Data", "Model", "evaluate", "metrics", "model", "predictor", "prepare"]
+__all__ = ["Data", "Model", "examples", "metrics", "model", "predictor", "prepare"]
 STEP = 7  # leaves
 
 

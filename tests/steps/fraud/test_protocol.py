@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rekindle.errors import DataError
-from rekindle.gate import Gate
+from rekindle.gate import Evaluation, Gate
+from rekindle.release import judge
 from rekindle.release.validation import parse as parse_request
 from steps import fraud
 from steps.fraud import protocol
@@ -23,7 +24,7 @@ from steps.fraud.data.sequences import Rows, TrainingWindows
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.state import State
 from steps.fraud.data.world import parse
-from steps.fraud.protocol import Boosted, Week, counted_rows, evaluate, is_published, judged_weeks, score
+from steps.fraud.protocol import Boosted, Week, counted_rows, is_published, judged_weeks, score
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
 from steps.fraud.transformer import load
@@ -31,6 +32,10 @@ from tests.steps.conftest import WORLD
 from tests.steps.fraud.written import write
 
 DELAY = 7
+
+
+def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate) -> Evaluation:
+    return judge.evaluate(fraud, candidate, champion, dataset, report, gate)
 
 
 def test_known_cards_are_left_out_day_by_day(small_dataset: Path):
@@ -125,6 +130,7 @@ def test_a_champion_of_other_features_is_said_to_be_incomparable(
         evaluate(expert, None, other, tmp_path, Gate())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
+    shutil.copy(small_dataset / "dataset.json", tmp_path / "broken")
     found = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
     assert "holds no model of this workload" in found.incomparable
     assert set(found.metrics) == {"candidate", "baseline"}
@@ -137,7 +143,8 @@ def test_a_champion_is_not_judged_on_rows_that_it_was_trained_on(
     record = json.loads((small_dataset / "dataset.json").read_text())
     champion = shutil.copytree(novice, tmp_path / "champion")
     for train_end, weeks in ((second[0], 1), (second[1], 0)):
-        (champion / "dataset.json").write_text(json.dumps(record | {"facts": {"train_end": train_end}}))
+        older = {"digest": "older", "facts": {"train_end": train_end}}
+        (champion / "dataset.json").write_text(json.dumps(record | older))
         found = evaluate(expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50))
         assert len(found.parts) == (weeks or 2)
         assert (found.incomparable == "") == ("champion" in found.metrics) == bool(weeks)

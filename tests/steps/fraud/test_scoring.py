@@ -12,6 +12,7 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
+from rekindle.release.judge import evaluate
 from rekindle.release.validation import parse
 from steps import fraud
 from steps.fraud.replays import replay
@@ -24,7 +25,7 @@ ROW = {"transaction_id": 1, "time": "2024-03-20T12:00:00", "card": 5, "terminal"
 @pytest.fixture(scope="module")
 def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report")
-    fraud.evaluate(expert, None, small_dataset, path, Gate())
+    evaluate(fraud, expert, None, small_dataset, path, Gate())
     return path
 
 

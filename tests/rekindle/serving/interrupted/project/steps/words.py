@@ -6,8 +6,8 @@ from rekindle import Section
 from rekindle.gate import Metric
 from rekindle.workload import DataConfig
 
-Model, metrics = Section, (Metric("loss"),)
-prepare = dataset = model = loss = evaluate = None
+Model, metrics = Section, (Metric("loss", max),)
+prepare = dataset = model = loss = examples = None
 
 
 class Data(DataConfig):
