@@ -69,7 +69,7 @@ class Context:
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node | None:
+    ) -> Node:
         """Advance node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
         raise NotImplementedError
 

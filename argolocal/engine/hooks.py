@@ -105,7 +105,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
         node = context.execute(name, hook, arguments, options)
     except Parallel as error:  # Argo treats its own limit as an error here
         raise NodeError("Max parallelism reached") from error
-    return bool(node and fulfilled(node))
+    return fulfilled(node)
 
 
 def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:

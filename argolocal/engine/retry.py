@@ -37,7 +37,7 @@ class Outcome:
 
 def execute(
     context: Context, name: str, caller: Task, template: Template, strategy: dict[str, Any], options: Options
-) -> Node | None:
+) -> Node:
     """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
     table = context.table
     parent = table.get(name)

@@ -169,8 +169,6 @@ class Scheduler(Context):
         except NodeError as error:
             self.finish("Error", f"error in entry template execution: {error}")
             return
-        if node is None:
-            return
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
@@ -201,7 +199,7 @@ class Scheduler(Context):
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
-    ) -> Node | None:
+    ) -> Node:
         self.depth += not retried
         try:
             if self.depth >= MAX_DEPTH:
@@ -210,9 +208,7 @@ class Scheduler(Context):
         finally:
             self.depth -= not retried
 
-    def _execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool
-    ) -> Node | None:
+    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.release_deferred.discard(node["id"])
@@ -257,7 +253,7 @@ class Scheduler(Context):
             local["pod.name"] = self.table.pod_name(name, template["name"])
         return self.inputs.process_args(template, arguments, local)
 
-    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node | None:
+    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
         for kind, module in (("dag", dag), ("steps", steps)):
             if kind in template:
                 try:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import secrets
 import signal
 import socket
 import threading
@@ -115,7 +116,7 @@ def listens_to_a_coordinator() -> bool:
 
 def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) -> None:
     connection, _ = server.accept()
-    nonce = handshake.nonce()
+    nonce = secrets.token_hex(16)
     connection.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
     connection.sendall(handshake.answer(connection.recv(4096), SECRET.encode(), nonce))
     members = [[worker.client.id, "127.0.0.1"]]
