@@ -16,12 +16,12 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.controllers.base import Object
-from argolocal.controllers.deployment import ORIGIN, Deployments, labels_of
+from argolocal.controllers.deployment import ORIGIN, PROBES, Deployments, labels_of
 from argolocal.controllers.memory import memory_volume
 from argolocal.controllers.pod import Pod
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
-from argolocal.pods.containers import port_number
+from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles
 
@@ -40,32 +40,6 @@ class Replica:
     ready: bool = False
     probes: asyncio.Task | None = None
     connections: int = 0  # open connections
-
-
-@dataclass
-class Probe:
-    """One probe of a container. Source: Kubernetes v1 Probe."""
-
-    path: str
-    port: int
-    period: float
-    timeout: float
-    failures: int
-    delay: float
-
-    async def passes(self, host: str) -> bool:
-        """Whether the response is 2xx or 3xx."""
-        try:
-            async with asyncio.timeout(self.timeout):
-                reader, writer = await asyncio.open_connection(host, self.port)
-                try:
-                    writer.write(f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                    status = (await reader.readline()).split()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return False
-        return len(status) > 1 and 200 <= int(status[1]) < 400
 
 
 @dataclass
@@ -173,13 +147,11 @@ class Rollout:
     async def _watch(self, replica: Replica) -> None:
         """The probes of one container: start-up first, then readiness and liveness concurrently."""
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
-        startup, readiness, liveness = (
-            probe_of(container, f"{kind}Probe") for kind in ("startup", "readiness", "liveness")
-        )
+        startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
         if startup:
             until = time.monotonic() + startup.delay + startup.period * startup.failures
             await asyncio.sleep(startup.delay)
-            while not await startup.passes(ip):
+            while not await asyncio.to_thread(startup.answers, ip):
                 if time.monotonic() > until:
                     print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
                     replica.pod.terminate()
@@ -202,7 +174,7 @@ class Rollout:
         await asyncio.sleep(probe.delay)
         failed, passed = 0, False
         while True:
-            if await probe.passes(ip):
+            if await asyncio.to_thread(probe.answers, ip):
                 failed, passed = 0, True
                 report(True)
             else:
@@ -281,18 +253,3 @@ def _stamped(conditions: list[Object], before: Object) -> list[Object]:
         }
         stamped.append(condition | times)
     return stamped
-
-
-def probe_of(container: Object, kind: str) -> Probe | None:
-    """A container's probe, with Kubernetes' defaults, or None."""
-    if not (probe := container.get(kind)):
-        return None
-    http = probe["httpGet"]
-    return Probe(
-        path=http.get("path", "/"),
-        port=port_number(container, http["port"]),
-        period=probe.get("periodSeconds", 10),
-        timeout=probe.get("timeoutSeconds", 1),
-        failures=probe.get("failureThreshold", 3),
-        delay=probe.get("initialDelaySeconds", 0),
-    )

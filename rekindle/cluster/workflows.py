@@ -101,11 +101,15 @@ def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(cluster: Cluster, name: str) -> Object:
     """A workflow with its nodes. Raises ConfigError if there is none."""
-    if workflow := cluster.find(WORKFLOWS, name):
-        return decompress_nodes(workflow)
-    known = {listed["metadata"]["name"] for listed in cluster.list_objects(WORKFLOWS, metadata_only=True)}
+    return decompress_nodes(_existing(cluster, WORKFLOWS, "workflow", name))
+
+
+def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
+    if found := cluster.find(resource, name):
+        return found
+    known = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
     raise ConfigError(
-        f"there is no workflow {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
+        f"there is no {kind} {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
         + did_you_mean(name, known)
     )
 
@@ -251,7 +255,7 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 
 def run_now(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
     """The Workflow that the schedule `name` would create now, to be submitted. Raises ConfigError if there is none."""
-    cron = _cron(cluster, name)
+    cron = _existing(cluster, CRONS, "schedule", name)
     known = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
     workflow = submission(known, parameters, cluster.namespace)
     if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
@@ -261,20 +265,10 @@ def run_now(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> 
 
 def unschedule(cluster: Cluster, name: str) -> None:
     """Delete a schedule and its WorkflowTemplate; its runs, which it owns, stay. Raises ConfigError if it is none."""
-    template = (_cron(cluster, name)["spec"].get("workflowSpec") or {}).get("workflowTemplateRef") or {}
+    spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
-    if template.get("name") == name:
+    if (spec.get("workflowTemplateRef") or {}).get("name") == name:
         cluster.delete(TEMPLATES, name)
-
-
-def _cron(cluster: Cluster, name: str) -> Object:
-    if cron := cluster.find(CRONS, name):
-        return cron
-    known = {listed["metadata"]["name"] for listed in cluster.list_objects(CRONS, metadata_only=True)}
-    raise ConfigError(
-        f"there is no schedule {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
-        + did_you_mean(name, known)
-    )
 
 
 def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:

@@ -57,11 +57,14 @@ class Logs:
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
-        count = self.write(archived(self.cluster, workflow, self.step, labels))
+        count = len([label for label in labels if self.step in label])
+        for label, line in archived(self.cluster, workflow, self.step, labels):
+            self._write(label, line)
+            count += 1
         for pod in pods:
             for container, starts in _started(pod):
                 self._read(pod, container, starts, follow=False)
-        return count + len([label for label in labels if self.step in label])
+        return count
 
     def follow(self) -> None:
         """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if `out` is closed."""
@@ -161,14 +164,6 @@ class Logs:
         statuses = (now.get("status") or {}).get("containerStatuses") or []
         running = ((s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {}))
         return (container, starts) in running
-
-    def write(self, lines: Iterable[tuple[str, str]]) -> int:
-        """Write lines with their labels; returns their number."""
-        count = 0
-        for label, line in lines:
-            self._write(label, line)
-            count += 1
-        return count
 
     def _write(self, label: str, line: str) -> None:
         with self.lock:

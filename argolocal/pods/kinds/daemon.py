@@ -3,16 +3,14 @@
     ready(run, cluster, lives)      # blocks; False if the container exits first
 
 A failed probe is repeated after `periodSeconds`, but at most one second: like the kubelet, which probes more often
-while a container is not ready. Source: Kubernetes' pkg/probe, Argo's operator.go (assessNodeStatus).
+while a container is not ready. Source: Argo's operator.go (assessNodeStatus).
 """
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from typing import Any
 from argolocal.common.processes import signal_group
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
-from argolocal.pods import web
 from argolocal.pods.containers import port_number
+from argolocal.pods.probes import Probe
 from argolocal.pods.process import ContainerRun, start_container
 
 KINDS = ("exec", "httpGet", "tcpSocket")
@@ -29,43 +27,21 @@ KINDS = ("exec", "httpGet", "tcpSocket")
 
 def ready(run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> bool:
     """Whether the probe passes while the container `lives`."""
-    probe = run.container["readinessProbe"]
-    time.sleep(float(probe.get("initialDelaySeconds") or 0))
-    timeout = float(probe.get("timeoutSeconds") or 1)
-    period, passed = min(float(probe.get("periodSeconds") or 10), 1.0), 0
+    probe, passed = Probe(run.container, "readinessProbe"), 0
+    time.sleep(probe.delay)
     while lives():
-        passed = passed + 1 if _passes(run, cluster, timeout) else 0
-        if passed >= int(probe.get("successThreshold") or 1):
+        passed = passed + 1 if _passes(probe, run, cluster) else 0
+        if passed >= probe.successes:
             return lives()
-        time.sleep(period)
+        time.sleep(min(probe.period, 1.0))
     return False
 
 
-def _passes(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
-    probe = run.container["readinessProbe"]
-    if command := (probe.get("exec") or {}).get("command"):
-        return _exec(replace(run, container={**run.container, "command": command, "args": []}), cluster, timeout)
-    target = probe.get("httpGet") or probe["tcpSocket"]
-    address = target.get("host") or run.ip, port_number(run.container, target["port"])
-    if "httpGet" in probe:
-        return _get(target, address, timeout)
-    with contextlib.suppress(OSError):
-        socket.create_connection(address, timeout).close()
-        return True
-    return False
-
-
-def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) -> bool:
-    scheme = (target.get("scheme") or "HTTP").lower()
-    url = f"{scheme}://{address[0]}:{address[1]}/{(target.get('path') or '/').removeprefix('/')}"
-    headers = [(header["name"], header["value"]) for header in target.get("httpHeaders") or []]
-    try:
-        with web.request(
-            url, headers=headers, timeout=timeout, verify=False, proxies=False, leave_host=False
-        ) as answer:  # as the kubelet
-            return 200 <= answer.status < 400
-    except web.WebError:
-        return False
+def _passes(probe: Probe, run: ContainerRun, cluster: Cluster) -> bool:
+    if not probe.command:
+        return probe.answers(run.ip)
+    again = replace(run, container={**run.container, "command": probe.command, "args": []})
+    return _exec(again, cluster, probe.timeout)
 
 
 def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:

@@ -52,5 +52,5 @@ def backfill(
         past = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
         run = runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
     rows = backfill(past, run, parallel, lambda line: click.echo(line, err=True))
-    click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else "\n".join(["", *table(rows)]))
+    click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

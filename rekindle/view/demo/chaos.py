@@ -28,9 +28,13 @@ import yaml
 from argolocal.common import homes
 from argolocal.common.interrupts import StopSignals
 from rekindle import project
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.render import render_manifest
+from rekindle.errors import NotFound
 from rekindle.keys import DATASET, cached_key, reuse
 from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, on_screen
+from rekindle.workload import load, prepare
 
 RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
 UNDISTURBED, DISTURBED = "undisturbed", "under attack"
@@ -105,8 +109,6 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 
 def configure(plan: Plan) -> Any:
     """The config of both trainings."""
-    from rekindle.blocks.manifest.config import load_config
-
     train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
     sets = [f"train.{name}={value}" for name, value in train.items()]
     return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
@@ -114,9 +116,6 @@ def configure(plan: Plan) -> Any:
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     """Key prefix and digest of the dataset; prepared once, as its key is the hash of its definition."""
-    from rekindle.storage import NotFound
-    from rekindle.workload import load, prepare
-
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
     prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -131,8 +130,6 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
 
 def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
     """The PyTorchJob of the rendered manifest, filled in as Argo would for the workflow `name`."""
-    from rekindle.blocks.manifest.render import render_manifest
-
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]

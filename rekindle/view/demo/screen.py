@@ -17,6 +17,14 @@ from operator import itemgetter
 from statistics import median
 from typing import Any, Protocol, TextIO
 
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from argolocal.common.wording import duration
 from argolocal.view.display import is_terminal
 
@@ -167,9 +175,6 @@ def on_screen(recording: Recording, out: TextIO) -> Iterator[View]:
         yield lines
         lines.tick()
         return
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(file=out, highlight=False)
     picture = Picture(recording, console)
     with Live(get_renderable=picture.drawn, console=console, refresh_per_second=8) as live:
@@ -216,17 +221,14 @@ class Lines:
 class Picture:
     """Both trainings, a timeline of every process, and a table of the last attacks."""
 
-    def __init__(self, recording: Recording, console: Any) -> None:
+    def __init__(self, recording: Recording, console: Console) -> None:
         self.recording, self.console = recording, console
 
     def tick(self) -> None:
         """Nothing to do: the live display redraws by itself."""
 
-    def drawn(self) -> Any:
+    def drawn(self) -> Group:
         """The current picture."""
-        from rich.console import Group
-        from rich.text import Text
-
         recording, parts = self.recording, list[Any]()
         if recording.activity and not recording.undisturbed.began:
             parts.append(Text(recording.activity, "dim"))
@@ -238,11 +240,7 @@ class Picture:
             parts += [Text(), self._conclusion()]
         return Group(*parts)
 
-    def _trainings(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
+    def _trainings(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for run in (self.recording.undisturbed, self.recording.disturbed):
             if not run.began:
@@ -257,10 +255,7 @@ class Picture:
             )  # fmt: skip
         return table
 
-    def _timelines(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
+    def _timelines(self) -> Table:
         run, columns = self.recording.disturbed, max(20, min(self.console.width - 30, 100))
         spans = list(pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1)))
         table = Table.grid(padding=(0, 2))
@@ -279,9 +274,7 @@ class Picture:
         table.add_row(Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top:.0f}", "dim"))
         return table
 
-    def _attacks(self) -> Any:
-        from rich.table import Table
-
+    def _attacks(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for title in ("", "attack", "at step", "next step", "lost", "back"):
             table.add_column(title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True)
@@ -291,11 +284,7 @@ class Picture:
             table.add_row(f"[dim]{attack.at:.1f} s", attack.description, str(attack.step), times[0], lost, times[1])
         return table
 
-    def _conclusion(self) -> Any:
-        from rich import box
-        from rich.panel import Panel
-        from rich.text import Text
-
+    def _conclusion(self) -> Panel:
         recording, colour = self.recording, "green" if self.recording.equal else "red"
         width = max(len(run.name) for run in (recording.undisturbed, recording.disturbed))
         text = Text()

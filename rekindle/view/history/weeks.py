@@ -1,12 +1,12 @@
 """The runs that a schedule would have started between two days, and what became of each."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest import cron
+from argolocal.view import runs
 from argolocal.view.summary import Status
 from rekindle.blocks.manifest.config import Config
 from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED
@@ -58,19 +58,17 @@ def weeks(config: Config, manifest_hash: str, first: date, last: date, now: date
     return [Week(time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH]}") for time in times]
 
 
-def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+def table(rows: list[dict[str, Any]]) -> str:
     """A line for each week."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    yield (
-        "".join(f"{title:<{width}}" for title, width in (("scheduled", 22), ("phase", 11), ("gate", 9)))
-        + "".join(f"{name:>10}" for name in names)
-        + "  weights"
-    )
-    for row in rows:
-        known = [row["metrics"].get(name) for name in names]
-        figures = "".join(f"{'' if value is None else f'{value:.4g}':>10}" for value in known)
-        head = f"{row['scheduled']:<22}{row['phase']:<11}{row['gate'] or '':<9}"
-        yield f"{head}{figures}  {(row['model_sha256'] or '')[:12]}".rstrip()
+
+    def cells(row: dict[str, Any]) -> dict[str, str]:
+        known = {name: row["metrics"].get(name) for name in names}
+        figures = {name: "" if value is None else f"{value:.4g}" for name, value in known.items()}
+        judged = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
+        return judged | figures | {"weights": (row["model_sha256"] or "")[:12]}
+
+    return runs.table([cells(row) for row in rows])
 
 
 def _judged(status: Status) -> str | None:

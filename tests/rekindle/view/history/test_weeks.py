@@ -65,8 +65,8 @@ def test_a_week_that_failed_has_its_line() -> None:
         },
         {"scheduled": "2026-03-09T03:00:00Z", "phase": "Failed", "gate": None, "metrics": {}, "model_sha256": None},
     ]
-    assert [line.split() for line in table(rows)] == [
-        ["scheduled", "phase", "gate", "auc", "weights"],
+    assert [line.split() for line in table(rows).splitlines()] == [
+        ["SCHEDULED", "PHASE", "GATE", "AUC", "WEIGHTS"],
         ["2026-03-02T03:00:00Z", "Succeeded", "keep", "0.8", "ab"],
         ["2026-03-09T03:00:00Z", "Failed"],
     ]

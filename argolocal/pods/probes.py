@@ -1,0 +1,47 @@
+"""Probes of containers as the kubelet sends them. Source: Kubernetes v1 Probe, pkg/probe."""
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from argolocal.pods import web
+from argolocal.pods.containers import port_number
+
+
+class Probe:
+    """One probe of a container, with Kubernetes' defaults; `kind`: its key in the container."""
+
+    def __init__(self, container: dict[str, Any], kind: str) -> None:
+        probe: Mapping[str, Any] = container[kind]
+        self.container, self.command = container, (probe.get("exec") or {}).get("command")
+        self.http, self.tcp = probe.get("httpGet"), probe.get("tcpSocket")
+        self.delay = float(probe.get("initialDelaySeconds") or 0)
+        self.period = float(probe.get("periodSeconds") or 10)
+        self.timeout = float(probe.get("timeoutSeconds") or 1)
+        self.failures = int(probe.get("failureThreshold") or 3)
+        self.successes = int(probe.get("successThreshold") or 1)
+
+    def answers(self, ip: str) -> bool:
+        """Whether the container answers the request with 2xx or 3xx, or accepts the connection. Blocks."""
+        target = self.http or self.tcp or {}
+        host, port = target.get("host") or ip, port_number(self.container, target["port"])
+        if not self.http:
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, port), self.timeout).close()
+                return True
+            return False
+        scheme, path = (target.get("scheme") or "HTTP").lower(), (target.get("path") or "/").removeprefix("/")
+        headers = [(header["name"], header["value"]) for header in target.get("httpHeaders") or []]
+        try:
+            with web.request(
+                f"{scheme}://{host}:{port}/{path}",
+                headers=headers,
+                timeout=self.timeout,
+                verify=False,
+                proxies=False,
+                leave_host=False,
+            ) as answer:
+                return 200 <= answer.status < 400
+        except web.WebError:
+            return False
