@@ -37,6 +37,10 @@ def run_secret() -> bytes:
     return secret.encode()
 
 
+def nonce() -> str:
+    return secrets.token_hex(16)
+
+
 def proof(secret: bytes, who: str, coordinators: str, workers: str) -> str:
     """What `who` ("worker" or "coordinator") sends to show that it knows the secret; the others are both nonces."""
     return hmac.new(secret, f"{who} {coordinators} {workers}".encode(), hashlib.sha256).hexdigest()
@@ -54,7 +58,7 @@ def answer(line: bytes, secret: bytes, coordinators: str) -> bytes:
 def introduce(connection: socket.socket, secret: bytes) -> None:
     """The worker's side. Raises OSError."""
     try:
-        coordinators, workers = str(json.loads(_line(connection))["nonce"]), secrets.token_hex(16)
+        coordinators, workers = str(json.loads(_line(connection))["nonce"]), nonce()
         connection.sendall(encode({"nonce": workers, "proof": proof(secret, "worker", coordinators, workers)}))
         _check(json.loads(_line(connection)), proof(secret, "coordinator", coordinators, workers))
     except (ValueError, KeyError, TypeError, RecursionError) as error:

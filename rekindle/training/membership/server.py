@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import secrets
 import sys
 import time
 import traceback
@@ -268,7 +267,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending = coordinator, "", b""
-        self.nonce = secrets.token_hex(16)
+        self.nonce = handshake.nonce()
 
     @property
     def peer(self) -> str:
