@@ -202,14 +202,10 @@ class Resources:
             raise KubectlError(str(error)) from None
         if isinstance(obj, dict) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
-            owner = {
-                "apiVersion": self.workflow["apiVersion"],
-                "kind": "Workflow",
-                "name": meta["name"],
-                "uid": meta["uid"],
-            }
+            owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "controller": True}
+            owner |= {"name": meta["name"], "uid": meta["uid"], "blockOwnerDeletion": True}
             references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
-            references.append(owner | {"controller": True, "blockOwnerDeletion": True})
+            references.append(owner)
         return obj
 
     def _plain(self, word: str) -> str:

@@ -49,15 +49,9 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
 def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
     source = (http.get("bodyFrom") or {}).get("bytes")
     body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
-    timeout = http.get("timeoutSeconds")
-    with web.request(
-        http["url"],
-        http.get("method") or "GET",
-        headers,
-        body,
-        timeout and float(timeout),
-        verify=not http.get("insecureSkipVerify"),
-    ) as response:
+    seconds, verify = http.get("timeoutSeconds"), not http.get("insecureSkipVerify")
+    method, timeout = http.get("method") or "GET", seconds and float(seconds)
+    with web.request(http["url"], method, headers, body, timeout, verify) as response:
         web.copy(response, text := io.BytesIO(), MAX_BODY_SIZE)
         return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
 
