@@ -7,19 +7,14 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]  # the working directory, where `python -m` looks first: its files must not shadow a library
 
 from collections.abc import Callable
+from importlib import import_module
 
 STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
 
 
 def main() -> None:
     """Run a command of argolocal."""
-    exit_with(_load)
-
-
-def _load() -> Callable[[], int | None]:
-    from argolocal import cli
-
-    return cli.main
+    exit_with(lambda: import_module("argolocal.cli").main)
 
 
 def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import click
 
-from argolocal.cli import entry
 from argolocal.cli.group import CONTEXT, Commands
 from argolocal.cli.options import File, Name, ask_option, output_option, pairs_of, parameters_option
-from argolocal.cli.output import print_result, run_output
+from argolocal.cli.output import exit_code, print_result, run_output
 from argolocal.common import program
 from argolocal.common.homes import current as home
 from argolocal.common.wording import shorten
@@ -23,7 +22,7 @@ from argolocal.common.wording import shorten
 
 def main() -> int:
     """Run a command; returns its exit code."""
-    return entry.exit_code(lambda: commands.main(standalone_mode=False))
+    return exit_code(lambda: commands.main(standalone_mode=False))
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)

@@ -60,11 +60,7 @@ def ignore_stdout_errors() -> None:
 def _stream(number: int, before: TextIO | None, ignore_errors: bool) -> TextIO:
     options: dict[str, Any] = {"line_buffering": number == 2}
     if isinstance(before, io.TextIOWrapper):
-        options = {
-            "encoding": before.encoding,
-            "line_buffering": before.line_buffering,
-            "write_through": before.write_through,
-        }
+        options = {key: getattr(before, key) for key in ("encoding", "line_buffering", "write_through")}
     return io.TextIOWrapper(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
 
 

@@ -133,7 +133,9 @@ class Resources:
         if strategy != "json" and not isinstance(obj, dict):
             raise KubectlError("the manifest holds no object")
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
-            kind, name = self._flags(flags)
+            if len(words) != 2:
+                raise KubectlError(f"flags {flags} must name a kind and an object")
+            kind, name = self._plain(words[0]), words[1]
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
@@ -200,21 +202,11 @@ class Resources:
             raise KubectlError(str(error)) from None
         if isinstance(obj, dict) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
-            owner = {
-                "apiVersion": self.workflow["apiVersion"],
-                "kind": "Workflow",
-                "name": meta["name"],
-                "uid": meta["uid"],
-            }
+            owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "controller": True}
+            owner |= {"name": meta["name"], "uid": meta["uid"], "blockOwnerDeletion": True}
             references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
-            references.append(owner | {"controller": True, "blockOwnerDeletion": True})
+            references.append(owner)
         return obj
-
-    def _flags(self, flags: list[str]) -> tuple[str, str]:
-        words, _ = parsed(flags)
-        if len(words) != 2:
-            raise KubectlError(f"flags {flags} must name a kind and an object")
-        return self._plain(words[0]), words[1]
 
     def _plain(self, word: str) -> str:
         """The kind for kubectl's `pod`, `pods` or `deployments.apps`."""

@@ -91,10 +91,8 @@ class Dag:
         """
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
-            try:
-                hooks.during(
-                    self.context, task, node, self.scope(name), self.options()
-                )  # once more: it may have completed in `_visit`
+            try:  # once more: it may have completed in `_visit`
+                hooks.during(self.context, task, node, self.scope(name), self.options())
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None

@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from argolocal.engine.nodes import NodeTable
+from argolocal.engine.nodes import NodeError, NodeTable
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
-from argolocal.language.functions import ExprError
 from argolocal.language.substitute import TemplateError, expanded, substitute
 from argolocal.manifest.types import Node, Template
 
@@ -166,17 +165,8 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
     if not source and not expression:
         return artifact
     try:
-        if expression:
-            resolved = evaluate(expression, expanded(scope))
-        else:
-            tag = source.removeprefix("{{").removesuffix("}}").strip()
-            if tag.startswith("="):
-                resolved = evaluate(tag[1:], expanded(scope))
-            elif tag in scope:
-                resolved = scope[tag]
-            else:
-                raise TemplateError(f'Unable to resolve: "{tag}"')
-    except (ExprError, TemplateError) as error:
+        resolved = evaluate(expression, expanded(scope)) if expression else _read(scope, source)
+    except NodeError as error:
         if artifact.get("optional"):
             return None
         raise TemplateError(f"{unable}{error}") from None
@@ -187,6 +177,16 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
         sub = substitute(artifact["subPath"], scope.parameters())
         resolved["s3"] = {**resolved["s3"], "key": f"{resolved['s3']['key'].rstrip('/')}/{sub}"}
     return resolved
+
+
+def _read(scope: Scope, source: str) -> Any:
+    """The value of a tag, or of an expression in braces. Raises NodeError."""
+    tag = source.removeprefix("{{").removesuffix("}}").strip()
+    if tag.startswith("="):
+        return evaluate(tag[1:], expanded(scope))
+    if tag not in scope:
+        raise TemplateError(f'Unable to resolve: "{tag}"')
+    return scope[tag]
 
 
 def outputs_of(template: Template, scope: Scope) -> dict[str, Any] | None:
@@ -218,14 +218,8 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
             if value is None:
                 raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
         else:
-            tag = source.get("parameter", "").removeprefix("{{").removesuffix("}}").strip()
-            if tag.startswith("="):
-                value = evaluate(tag[1:], expanded(scope))
-            elif tag not in scope:
-                raise TemplateError(f'Unable to resolve: "{tag}"')
-            else:
-                value = scope[tag]
-    except (ExprError, TemplateError) as error:
+            value = _read(scope, source.get("parameter", ""))
+    except NodeError as error:
         if default is None:
             raise TemplateError(str(error)) from None
         return default

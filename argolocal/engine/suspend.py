@@ -83,11 +83,8 @@ def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[
 
 
 def _expected(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    defaults = {
-        parameter["name"]: parameter["default"]
-        for parameter in template["inputs"]["parameters"]
-        if "default" in parameter
-    }
+    inputs = template["inputs"]["parameters"]
+    defaults = {parameter["name"]: parameter["default"] for parameter in inputs if "default" in parameter}
     expected: list[dict[str, Any]] = []
     for parameter in (template.get("outputs") or {}).get("parameters") or []:
         source = dict(parameter["valueFrom"])

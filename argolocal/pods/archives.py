@@ -18,7 +18,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -97,10 +97,7 @@ class _Headers:
         self.file = io.BufferedReader(_Members(path), CHUNK)
         self.left, self.position = HEADER, 0
 
-    def __enter__(self) -> "_Headers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.file.close()
 
     def tell(self) -> int:
@@ -164,7 +161,7 @@ class _Budget:
 def is_tarball(path: Path) -> bool:
     """Whether it is a gzipped tar with at least one entry."""
     try:
-        with _Headers(path) as file, _opened(file) as archive:
+        with closing(_Headers(path)) as file, _opened(file) as archive:
             return archive.next() is not None
     except UNREADABLE:
         return False
@@ -177,7 +174,7 @@ def unpack_tar(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, shar
     """
     with _unpacked(archive, path) as into:
         tree = _Tree(into, _Budget(path.name, into, most_entries, share))
-        with _Headers(archive) as file, _opened(file) as tar:
+        with closing(_Headers(archive)) as file, _opened(file) as tar:
             while True:
                 file.left = HEADER
                 member = tar.next()

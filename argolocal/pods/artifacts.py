@@ -49,12 +49,10 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     else:
         try:
             store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
-        except NotFound as error:
-            if artifact.get("optional"):
+        except StorageError as error:
+            if artifact.get("optional") and isinstance(error, NotFound):
                 path.mkdir(exist_ok=True)  # where the kubelet would have mounted it
                 return
-            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
-        except StorageError as error:
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
     archive = artifact.get("archive") or {}
     try:

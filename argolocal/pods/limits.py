@@ -26,11 +26,8 @@ from argolocal.pods.filesystem import succeeds_in_child
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
 PREFIX = "argolocal-"  # then the creator's pid and start time
-OPTIONAL_FILES = {
-    "memory.memsw.limit_in_bytes": "",
-    "memory.swap.max": "0",
-    "memory.oom.group": "1",
-}  # where the kernel has it
+# where the kernel has it ("": the limit again)
+OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
 PAUSES = [0.001 * 2**number for number in range(8)]  # seconds to wait for killed processes
 
 

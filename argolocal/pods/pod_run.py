@@ -162,10 +162,8 @@ class PodRun:
             )
         if failed:
             errors.append("".join(f"{failure}; " for failure in failed))
-        if self.killed:
-            return "Failed", self.killed, outputs
-        if failure:
-            return "Failed", failure, outputs
+        if self.killed or failure:
+            return "Failed", self.killed or failure, outputs
         if errors:
             return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
         if beside:

@@ -12,7 +12,7 @@ from argolocal.pods.containers import port_number
 class Probe:
     """One probe of a container, with Kubernetes' defaults; `kind`: its key in the container."""
 
-    def __init__(self, container: dict[str, Any], kind: str) -> None:
+    def __init__(self, container: Mapping[str, Any], kind: str) -> None:
         probe: Mapping[str, Any] = container[kind]
         self.container, self.command = container, (probe.get("exec") or {}).get("command")
         self.http, self.tcp = probe.get("httpGet"), probe.get("tcpSocket")

@@ -175,7 +175,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
                 stdout=log_pipe.out,
                 stderr=log_pipe.err,
                 start_new_session=True,
-                preexec_fn=_Child(os.getpid(), memory, enter, directory),
+                preexec_fn=_child(os.getpid(), memory, enter, directory),
             )
         except BaseException:
             message.read()
@@ -221,23 +221,24 @@ def unknown_program(error: OSError) -> str:
     return f'failed to find name in PATH: exec: "{name}": {why}'
 
 
-class _Child:
-    """Runs in the new process, before exec."""
+def _child(
+    parent: int, memory: limits.Memory | None, enter: Callable[[], None] | None, directory: str | None
+) -> Callable[[], None]:
+    """What the new process does before exec."""
 
-    def __init__(self, parent: int, memory: limits.Memory | None, enter: Any, directory: str | None) -> None:
-        self.parent, self.memory, self.enter, self.directory = parent, memory, enter, directory
-
-    def __call__(self) -> None:
-        die_with_parent(self.parent)
+    def begin() -> None:
+        die_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         stop_ignoring_signals()
-        if self.memory:
-            self.memory.enter()
-        if self.enter:
-            self.enter()
-            if self.directory:
-                os.makedirs(self.directory, exist_ok=True)  # a private directory: see _private
-                os.chdir(self.directory)
+        if memory:
+            memory.enter()
+        if enter:
+            enter()
+            if directory:
+                os.makedirs(directory, exist_ok=True)  # a private directory: see _private
+                os.chdir(directory)
+
+    return begin
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:

@@ -191,9 +191,8 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            if (
-                self.resume_request and self.files.resume_request.read_text() == self.resume_request
-            ):  # else a newer request replaced it
+            # else a newer request replaced it
+            if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
                 self.files.resume_request.unlink()
             self.resume_request = ""
             if scheduler.done:

@@ -245,13 +245,6 @@ def write_error(error: OSError, root: Path) -> ArgolocalError:
     return ArgolocalError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
 
 
-def read(home: Path, name: str) -> Status:
-    """The status of a run, without its lock. Raises ConfigError if there is no such run."""
-    files = RunFiles(home, name)
-    files.workflow()
-    return files.load()[0]
-
-
 def reset_interrupted(status: Status, now: str) -> Status:
     """The status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
 

@@ -48,12 +48,10 @@ class SharedLocks:
         """Whether this run holds every slot of a lock."""
         return sum(name in held for held in self.held.values()) >= limit
 
-    def release(self, caller: str) -> bool:
-        """Releases all locks of `caller`. Returns whether it held any."""
-        descriptors = self.held.pop(caller, {})
-        for descriptor in descriptors.values():
+    def release(self, caller: str) -> None:
+        """Releases all locks of `caller`."""
+        for descriptor in self.held.pop(caller, {}).values():
             os.close(descriptor)
-        return bool(descriptors)
 
     def close(self) -> None:
         """Releases all locks of this process."""

@@ -154,12 +154,8 @@ def _train_job(findings: Findings, path: str, spec: Data) -> None:
         where, pod = f"{path}.podTemplateOverrides[{number}].spec", override.get("spec") or {}
         pods.check(findings, where, pod, pods.named(where, pod), whole=False)
     for number, override in enumerate(spec.get("runtimePatches") or []):
-        _runtime(
-            findings,
-            f"{path}.runtimePatches[{number}].trainingRuntimeSpec",
-            override.get("trainingRuntimeSpec") or {},
-            False,
-        )
+        patch = override.get("trainingRuntimeSpec") or {}
+        _runtime(findings, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", patch, whole=False)
 
 
 OF_KIND = {

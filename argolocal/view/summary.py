@@ -99,9 +99,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
                     # Argo leaves it running when it stops a run
                     row = _step(name, parent, {**node, **_end(last_attempt(status, row))}, depth)
-                if (
-                    row.kind == "Retry" and row.phase in FAILED
-                ):  # the cause of the failure, not the reason for not retrying
+                if row.kind == "Retry" and row.phase in FAILED:  # the cause, not the reason for not retrying
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
             add(child, depth + (not hidden))

@@ -8,7 +8,7 @@ Expensive packages are imported only by the commands that need them.
 import os
 from typing import Any
 
-from argolocal.cli import entry
+from argolocal.cli.output import exit_code
 from rekindle import project, variables
 
 # commands register themselves on import
@@ -19,7 +19,7 @@ from rekindle.cli.history import backfill, sweep  # noqa: F401
 
 def main() -> int:
     """Run a command; returns its exit code."""
-    return entry.exit_code(_main)
+    return exit_code(_main)
 
 
 def _main() -> Any:

@@ -83,23 +83,22 @@ class ContainerSet(Sidecars):
                 self.attempts_left[name] -= 1
                 if self.attempts_left[name] < 0:  # retries: 0
                     self._end(name, 0)
+                else:
+                    self._try(name)
+                if name in self.running:
+                    yield name, self.running[name]
+                else:
                     again = True
-                    continue
-                try:
-                    process = self._run(name)
-                except StartError as error:
-                    self._end(name, START_ERROR, str(error))
-                    again = True
-                    continue
-                except (FileNotFoundError, PermissionError) as error:
-                    needs = self.containers[name].get("dependencies")
-                    why = unknown_program(error)
-                    # Argo loses the exit code of a container with dependencies
-                    self._end(name, EMISSARY, why, 0 if needs else EMISSARY)
-                    again = True
-                    continue
-                self.running[name] = process
-                yield name, process
+
+    def _try(self, name: str) -> None:
+        try:
+            self.running[name] = self._run(name)
+        except StartError as error:
+            self._end(name, START_ERROR, str(error))
+        except (FileNotFoundError, PermissionError) as error:
+            # Argo loses the exit code of a container with dependencies
+            seen = 0 if self.containers[name].get("dependencies") else EMISSARY
+            self._end(name, EMISSARY, unknown_program(error), seen)
 
     def exited(self, name: str, now: float) -> None:
         """The process of `name` has exited: retry the container, or complete it."""

@@ -18,7 +18,6 @@ from argolocal.pods import web
 
 MAX_BODY_SIZE = 10_000_000  # bytes; a cluster keeps less than two million of a whole workflow
 Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
-FALSE = "successCondition '{}' evaluated false"
 Secret = Callable[[str], Mapping[str, str]]
 
 
@@ -33,36 +32,26 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
         failed = error if isinstance(error, web.WebError) else web.WebError(web.visible(http["url"]), error)
         method = (http.get("method") or "GET").capitalize()
         return "Failed", f'{method} "{failed.url}": {_go_error(failed)}', None
-    outputs = {"result": body}
     condition = http.get("successCondition")
     if not condition:
-        succeeded = 200 <= status < 300
-        return (
-            ("Succeeded", "", outputs)
-            if succeeded
-            else ("Failed", f"received non-2xx response code: {status}", outputs)
-        )
-    request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
-    response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
-    try:
-        succeeded = truth(condition, {"request": request, "response": response})
-    except ExprError as error:
-        return "Failed", str(error), None
-    return ("Succeeded", "", outputs) if succeeded else ("Failed", FALSE.format(condition), outputs)
+        succeeded, why = 200 <= status < 300, f"received non-2xx response code: {status}"
+    else:
+        request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
+        response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
+        try:
+            succeeded = truth(condition, {"request": request, "response": response})
+        except ExprError as error:
+            return "Failed", str(error), None
+        why = f"successCondition '{condition}' evaluated false"
+    return ("Succeeded", "", {"result": body}) if succeeded else ("Failed", why, {"result": body})
 
 
 def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
     source = (http.get("bodyFrom") or {}).get("bytes")
     body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
-    timeout = http.get("timeoutSeconds")
-    with web.request(
-        http["url"],
-        http.get("method") or "GET",
-        headers,
-        body,
-        timeout and float(timeout),
-        verify=not http.get("insecureSkipVerify"),
-    ) as response:
+    seconds, verify = http.get("timeoutSeconds"), not http.get("insecureSkipVerify")
+    method, timeout = http.get("method") or "GET", seconds and float(seconds)
+    with web.request(http["url"], method, headers, body, timeout, verify) as response:
         web.copy(response, text := io.BytesIO(), MAX_BODY_SIZE)
         return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
 

@@ -82,19 +82,10 @@ class Sidecars:
     def _start(self, container: dict[str, Any]) -> Process:
         mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
-        root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
-        return start_container(
-            replace(
-                self.run,
-                container={**container, "name": "main", "volumeMounts": own},
-                root=root,
-                log=log,
-                private=(),
-                stdout=None,
-                volumes={**self.run.volumes, **inputs},
-            ),
-            self.cluster,
-        )
+        log = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
+        main = {**container, "name": "main", "volumeMounts": own}
+        run = replace(self.run, container=main, root=self._root(container), log=log, private=(), stdout=None)
+        return start_container(replace(run, volumes={**self.run.volumes, **inputs}), self.cluster)
 
     def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
         """The mounts of the main container: its volumes, and its input artifacts, each a mount in Argo."""

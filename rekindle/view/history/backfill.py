@@ -16,7 +16,6 @@ from argolocal.common import homes
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import python
 from argolocal.manifest.kinds import COMPLETED, FAILED
-from argolocal.state import journal
 from argolocal.state.journal import RunFiles
 from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.cluster import workflows
@@ -64,11 +63,11 @@ def here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]:
         _rekindle(log, "run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair)))
     elif _hash(files.workflow()) != _hash(manifest):  # the name has three characters of it
         raise ConfigError(f"{week.name} is the run of another config: `rekindle prune` removes it, or change the name.")
-    elif journal.read(home, week.name).get("phase") != "Succeeded":
+    elif files.load()[0].get("phase") != "Succeeded":
         _rekindle(log, "resume", week.name)
     if not (files.root / "manifest.yaml").exists():
         raise ConfigError(f"{week.name} did not begin. {log.read_text().splitlines()[-1].removeprefix('error: ')}")
-    return journal.read(home, week.name)
+    return files.load()[0]
 
 
 def _hash(workflow: dict[str, Any]) -> str:

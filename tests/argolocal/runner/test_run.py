@@ -167,7 +167,8 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
         for _ in range(2):  # and once more, while it resumes
             kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
             ran = Counter(mark.read_text().split() if mark.exists() else ())
-            over = [name[-1] for name, phase in phases(state.read(home.home, "w")).items() if phase == "Succeeded"]
+            status, _ = state.RunFiles(home.home, "w").load()
+            over = [name[-1] for name, phase in phases(status).items() if phase == "Succeeded"]
             done = {step: ran[step] for step in over if step.isdigit()} | done
             process = runner(home, "w")
         process.kill()
@@ -236,7 +237,7 @@ def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_hand
     until("its first process", lambda: left_over(cluster))
     stop("w", cluster)
     assert process.wait(60) == 0
-    status = state.read(cluster.home, "w")
+    status = state.RunFiles(cluster.home, "w").load()[0]
     assert (status["phase"], status["message"], mark.read_text()) == (
         "Failed",
         "Stopped with strategy 'Stop'",
