@@ -1,5 +1,6 @@
 """What every section of a config file is; the model of each lies beside what it configures."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,6 +12,25 @@ class Section(BaseModel):
     """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema that a reference, or an optional value, means."""
+    options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
+    if len(options) == 1:
+        return resolved(options[0], definitions)
+    reference = schema.get("$ref", "").rpartition("/")[2]
+    return resolved(definitions[reference], definitions) if reference else schema
+
+
+def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
+    """The keys that the object at `place` of a model may have; empty where that cannot be told."""
+    node = model.model_json_schema()
+    definitions = node.get("$defs", {})
+    for part in place:
+        inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")
+        node = resolved(inner, definitions) if isinstance(inner, dict) else {}
+    return set(node.get("properties", ()))
 
 
 S = TypeVar("S", bound=Section)

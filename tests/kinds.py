@@ -17,7 +17,6 @@ from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training
 from rekindle.blocks.serving import (
     autoscaler,
     deployment,
-    disruption_budget,
     service,
 )
 from rekindle.blocks.settings import ClusterConfig
@@ -75,7 +74,7 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         ),
         "Service": Kind(service.service(name, 8080, f"{name}-1")),
         "HorizontalPodAutoscaler": Kind(autoscaler.autoscaler(name, serve, f"{name}-1")),
-        "PodDisruptionBudget": Kind(disruption_budget.disruption_budget(name)),
+        "PodDisruptionBudget": Kind(deployment.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
     return {key: replace(kind, manifest=_filled(kind.manifest, name)) for key, kind in objects.items()}

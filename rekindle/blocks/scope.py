@@ -13,7 +13,7 @@ from rekindle.keys import CACHED, REUSE, cached_name
 EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # outputs of the whole workflow
 
 
-@dataclass
+@dataclass(eq=False)
 class Scope:
     """A DAG in which blocks stand, and for a group its task in the DAG around it."""
 
@@ -30,6 +30,10 @@ class Scope:
         while scope:
             yield scope
             scope = scope.outer
+
+    def holds(self, task: str) -> bool:
+        """True if a task of this name stands in this DAG, a block or one of plain Hera."""
+        return task in self.before or any(other.name == task for other in self.dag.tasks)
 
     def after(self, task: str, needed: Iterable[str]) -> str | None:
         """Note that `task` comes after `needed`; gives what Argo's `depends` must say, without what follows from it."""

@@ -151,19 +151,17 @@ class Pipeline:
         return value
 
     def _comes_after(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
-        inner: dict[int, str] = {}
+        """Let what stands in `scope` come after `producer`, each by itself or by its group in the DAG around both."""
+        places: dict[Scope, str] = {}
         name = producer[1]
         for place in producer[0].path():
-            inner[id(place.dag)] = name
+            places[place] = name
             name = place.task.name if place.task else ""
-        path = list(scope.path())
-        for depth, place in enumerate(path):
-            if id(place.dag) in inner:
-                if depth == 0:
-                    needed.append(inner[id(place.dag)])
-                else:
-                    self._group_needs(path[depth - 1], inner[id(place.dag)])
-                return
+        group = None
+        for place in scope.path():
+            if place in places:
+                return self._group_needs(group, places[place]) if group else needed.append(places[place])
+            group = place
 
     def _group_needs(self, group: Scope, name: str) -> None:
         assert group.task and group.outer
@@ -172,21 +170,19 @@ class Pipeline:
             group.task.depends = group.outer.after(group.task.name, [*known, name])
 
     def _local(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
-        task = match[1] or match[2]
-        if task in scope.before or any(other.name == task for other in scope.dag.tasks):
-            needed.append(task)
-            return match[0]
-        if not (scope.task and scope.outer):
-            known = {other.name for other in scope.dag.tasks}
+        task, path = match[1] or match[2], list(scope.path())
+        owner = next((place for place in path if place.holds(task)), None)
+        if owner is None:
+            known = {other.name for other in path[-1].dag.tasks}
             where = next((s.dag.name for s in self.scopes.values() if task in s.before), None)
             hint = f" {task} is in {where}: use it there." if where else did_you_mean(task, known)
-            refuse(f'the DAG {scope.dag.name} has no task "{task}" before this one.{hint}')
-        wanted: list[str] = []
-        outer = self._local(scope.outer, match, wanted)
-        for name in wanted:
-            self._group_needs(scope, name)
-        tag = self.tags.get(outer, f"{{{{{outer}}}}}")
-        return f"inputs.parameters{self._lifted(scope, tag, match[4] or match[5] or 'result', task)}"
+            refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
+        self._comes_after(scope, (owner, task), needed)
+        value = match[0]
+        for group in reversed(path[: path.index(owner)]):
+            tag = self.tags.get(value, f"{{{{{value}}}}}")
+            value = f"inputs.parameters{self._lifted(group, tag, match[4] or match[5] or 'result', task)}"
+        return value
 
     def _lifted(self, scope: Scope, value: str, name: str, task: str) -> str:
         """The input of a group that brings `value` into it; gives how an expression or a tag names it."""

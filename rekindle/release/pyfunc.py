@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
+from rekindle.sections import resolved
 from rekindle.workload import Predictor
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
     """MLflow's columns and params of a request."""
     schema = request.model_json_schema()
     definitions, properties = schema.get("$defs", {}), schema["properties"]
-    instance = _resolve(_resolve(properties[INSTANCES], definitions)["items"], definitions)
+    instance = resolved(resolved(properties[INSTANCES], definitions)["items"], definitions)
     columns = _fields(instance, definitions)
     params = [
         {"name": name, "type": "string", "default": "", "shape": None} for name in properties if name != INSTANCES
@@ -97,7 +98,7 @@ def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """MLflow's type of a JSON schema; `any` for what it has none for, such as a number or text."""
-    schema = _resolve(schema, definitions)
+    schema = resolved(schema, definitions)
     match schema.get("type"):
         case "array" if "items" in schema:
             return {"type": "array", "items": _type(schema["items"], definitions)}
@@ -106,15 +107,6 @@ def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
         case str(kind) if kind in TYPES and "format" not in schema:  # a time is text, or a pandas timestamp
             return {"type": TYPES[kind]}
     return {"type": "any"}
-
-
-def _resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema that a reference, or an optional value, means."""
-    options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
-    if len(options) == 1:
-        return _resolve(options[0], definitions)
-    reference = schema.get("$ref", "").rpartition("/")[2]
-    return _resolve(definitions[reference], definitions) if reference else schema
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator, from_json
 
 from rekindle.errors import DataError, did_you_mean, rule
+from rekindle.sections import known_keys
 
 MOST_SHOWN = 5  # faults of one request
 LARGE = 1 << 15  # bytes of a body that could hold more faults than are worth their memory: 500 bytes and more each
@@ -109,21 +110,6 @@ def sentence(request: type[BaseModel], fault: Any) -> str:
         case "value_error" if not place:  # a rule of the workload over the whole request
             return message
     return f"{where} is {shown(fault['input'])}: {message[:1].lower() + message[1:]}"
-
-
-def known_keys(model: Any, place: tuple[str | int, ...]) -> set[str]:
-    """The keys that the object at `place` of a request may have; empty where that cannot be told."""
-    schema = model.model_json_schema()
-    node = schema
-    for part in place:
-        node = resolved(schema, node)
-        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
-    return set(resolved(schema, node).get("properties", ()))
-
-
-def resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    """The definition that a node of a JSON schema refers to, or the node."""
-    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
 
 
 def shown_place(place: tuple[str | int, ...]) -> str:

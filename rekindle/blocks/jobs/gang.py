@@ -5,44 +5,24 @@ Which gang scheduler the training operator uses is a flag of the operator; a job
 
 from typing import Any
 
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.presets import presets
-from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 
 
-def labels(cluster: ClusterConfig) -> dict[str, str]:
-    """Labels of the job's object: a queue that holds it back until there is room for all of it."""
-    return _filled("labels", cluster, cluster.queue_priority)
-
-
-def policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:
-    """`runPolicy.schedulingPolicy`; with `least` pods an elastic job begins (else the operator waits for all)."""
-    return ({} if least is None else {"minAvailable": least}) | _filled("policy", cluster, workers.priority_class)
-
-
-def runtime(cluster: ClusterConfig) -> Manifest:
-    """`podGroupPolicy` of a TrainingRuntime."""
-    return _filled("runtime", cluster, "")
-
-
-def pods(cluster: ClusterConfig) -> Manifest:
-    """Fields of a PodSpec, where no operator says who schedules the pod."""
-    return _filled("pods", cluster, "")
+def metadata(name: str, cluster: ClusterConfig) -> Manifest:
+    """The metadata of a job's object; a queue in its labels holds the job back until there is room for all of it."""
+    return {"name": name, "labels": OF_WORKFLOW | fields("labels", cluster, cluster.queue_priority)}
 
 
 def queued(cluster: ClusterConfig) -> Manifest:
-    """The metadata that tell the queue of such pods.
+    """The metadata that tell the queue of pods, where no operator says who schedules them.
 
     Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a runtime's template).
     """
-    annotations = _filled("annotations", cluster, "")
+    annotations = fields("annotations", cluster)
     return {"annotations": annotations} if annotations else {}
-
-
-def holds_back(cluster: ClusterConfig) -> bool:
-    """Whether the queue suspends a job until it is admitted, which its status then says."""
-    return bool(labels(cluster))
 
 
 def check_job(name: str, cluster: ClusterConfig) -> None:
@@ -54,7 +34,8 @@ def check_job(name: str, cluster: ClusterConfig) -> None:
         )
 
 
-def _filled(part: str, cluster: ClusterConfig, priority: str) -> dict[str, Any]:
+def fields(part: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:
+    """What the gang scheduler's preset has for this part of a job's objects."""
     values = presets()["gang"].get(cluster.gang, {}).get(part, {})
     known = {"queue": cluster.queue, "priority": priority}
     filled = {key: text.format(**known) if isinstance(text, str) else text for key, text in values.items()}

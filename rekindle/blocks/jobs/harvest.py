@@ -9,7 +9,7 @@ Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deploymen
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import labels, share, worker
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest
+from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
@@ -46,7 +46,7 @@ def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "labels": OF_WORKFLOW | gang.labels(cluster)},
+        "metadata": gang.metadata(name, cluster),
         "spec": {
             "replicas": (train.max_workers - train.min_workers) // gpus,
             "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: ROLE}},

@@ -6,7 +6,7 @@ Source: Kubernetes batch/v1 JobSpec (1.31 or later) and pkg/controller/job.
 from typing import Any
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, metadata, pod_spec
+from rekindle.blocks.pod import Manifest, container, metadata, pod_spec
 from rekindle.blocks.presets import merged
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
@@ -37,11 +37,11 @@ def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **sp
     """
     gang.check_job(name, cluster)
     runs = container(NAME, pod, args)
-    template = pod_spec(pod, cluster.pod_account, [runs], restartPolicy="Never", **gang.pods(cluster))
+    template = pod_spec(pod, cluster.pod_account, [runs], restartPolicy="Never", **gang.fields("pods", cluster))
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": OF_WORKFLOW | gang.labels(cluster)},
+        "metadata": gang.metadata(name, cluster),
         "spec": {
             **({} if "backoffLimitPerIndex" in spec else {"backoffLimit": cluster.retries}),
             "activeDeadlineSeconds": 60 * pod.deadline_minutes,

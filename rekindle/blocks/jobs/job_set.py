@@ -9,7 +9,6 @@ Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 from typing import Any
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.kubeflow import metadata
 from rekindle.blocks.jobs.members import coordinator, labels, share, worker
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.presets import merged
@@ -50,7 +49,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": metadata(name, cluster),
+        "metadata": gang.metadata(name, cluster),
         "spec": {**ended_by_lead(rules), "replicatedJobs": jobs},
     }
 
@@ -74,7 +73,7 @@ def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
 
 def one_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig, pods: int = 1) -> Manifest:
     """The part of a JobSpec that makes `pods` pods, by index."""
-    template = {"metadata": merged(metadata, gang.queued(cluster)), "spec": pod | gang.pods(cluster)}
+    template = {"metadata": merged(metadata, gang.queued(cluster)), "spec": pod | gang.fields("pods", cluster)}
     return {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "template": template}
 
 

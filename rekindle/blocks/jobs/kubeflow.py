@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from argolocal.manifest.training_jobs import GONE, JOBS
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
+from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
@@ -109,7 +109,7 @@ def training_job(
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": kind,
-        "metadata": metadata(name, cluster),
+        "metadata": gang.metadata(name, cluster),
         "spec": {
             "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": limit},
             JOBS[kind].replicas: specs,
@@ -155,14 +155,11 @@ def replica_spec(count: int, restart: str, config: PodConfig, pod: Manifest) -> 
 
 def run_policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:
     """What ends a job. Its deadline is only a backstop: the workflow has its own."""
-    policy = gang.policy(cluster, workers, least)
+    # with `least` pods an elastic job begins; without it the operator waits for all
+    policy = {"minAvailable": least} if least else {}
+    policy |= gang.fields("policy", cluster, workers.priority_class)
     return {
         "cleanPodPolicy": "Running",
         "activeDeadlineSeconds": 60 * workers.deadline_minutes,
         **({"schedulingPolicy": policy} if policy else {}),
     }
-
-
-def metadata(name: str, cluster: ClusterConfig) -> Manifest:
-    """The metadata of a job."""
-    return {"name": name, "labels": OF_WORKFLOW | gang.labels(cluster)}

@@ -3,7 +3,8 @@
 Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 """
 
-from rekindle.blocks.jobs.kubeflow import metadata, replica_spec, run_policy
+from rekindle.blocks.jobs import gang
+from rekindle.blocks.jobs.kubeflow import replica_spec, run_policy
 from rekindle.blocks.jobs.members import coordinator, share, worker
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
@@ -28,7 +29,7 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": metadata(name, cluster),
+        "metadata": gang.metadata(name, cluster),
         "spec": {
             "runPolicy": run_policy(cluster, cluster.pod("train"), least + 1)  # and the coordinator
             | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},  # its own counts only while workers train

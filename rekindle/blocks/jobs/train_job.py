@@ -8,7 +8,6 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import HOST, LEAD, OFTEN, ended_by_lead, lead_job, one_pod
-from rekindle.blocks.jobs.kubeflow import metadata
 from rekindle.blocks.jobs.members import labels, share, worker
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
@@ -23,7 +22,7 @@ FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Su
 
 def success(cluster: ClusterConfig) -> str:
     """A job that Kueue held back has the condition Suspended before its last one; another one has only that."""
-    return f"status.conditions.{int(gang.holds_back(cluster))}.type == Complete"
+    return f"status.conditions.{int(bool(gang.fields('labels', cluster)))}.type == Complete"
 
 
 def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
@@ -41,7 +40,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
             },
         },
     ]
-    together, queued = gang.runtime(cluster), gang.queued(cluster)
+    together, queued = gang.fields("runtime", cluster), gang.queued(cluster)
     return {
         "apiVersion": API,
         "kind": "TrainingRuntime",
@@ -63,7 +62,7 @@ def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list
     return {
         "apiVersion": API,
         "kind": "TrainJob",
-        "metadata": metadata(name, cluster),
+        "metadata": gang.metadata(name, cluster),
         "spec": {
             "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
             "trainer": {"numNodes": train.workers // gpus, "numProcPerNode": gpus},

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
@@ -24,7 +24,7 @@ from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
 from rekindle.release.config import ServeConfig
-from rekindle.sections import Section
+from rekindle.sections import Section, known_keys
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -244,7 +244,7 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, fil
     where = file if source == "default" else source
     if error["type"] == "extra_forbidden":
         where = origins(path) or where
-        known = _keys(model, loc[:-1])
+        known = known_keys(model, loc[:-1])
         hint = did_you_mean(loc[-1], known) or (f" Known: {', '.join(sorted(known))}." if known else "")
         return f"{where}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
@@ -255,13 +255,3 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, fil
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(given), choices)
     return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"
-
-
-def _keys(model: Any, path: Iterable[str]) -> set[str]:
-    """The keys that the section at `path` may have; none where that cannot be told."""
-    for part in path:
-        fields = getattr(model, "model_fields", {})
-        inner = fields[part].annotation if part in fields else model
-        within = (part for part in (inner, *get_args(inner)) if hasattr(part, "model_fields"))
-        model = next(within, None)  # also the sections in a dict or a list
-    return set(getattr(model, "model_fields", ()))

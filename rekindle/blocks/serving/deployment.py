@@ -5,7 +5,7 @@ gets traffic, and brought back as it was: with its weights, image, flags and res
 from math import ceil
 
 from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, metadata, pod_spec
-from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
 STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
@@ -53,32 +53,33 @@ def deployment(
 
 
 def _server(own: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    pod = server_pod(serve, cluster)
-    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
-    runs = [server("serve", pod, flags)]
-    return pod_spec(pod, cluster.serving_account, runs, own, terminationGracePeriodSeconds=grace)
-
-
-def server_pod(serve: ServeConfig, cluster: ClusterConfig) -> PodConfig:
-    """What one server gets: unless the config says otherwise, a core for each thread of its processes."""
+    """The PodSpec of a server: unless the config says otherwise, with a core for each thread of its processes."""
     pod = cluster.pod("serve")
-    return pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
-
-
-def server(name: str, pod: PodConfig, flags: list[str], port: str = "http") -> Manifest:
-    """The container, with its probes; it listens at the port called `port`."""
-    return container(
-        name,
+    pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
+    runs = container(
+        "serve",
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
         envFrom=environment(SERVING_SECRET),
-        ports=[{"name": port, "containerPort": PORT}],
-        startupProbe=_probe("/health/ready", port, period=1, failures=STARTUP_SECONDS),
-        readinessProbe=_probe("/health/ready", port, period=2, failures=3),
-        livenessProbe=_probe("/health/live", port, period=10, failures=3),
+        ports=[{"name": "http", "containerPort": PORT}],
+        startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),
+        readinessProbe=_probe("/health/ready", period=2, failures=3),
+        livenessProbe=_probe("/health/live", period=10, failures=3),
     )
+    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
+    return pod_spec(pod, cluster.serving_account, [runs], own, terminationGracePeriodSeconds=grace)
 
 
-def _probe(path: str, port: str, period: int, failures: int) -> Manifest:
-    check = {"httpGet": {"path": path, "port": port}}
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    check = {"httpGet": {"path": path, "port": "http"}}
     return {**check, "periodSeconds": period, "timeoutSeconds": 3, "failureThreshold": failures}
+
+
+def disruption_budget(name: str) -> Manifest:
+    """Nodes are drained one server at a time, and never none, which would block a drain. Source: policy/v1."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "labels": labels(name)},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(name)}},
+    }

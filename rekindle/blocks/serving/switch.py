@@ -14,7 +14,7 @@ from hera.workflows import models as m
 from rekindle.blocks.container import retries
 from rekindle.blocks.resource import apply, number, render, text
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.deployment import disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 

@@ -12,8 +12,7 @@ from argolocal.language.selector import verdict
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment
-from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment, disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, ServeConfig

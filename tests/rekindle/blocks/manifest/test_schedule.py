@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rekindle.blocks.manifest.config import ScheduleConfig, load_config
 from rekindle.blocks.manifest.render import render_manifest
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def schedule(**values: Any) -> ScheduleConfig:
