@@ -5,17 +5,12 @@
 The weights stay. What the servers know of the past reaches up to the newest data, and goes through the same checks.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from rekindle import blocks
-
-if TYPE_CHECKING:
-    from hera.workflows import Workflow
-
-    from rekindle.blocks.manifest.config import Config
+from rekindle import Config, blocks
 
 
-def build(config: "Config") -> "Workflow":
+def build(config: Config) -> Any:
     """The pipeline of `config`."""
     data = config.data.model_dump(mode="json")
     with blocks.pipeline(config) as workflow, blocks.group("decide", mutex=config.name):

@@ -7,17 +7,12 @@ gets servers of its own, which no client reaches until they are verified; what s
 The blocks and a pipeline of one's own: docs/your-own-pipeline.md.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from rekindle import blocks
-
-if TYPE_CHECKING:
-    from hera.workflows import Workflow
-
-    from rekindle.blocks.manifest.config import Config
+from rekindle import Config, blocks
 
 
-def build(config: "Config") -> "Workflow":
+def build(config: Config) -> Any:
     """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()

@@ -22,12 +22,11 @@ from rekindle.release.watch.reference import record_reference
 from rekindle.workload import dataset_facts
 from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES
-from steps.fraud.data.schema import DAY, UNKNOWN
+from steps.fraud.data.schema import DAY, UNKNOWN, Ints, day
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.state import State, trained
 from steps.fraud.transformer import FraudModel, load, score_all
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
@@ -60,7 +59,7 @@ class Week:
     @property
     def name(self) -> str:
         """Its first day."""
-        return str(np.datetime64(self.start, "us").astype("datetime64[D]"))
+        return day(self.start)
 
 
 def judged_weeks(rows: Rows) -> list[Week]:
@@ -74,13 +73,13 @@ def judged_weeks(rows: Rows) -> list[Week]:
 
 def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
     """Places of the week's rows whose label is known, without the cards known as compromised by then."""
-    day = (rows.times - start) // DAY
+    number_of_day = (rows.times - start) // DAY
     reference = start - delay_days * DAY - WEEK
     fraud = (rows.labels == 1) & (rows.times >= reference)
     counted = np.zeros(len(rows), bool)
     for number in range(7):
         known = rows.cards[fraud & (rows.times < start + (number - delay_days) * DAY)]
-        counted |= (day == number) & ~np.isin(rows.cards, np.unique(known))
+        counted |= (number_of_day == number) & ~np.isin(rows.cards, np.unique(known))
     return np.flatnonzero(counted & (rows.labels != UNKNOWN))
 
 

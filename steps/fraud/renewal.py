@@ -17,7 +17,7 @@ from steps.fraud.config import Data
 from steps.fraud.data import source, state
 from steps.fraud.data.checks import check
 from steps.fraud.data.features import Floats, tables
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows, instant
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows, utc
 from steps.fraud.data.shards import last_full_day
 
 CHUNK = 4096  # rows that the trees score at once
@@ -37,8 +37,8 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
         return None
     if rows.time[0] >= former.train_end + DAY:
         raise DataError(
-            f"{data.source} begins at {_text(rows.time[0])}, and the model knows transactions until "
-            f"{_text(former.train_end)}: what lies between is missing. Give data from then on."
+            f"{data.source} begins at {utc(rows.time[0])}, and the model knows transactions until "
+            f"{utc(former.train_end)}: what lies between is missing. Give data from then on."
         )
     later = rows[(rows.time >= former.train_end) & (rows.time < until)]
     kept, table = extended(former, labelled(former.rows, rows), later, until)
@@ -49,10 +49,10 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     newest = later[-SAMPLE:]
     columns = zip(newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True)
     instances = [
-        {"transaction_id": number, "time": _text(until), "card": card, "terminal": terminal, "amount": cents / 100}
+        {"transaction_id": number, "time": utc(until), "card": card, "terminal": terminal, "amount": cents / 100}
         for number, (card, terminal, cents) in enumerate(columns)
     ]
-    return Refreshed(len(later), dataset_facts(release) | {"data_until": _text(until)}, instances)
+    return Refreshed(len(later), dataset_facts(release) | {"data_until": utc(until)}, instances)
 
 
 def labelled(old: Rows, new: Rows) -> Rows:
@@ -84,7 +84,3 @@ def extended(former: state.State, old: Rows, later: Rows, until: int) -> tuple[R
         parts.append(rows[at[keep]])
         features.append(scored[keep])
     return Rows.concat(parts), np.concatenate(features)
-
-
-def _text(time: int) -> str:
-    return f"{instant(time)}+00:00"

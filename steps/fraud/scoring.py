@@ -21,7 +21,7 @@ from rekindle.errors import DataError
 from steps.fraud.config import MAX_HISTORY
 from steps.fraud.data.checks import HIGHEST
 from steps.fraud.data.features import Floats
-from steps.fraud.data.schema import Ints, Rows, identity
+from steps.fraud.data.schema import Ints, Rows, identity, instant
 from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
@@ -110,7 +110,7 @@ class FraudPredictor:
 
     def example(self) -> dict[str, Any]:
         """A request with one made-up transaction."""
-        time = str(np.datetime64(self.state.train_end, "us").astype("datetime64[s]"))
+        time = instant(self.state.train_end)
         return {"instances": [{"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:

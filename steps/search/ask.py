@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
+from rekindle.training.search.config import Sweep
 
 
 class Inputs(StepInputs):
-    sweep: dict[str, Any] = Field(description="the `sweep` section of the config")
+    sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the search in the object store")
     round: int = Field(ge=0, description="number of the round")
     default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: any)")
@@ -29,10 +30,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError if no trial can go on."""
     from rekindle import Store
-    from rekindle.training.search.config import Sweep
     from rekindle.training.search.study import Study
 
-    sweep = Sweep.model_validate(inputs.sweep)
-    record = Study(Store.from_env(), inputs.root, sweep).decide(inputs.round, inputs.default, inputs.whole)
-    count = len(record["run"])
-    return Outputs(pods=list(range(min(count, sweep.parallel))), trials=count)
+    study = Study(Store.from_env(), inputs.root, inputs.sweep)
+    count = len(study.decide(inputs.round, inputs.default, inputs.whole)["run"])
+    return Outputs(pods=list(range(min(count, inputs.sweep.parallel))), trials=count)

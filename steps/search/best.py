@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
+from rekindle.training.search.config import Sweep
 
 
 class Inputs(StepInputs):
-    sweep: dict[str, Any] = Field(description="the `sweep` section of the config")
+    sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the search in the object store")
     run_id: str = Field("", description="MLflow run for the result and the picture (empty: none)")
 
@@ -29,13 +30,12 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.training.search import report
-    from rekindle.training.search.config import Sweep
     from rekindle.training.search.study import Study
 
-    store, sweep = Store.from_env(), Sweep.model_validate(inputs.sweep)
-    study = Study(store, inputs.root, sweep)
+    store = Store.from_env()
+    study = Study(store, inputs.root, inputs.sweep)
     trials = {trial.number: trial for trial in study.read()}
-    last = sweep.rungs - 1
+    last = inputs.sweep.rungs - 1
     trial = trials[study.winners(last, 1)[0]]
     model = inputs.workdir / "model"
     store.download(f"{study.place(trial.number, last)}/", model)

@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs
+from rekindle.training.search.config import Sweep
 
 
 class Inputs(StepInputs):
-    sweep: dict[str, Any] = Field(description="the `sweep` section of the config")
+    sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the search in the object store")
     round: int = Field(ge=0, description="number of the round")
     part: int = Field(0, ge=0, description="which of the round's trials: every one in sweep.parallel from this one on")
@@ -33,14 +34,12 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Raises RekindleError if a trial crashed; exits with 143 after a SIGTERM."""
     from rekindle import Store
-    from rekindle.training.search.config import Sweep
     from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study
     from rekindle.training.search.trials import train
 
-    sweep = Sweep.model_validate(inputs.sweep)
-    study = Study(Store.from_env(), inputs.root, sweep)
+    study = Study(Store.from_env(), inputs.root, inputs.sweep)
     record = study.record(inputs.round) or {"run": []}
-    numbers = shares(record["run"], sweep.parallel)[inputs.part]
+    numbers = shares(record["run"], inputs.sweep.parallel)[inputs.part]
     train(study, inputs.round, numbers, inputs.model_dump(), inputs.experiment, inputs.run)
     return Outputs()

@@ -9,11 +9,6 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
         "return list(np.arange(size).reshape(-2, 1))",
     ): "NumPy computes the dimension that is negative, whichever negative number it is",
     (
-        "judge.py",
-        "grouped = len(rows[0]) > 2",
-        "grouped = len(rows[-1]) > 2",
-    ): "all rows have the same form",
-    (
         "interval.py",
         "self.duration = 0.0  # seconds until it was uploaded",
         "self.duration = 1.0  # seconds until it was uploaded",

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import DAY, Ints, Rows, firsts
 
 WINDOWS = (1, 7, 30)  # days
 RECENT = 50  # transactions of the card that count as its habit
@@ -193,12 +193,9 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     The time line runs through all groups: gaps longer than `reach` and group changes are cut to just over `reach`,
     so one binary search over it finds a window's start in every group, and no number of groups overflows it.
     """
-    index = np.arange(len(time))
-    new = np.ones(len(time), bool)
-    new[1:] = group[1:] != group[:-1]
-    first = np.maximum.accumulate(np.where(new, index, 0))
+    index, first = np.arange(len(time)), firsts(group)
     gap = np.diff(time, prepend=time[:1])
-    line = np.cumsum(np.where(new, reach + 1, np.minimum(gap, reach + 1)))
+    line = np.cumsum(np.where(first == index, reach + 1, np.minimum(gap, reach + 1)))
     return index, first, line
 
 

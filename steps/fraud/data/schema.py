@@ -76,9 +76,25 @@ class Rows:
 NAMES = tuple(field.name for field in fields(Rows))
 
 
+def firsts(groups: Ints) -> Ints:
+    """For each row the first one of its group; rows of a group lie side by side."""
+    new = np.append(True, groups[1:] != groups[:-1])
+    return np.maximum.accumulate(np.where(new, np.arange(len(groups)), 0))
+
+
 def instant(time: Any) -> str:
     """`time`, in µs since the epoch, as ISO 8601 text to the second, without a zone."""
     return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
+
+
+def utc(time: Any) -> str:
+    """The same with the zone."""
+    return f"{instant(time)}+00:00"
+
+
+def day(time: Any) -> str:
+    """The day (UTC) of `time`."""
+    return instant(time)[:10]
 
 
 def identity(text: str) -> int:

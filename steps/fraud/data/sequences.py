@@ -21,14 +21,12 @@ from rekindle.errors import DataError
 from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED
-from steps.fraud.data.schema import UNKNOWN
+from steps.fraud.data.schema import UNKNOWN, Ints, firsts
 
 LENGTH = 40  # transactions in a training window
 OVERLAP = 16  # of them, those that only give context
 SCORED = 128  # transactions in a window when a trained model scores long runs of rows
 MAP_FIXED = 0x10
-
-Ints = NDArray[np.int64]
 
 
 class Rows:
@@ -49,9 +47,7 @@ class Rows:
             raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
         if not {len(column) for column in (*columns, self.place)} == {sum(self.facts["shards"])}:
             raise DataError(f"{path}: its shards do not have the rows that it lists. Let prepare make it again.")
-        new = np.ones(len(self), bool)
-        new[1:] = self.cards[1:] != self.cards[:-1]
-        self.first = np.maximum.accumulate(np.where(new, np.arange(len(self)), 0))  # the card's first row, of each row
+        self.first = firsts(self.cards)  # the card's first row, of each row
 
     def __len__(self) -> int:
         return len(self.times)
@@ -115,9 +111,7 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
 
     `first` is the card's first row of each row. Gives (start of each window; window and position of each of `rows`).
     """
-    leader = np.ones(len(rows), bool)
-    leader[1:] = first[rows[1:]] != first[rows[:-1]]
-    origin = rows[leader][np.cumsum(leader) - 1]  # the first of `rows` of the same card
+    origin = rows[firsts(first[rows])]  # the first of `rows` of the same card
     block = (rows - origin) // (SCORED - CONTEXT)
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)

@@ -29,7 +29,7 @@ from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
 from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.checks import check
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows, instant
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows, day, utc
 from steps.fraud.data.suspicions import suspicions
 
 ARRAYS = {  # of a shard with n rows
@@ -81,11 +81,11 @@ def write_dataset(data: Data, out: Path) -> Prepared:
             "TMPDIR to a directory on a larger disk."
         ) from error
     shown = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
-    days = {name: str(_day(facts[name])) for name in ("first_time", "last_time", "train_end")}
+    days = {name: day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
     tags = {name: facts[name] for name in shown} | days
     share = facts["train_frauds"] / facts["train_rows"]
-    newest = f"{instant(facts['last_time'])}+00:00"
+    newest = utc(facts["last_time"])
     return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share}, newest)
 
 
@@ -114,7 +114,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
-    facts["data_until"] = f"{instant(facts['train_end'])}+00:00"
+    facts["data_until"] = utc(facts["train_end"])
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
@@ -177,7 +177,7 @@ def _between(rows: Rows, data: Data) -> Rows:
     if start >= end:
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
-            f"it reaches from {_day(rows.time[0])} to {_day(rows.time[-1])}. Set them to days in between."
+            f"it reaches from {day(rows.time[0])} to {day(rows.time[-1])}. Set them to days in between."
         )
     return rows[start:end]
 
@@ -221,7 +221,7 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
             f"nothing to learn from: {facts['train_rows']:,} transactions with {facts['train_frauds']:,} frauds "
-            f"before {_day(train_end)}, where training ends (data from {_day(rows.time[0])} to {_day(rows.time[-1])}, "
+            f"before {day(train_end)}, where training ends (data from {day(rows.time[0])} to {day(rows.time[-1])}, "
             f"less {data.test_weeks} test weeks and, before and after them, {data.label_delay_days} days until labels "
             "are known). Give more "
             "data, or lower data.test_weeks."
@@ -229,7 +229,7 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
     if not any(frauds for _, frauds in facts["test_rows"]):
         raise DataError(
             f"nothing to judge by: no fraud among the {sum(n for n, _ in facts['test_rows']):,} transactions of the "
-            f"test weeks ({_day(edges[0])} to {_day(end)}). Raise data.test_weeks, or give more data."
+            f"test weeks ({day(edges[0])} to {day(end)}). Raise data.test_weeks, or give more data."
         )
     return facts
 
@@ -244,12 +244,8 @@ def last_full_day(time: NDArray[np.int64]) -> int:
     return last if not len(usual) or ends[-1] >= usual.min() - DAY // 24 else last - 1
 
 
-def _us(day: Any) -> int:
-    return int(np.datetime64(day, "us").astype(np.int64))
-
-
-def _day(time: int) -> np.datetime64:
-    return np.datetime64(int(time), "us").astype("datetime64[D]")
+def _us(of: Any) -> int:
+    return int(np.datetime64(of, "us").astype(np.int64))
 
 
 def _file(path: Path, name: str, number: int) -> Path:

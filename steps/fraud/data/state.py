@@ -137,8 +137,8 @@ class State:
             raise DataError("two of the transactions to score have the same id: each must have its own.")
         if (new.time < self.train_end).any():
             raise DataError(
-                f"a transaction of {_shown(new.time.min())} is older than the state of this model, which begins at "
-                f"{_shown(self.train_end)}: only later ones can be scored."
+                f"a transaction of {instant(new.time.min())} UTC is older than the state of this model, which begins "
+                f"at {instant(self.train_end)} UTC: only later ones can be scored."
             )
         if not len(history):
             return new
@@ -169,7 +169,3 @@ def _members(groups: Ints, wanted: Ints) -> tuple[Ints, Ints]:
     start = np.searchsorted(groups, wanted)
     sizes = np.searchsorted(groups, wanted, side="right") - start
     return np.repeat(start - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes
-
-
-def _shown(time: Any) -> str:
-    return f"{instant(time)} UTC"
