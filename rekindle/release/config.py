@@ -37,24 +37,26 @@ class Limits(Section):
 class CanaryConfig(Section):
     """A new release gets a growing part of the traffic, and is taken back if it does worse than what serves."""
 
-    steps: list[int] = Field([5, 25, 100], description="percent of the traffic; the last, 100, is the release")
-    minutes: float = Field(5.0, gt=0, description="of each step")
+    steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
+    minutes: float = Field(default=5.0, gt=0, description="of each step")
     requests: int = Field(
-        2500, ge=1, description="the candidate must have answered so many in a step, and the champion too"
+        default=2500, ge=1, description="the candidate must have answered so many in a step, and the champion too"
     )
     wait_minutes: float = Field(
-        60.0, gt=0, description="a step waits so long for these requests; then the candidate is taken back"
+        default=60.0, gt=0, description="a step waits so long for these requests; then the candidate is taken back"
     )
-    slower: float = Field(1.5, ge=1, description="times as long as the champion's answers may take")
-    score_shift: float = Field(0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of what both predict")
+    slower: float = Field(default=1.5, ge=1, description="times as long as the champion's answers may take")
+    score_shift: float = Field(
+        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of what both predict"
+    )
     false_alarms: float = Field(
-        0.01, gt=0, lt=1, description="a good candidate is taken back with at most this probability"
+        default=0.01, gt=0, lt=1, description="a good candidate is taken back with at most this probability"
     )
     shadow: bool = Field(
-        False, description="the candidate gets a copy of every request, and answers nobody (needs `gateway`)"
+        default=False, description="the candidate gets a copy of every request, and answers nobody (needs `gateway`)"
     )
     gateway: str = Field(
-        "", description="Gateway whose HTTPRoute splits the traffic exactly (empty: numbers of pods do)"
+        default="", description="Gateway whose HTTPRoute splits the traffic exactly (empty: numbers of pods do)"
     )
 
     @model_validator(mode="after")
@@ -122,15 +124,21 @@ class ServerSettings(StepInputs, Limits):
 class DriftConfig(Section):
     """What a released model's servers see, compared with its test rows."""
 
-    model: str = Field("demo", description="registered model whose servers are watched; its pipeline is called so, too")
+    model: str = Field(
+        default="demo", description="registered model whose servers are watched; its pipeline is called so, too"
+    )
     threshold: float = Field(
-        0.25,
+        default=0.25,
         gt=0,
         description="a PSI above it is drift, unless chance explains it; .1 is taken for a small change",
     )
-    minimum: int = Field(500, ge=50, description="instances to judge; with fewer, the next look counts them as well")
+    minimum: int = Field(
+        default=500, ge=50, description="instances to judge; with fewer, the next look counts them as well"
+    )
     ignore: list[str] = Field(default_factory=list, description="features and outputs that may change, such as numbers")
-    retrain: bool = Field(False, description="on a cluster: start the scheduled pipeline of the model if it drifted")
+    retrain: bool = Field(
+        default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
+    )
     min_days_between: float = Field(
-        7.0, ge=0, description="days from the begin of its last training to that of one more"
+        default=7.0, ge=0, description="days from the begin of its last training to that of one more"
     )
