@@ -9,6 +9,16 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
         "return list(np.arange(size).reshape(-2, 1))",
     ): "NumPy computes the dimension that is negative, whichever negative number it is",
     (
+        "examples.py",
+        "record_reference(out, candidate, [request.instances[0] for request in self._requests])",
+        "record_reference(out, candidate, [request.instances[-1] for request in self._requests])",
+    ): "each of these requests has one instance",
+    (
+        "examples.py",
+        "rows = sorted(random.Random(0).sample(range(len(self)), min(REPLAYED, len(self))))",
+        "rows = sorted(random.Random(-1).sample(range(len(self)), min(REPLAYED, len(self))))",
+    ): "any sample will do",
+    (
         "interval.py",
         "self.duration = 0.0  # seconds until it was uploaded",
         "self.duration = 1.0  # seconds until it was uploaded",

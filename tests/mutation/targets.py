@@ -14,7 +14,7 @@ class Target:
 TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
 TARGETS = {
     "gate": Target(
-        ("rekindle/gate.py", "rekindle/release/judge.py", "rekindle/release/bootstrap.py"),
+        ("rekindle/gate.py", *(f"rekindle/release/{name}.py" for name in ("judge", "examples", "bootstrap"))),
         ("tests/rekindle/test_gate.py", *(f"tests/rekindle/release/test_{name}.py" for name in ("judge", "bootstrap"))),
     ),
     "reduction": Target(

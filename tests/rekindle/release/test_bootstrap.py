@@ -1,11 +1,12 @@
 """An interval must hold what it says, or a worse model replaces a better one by luck."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rekindle import paired_bootstrap
+from rekindle.release.bootstrap import paired_bootstrap, weighted_bootstrap
 
 
 def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says() -> None:
@@ -65,3 +66,22 @@ def test_the_interval_is_that_of_the_draws(confidence: float) -> None:
 def test_half_of_the_draws_make_an_interval(missing: int, known: bool) -> None:
     left = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
     assert math.isfinite(paired_bootstrap(lambda rows: next(left), 10, resamples=100)[1]) == known
+
+
+@pytest.mark.parametrize("groups", [None, [row // 3 for row in range(30)]])
+def test_all_draws_at_once_give_the_interval_of_one_after_the_other(groups: list[int] | None) -> None:
+    values = np.random.default_rng(4).normal(size=30)
+
+    def many(group: Any, draws: Any) -> Any:
+        weights = draws[group]
+        return (values[:, None] * weights).sum(0) / weights.sum(0)
+
+    _, *expected = paired_bootstrap(lambda rows: float(values[rows].mean()), 30, groups, 80, 0.9, seed=3)
+    assert weighted_bootstrap(many, 30, groups, 80, 0.9, seed=3) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("undefined", "known"), [(40, True), (41, False)])
+def test_draws_in_which_a_figure_is_not_defined_do_not_count(undefined: int, known: bool) -> None:
+    figures = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
+    low, high = weighted_bootstrap(lambda group, draws: figures, 5, resamples=80)
+    assert (low, high) == (1.0, 1.0) if known else np.isnan([low, high]).all()

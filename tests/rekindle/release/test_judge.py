@@ -18,6 +18,7 @@ from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.compare import recorded
 from rekindle.release.examples import Examples
 from rekindle.release.judge import evaluate, read_examples, unseen
+from rekindle.release.watch.reference import REFERENCE
 from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
 
@@ -240,6 +241,34 @@ def test_rows_that_are_left_out_take_their_customers_with_them(
     assert found.instances == [row[0] for row in rows[10:]] and found.truths == [row[1] for row in rows[10:]]
     assert found.groups == [row[2] for row in rows[10:]]
     assert warnings == ["10 of 20 test rows were in the champion's training: they judge nothing"] and not incomparable
+
+
+def test_examples_may_say_themselves_why_a_champion_cannot_be_compared(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = trained(tmp_path / "champion", 1.0, dataset)
+    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
+    (champion / "dataset.json").write_text(json.dumps(record))
+    given = lines.examples
+
+    def refused(path: Path, champion: dict[str, Any] | None) -> Any:
+        if champion:
+            raise DataError(f"it knows the rows up to {champion['until']}.")
+        return given(path)
+
+    monkeypatch.setattr(lines, "examples", refused)
+    judged = judge(trained(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
+    assert (judged.rows, judged.incomparable, judged.warnings) == (20, "it knows the rows up to 9.", [])
+    assert set(judged.metrics) == {"candidate", "baseline"}
+
+
+def test_what_servers_will_see_is_compared_with_the_test_rows_and_their_predictions(
+    dataset: Path, tmp_path: Path
+) -> None:
+    judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    reference = json.loads((tmp_path / "report" / REFERENCE).read_text())
+    assert reference["rows"] == sum(reference["scores"]["prediction"]) == sum(reference["features"]["x"]) == 20
+    assert reference["scores"]["prediction"] != reference["features"]["x"]
 
 
 def test_a_thousand_rows_are_left_for_the_replay(dataset: Path, tmp_path: Path) -> None:
