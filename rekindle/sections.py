@@ -1,6 +1,7 @@
 """What every section of a config file is; the model of each lies beside what it configures."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,9 +24,14 @@ def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, A
     return resolved(definitions[reference], definitions) if reference else schema
 
 
+@lru_cache(64)
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()  # milliseconds, and asked for each of thousands of wrong keys
+
+
 def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
     """The keys that the object at `place` of a model may have; empty where that cannot be told."""
-    node = model.model_json_schema()
+    node = _schema(model)
     definitions = node.get("$defs", {})
     for part in place:
         inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")

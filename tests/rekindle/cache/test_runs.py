@@ -89,6 +89,10 @@ def test_a_second_run_starts_no_process_for_what_is_known(shop: Any, s3: Store) 
     assert f"first ({first['workflow']}/first)" in again["told"]
     assert not list(s3.list(f"{again['workflow']}/first/"))
 
+
+@pytest.mark.slow
+def test_a_pod_finds_what_is_known_by_itself(shop: Any, s3: Store) -> None:
+    first = shop("--set", "train.seed=5")
     late = shop(
         "--set", "train.seed=5", "-p", "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"})
     )

@@ -78,7 +78,7 @@ def loads_torch(crew: Crew, launcher: Member) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("trouble", "code"), [("config", 78), ("data", 65)])
+@pytest.mark.parametrize(("trouble", "code"), [("config", 78), pytest.param("data", 65, marks=pytest.mark.slow)])
 def test_what_no_retry_cures_is_not_tried_again(crew: Crew, trouble: str, code: int) -> None:
     launcher = alone(crew, trouble, TROUBLE=trouble)
     assert launcher.code() == code, launcher.said()
