@@ -29,7 +29,7 @@ FINDINGS = re.compile(r"the manifest cannot run:(\nspec\.\S+: .{20,1000} \[\w+\]
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,

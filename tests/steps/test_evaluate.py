@@ -43,6 +43,7 @@ def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release
     return release
 
 
+@pytest.mark.slow
 def test_from_the_first_model_to_a_better_one_and_back(
     s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path, tmp_path: Path
 ):

@@ -212,6 +212,7 @@ def listens(server: psutil.Process) -> bool:
     return any(connection.status == psutil.CONN_LISTEN for connection in server.net_connections())
 
 
+@pytest.mark.slow
 def test_down_does_not_wait_for_clients_that_keep_their_connections(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:

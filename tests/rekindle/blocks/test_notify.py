@@ -92,21 +92,26 @@ def own(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
 
 
 @pytest.mark.timeout(600)
-def test_a_users_pipeline_tells_its_failure_and_ends_as_it_did_though_its_webhook_refuses(
+def test_a_users_pipeline_tells_its_failure(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> None:
+    real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
+    with shell(tmp_path, **real) as typed, hook() as server:
+        done = own(tmp_path, 3, typed, server)
+        assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
+        (message,) = server.taken
+        assert (message["event"], message["name"]) == ("failure", "quick")
+        assert message["reason"] == "notify: main: Error (exit code 3)"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_ends_as_it_did_though_its_webhook_refuses(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed:
-        with hook() as server:
-            done = own(tmp_path, 3, typed, server)
-            assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
-            (message,) = server.taken
-            assert (message["event"], message["name"]) == ("failure", "quick")
-            assert message["reason"] == "notify: main: Error (exit code 3)"
-        with hook(*[404] * 9) as server:
-            done = own(tmp_path, 3, typed, server)
-            assert json.loads(done.stdout)["phase"] == "Failed"
-            assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
+    with shell(tmp_path, **real) as typed, hook(*[404] * 9) as server:
+        done = own(tmp_path, 3, typed, server)
+        assert json.loads(done.stdout)["phase"] == "Failed"
+        assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
 
 
 @pytest.mark.slow

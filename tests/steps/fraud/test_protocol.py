@@ -261,7 +261,7 @@ def full_table() -> pl.DataFrame:
     return simulate(parse(WORLD)).rename(Columns().model_dump())
 
 
-@pytest.mark.parametrize("missing", [0, None])
+@pytest.mark.parametrize("missing", [0, pytest.param(None, marks=pytest.mark.slow)])
 def test_labels_that_arrive_a_week_late_change_neither_training_nor_judgement(
     missing: int | None, full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
 ):
