@@ -178,7 +178,7 @@ def down(as_json: bool) -> None:
 @click.argument("folder", metavar="HOME", type=File())
 @output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Use a home that no command of yours made here.
+    """Trust a home that none of your commands created.
 
     A home (.argolocal, or ARGOLOCAL_HOME) says what is started on this machine. One that came with a folder from
     elsewhere is not used, nor is your own after you moved or copied it, nor one of an earlier version. Trust only what

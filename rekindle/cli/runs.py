@@ -198,14 +198,15 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 @command
 @click.argument("name", type=Name())
 @click.argument("workers", type=click.IntRange(min=1))
-@click.option("--task", default="train", show_default=True, help="The training, where the run has several.")
+@click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several.")
 @cluster_flag
 @output_option("text", "json")
 def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
-    """Have so many WORKERS train in run NAME, while it trains.
+    """Change the number of workers of run NAME while it trains.
 
-    From train.min_workers to train.max_workers. They join and leave without a restart of the others, and the result is
-    the same, bit for bit. With cluster.harvest the pods beside the job come and go, else those of its PyTorchJob.
+    WORKERS lies between train.min_workers and train.max_workers. Workers join and leave without a restart of the
+    others, and the result is the same, bit for bit. With cluster.harvest, the pods outside the job are scaled;
+    otherwise those of its PyTorchJob.
 
     Example:
       rekindle scale demo-4k2xp 4

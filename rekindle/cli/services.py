@@ -38,13 +38,13 @@ def down(as_json: bool) -> None:
 
 @command
 @click.option("--keep-runs", type=click.IntRange(0), default=5, show_default=True,
-              help="Of each pipeline the newest so many runs stay.")  # fmt: skip
+              help="Number of runs of each pipeline to keep.")  # fmt: skip
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Remove them: without it they are only listed.")
 def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
     """Remove old runs from this machine.
 
-    With their artifacts, checkpoints and logs. Runs that have not ended stay, and so do releases and what MLflow knows.
+    Their artifacts, checkpoints and logs are removed too. Unfinished runs, releases and MLflow's records are kept.
 
     Example:
       rekindle prune --keep-runs 3
@@ -62,7 +62,7 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
 
 @commands.group
 def cache() -> None:
-    """List or forget what earlier runs have left for later ones.
+    """List or delete cached results of earlier runs.
 
     Example:
       rekindle cache ls
@@ -72,7 +72,7 @@ def cache() -> None:
 @cache.command("ls")
 @output_option("text", "json")
 def list_entries(as_json: bool) -> None:
-    """List what is known, the newest first.
+    """List cached results, newest first.
 
     Example:
       rekindle cache ls
@@ -81,14 +81,14 @@ def list_entries(as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="So many of the newest stay.")
-@click.option("--days", type=float, default=90.0, show_default=True, help="Older ones go.")
+@click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="Number of entries to keep.")
+@click.option("--days", type=float, default=90.0, show_default=True, help="Maximum age of an entry, in days.")
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Forget them: without it they are only listed.")
+@click.option("--yes", is_flag=True, help="Delete them: without it they are only listed.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
-    """Forget what is old, too much, or gone with the run that made it.
+    """Delete cached results that are too old, too many, or whose run was removed.
 
-    Only the entries: artifacts belong to their run, which `rekindle prune` removes.
+    Only the cache entries are deleted: artifacts belong to their run, which `rekindle prune` removes.
 
     Example:
       rekindle cache prune --days 30 --yes
@@ -101,16 +101,16 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 @command
 @click.argument("name", type=Name())
 @click.argument("version", default="")
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="Wait so long for its servers.")
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="How long to wait for its servers.")
 @cluster_flag
 @output_option("text", "json")
 def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
-    """Let an earlier release of model NAME answer again.
+    """Roll model NAME back to an earlier release.
 
-    VERSION is that of the registered model (default: the one before the champion). Its Deployment still exists, with
-    its weights, image, flags and resources: it gets its pods back, becomes the champion, and gets the traffic. If that
-    was interrupted, the same command finishes it. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say
-    where the champion is recorded, and NOTIFY_URL whom to tell.
+    VERSION is a version of the registered model (default: the one before the champion). Its Deployment still exists,
+    with its weights, image, flags and resources: its pods are started again, it becomes the champion, and it receives
+    the traffic. If a rollback is interrupted, the same command finishes it. On a cluster, MLFLOW_TRACKING_URI,
+    S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded, and NOTIFY_URL where notifications are sent.
 
     Example:
       rekindle rollback demo
