@@ -18,7 +18,7 @@ EXAMPLES = ("steps.digits", "steps.language", "steps.boosting", "steps.fraud")
 def documented() -> list[str]:
     """The names in the table of docs/your-own-model.md."""
     page = (ROOT / "docs/your-own-model.md").read_text()
-    table = page.partition("## What may be added")[2].partition("\n## ")[0]
+    table = page.partition("## Optional hooks")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([\w.]+)\(", table, re.MULTILINE)
 
 
