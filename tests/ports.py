@@ -1,9 +1,16 @@
 """Ports of 127.0.0.1."""
 
 import socket
+from contextlib import suppress
+from pathlib import Path
+from random import SystemRandom
+
+LOWEST_OUTGOING = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 def free_port() -> int:
-    """One on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """One on which nobody listens, and which no outgoing connection takes before it is used, or used again."""
+    for port in SystemRandom().sample(range(10_000, LOWEST_OUTGOING), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("100 ports of 127.0.0.1 are taken")
