@@ -5,7 +5,13 @@
 The names below are the public API; each is imported on first use.
 """
 
-from argolocal.common import lazy
+import sys
+from importlib import import_module
+
+TYPE_CHECKING = False  # typing's would import twenty modules before a program can handle Ctrl-C
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "api": ("run", "lint", "Outcome", "Node"),
@@ -15,4 +21,22 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "pods.container_images": ("Image",),
     "store": ("ObjectStore", "FolderStore"),
 }
-__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def exports(
+    package: str, names: "Mapping[str, tuple[str, ...]]"
+) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
+    """`__all__`, `__getattr__` and `__dir__` of a package that imports its public names (by module) on first use."""
+    modules = {name: f"{package}.{module}" for module, public in names.items() for name in public}
+    known = vars(sys.modules[package])
+
+    def load(name: str) -> "Any":
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
+        known[name] = getattr(import_module(modules[name]), name)
+        return known[name]
+
+    return [*modules], load, lambda: [*known, *modules]
+
+
+__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -19,3 +19,5 @@ __all__ = [
     "lint",
     "run",
 ]
+
+def exports(package: str, names: dict[str, tuple[str, ...]]) -> tuple[list[str], object, object]: ...

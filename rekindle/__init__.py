@@ -3,7 +3,8 @@
 The names below are the public API (docs/api.md). `import rekindle` loads none of them: each is imported on first use.
 """
 
-from argolocal.common import lazy, program
+from argolocal import exports
+from argolocal.common import program
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
@@ -26,5 +27,5 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "storage": ("Store", "NotFound"),
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }
-__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 program.use("rekindle", "rekindle.local.cluster:LocalCluster")

@@ -33,7 +33,7 @@ Others:
 Everything takes its image, resources and nodes from settings.PodConfig; presets.yaml has nodes, GPUs and gangs by name.
 """
 
-from argolocal.common import lazy
+from argolocal import exports
 
 # A config reads `settings`, and must not wait for Hera.
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
@@ -43,4 +43,4 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }
-__all__, __getattr__, __dir__ = lazy.exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

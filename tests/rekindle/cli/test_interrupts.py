@@ -28,7 +28,7 @@ atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
 # imports: `rekindle`, what its name needs of argolocal, and `rekindle.__main__` come before any of our code runs
-FIRST, MOST = 9, 20_000
+FIRST, MOST = 8, 20_000
 STEPPED = ("step", "steps.prepare", "--help")
 IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]  # as a script starts `... &` under nohup
 
