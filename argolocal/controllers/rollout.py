@@ -151,7 +151,7 @@ class Rollout:
         if startup:
             until = time.monotonic() + startup.delay + startup.period * startup.failures
             await asyncio.sleep(startup.delay)
-            while not await asyncio.to_thread(startup.answers, ip):
+            while not await startup.passes(ip):
                 if time.monotonic() > until:
                     print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
                     replica.pod.terminate()
@@ -174,7 +174,7 @@ class Rollout:
         await asyncio.sleep(probe.delay)
         failed, passed = 0, False
         while True:
-            if await asyncio.to_thread(probe.answers, ip):
+            if await probe.passes(ip):
                 failed, passed = 0, True
                 report(True)
             else:

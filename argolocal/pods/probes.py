@@ -1,7 +1,9 @@
 """Probes of containers as the kubelet sends them. Source: Kubernetes v1 Probe, pkg/probe."""
 
+import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,3 +47,16 @@ class Probe:
                 return 200 <= answer.status < 400
         except web.WebError:
             return False
+
+    async def passes(self, ip: str) -> bool:
+        """`answers` in a thread of its own: one that hangs delays neither other probes nor the end of the process."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[bool] = loop.create_future()
+
+        def answer() -> None:
+            passed = self.answers(ip)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(lambda: result.done() or result.set_result(passed))
+
+        threading.Thread(target=answer, name="probe", daemon=True).start()
+        return await result

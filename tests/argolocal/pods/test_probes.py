@@ -1,0 +1,50 @@
+"""Probes: a server that hangs must not look like the failure of another one, nor keep anything from ending."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from argolocal.pods.probes import Probe
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def answering() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield server.getsockname()[1]
+
+
+def probe(port: int) -> Probe:
+    return Probe({"readinessProbe": {"httpGet": {"port": port}, "timeoutSeconds": 3600}}, "readinessProbe")
+
+
+def test_servers_that_hang_keep_nobody_waiting(answering: int, silent: int) -> None:
+    async def looked() -> bool:
+        hanging = [asyncio.create_task(probe(silent).passes("127.0.0.1")) for _ in range(64)]
+        passed = await probe(answering).passes("127.0.0.1")
+        assert not any(task.done() for task in hanging)
+        return passed
+
+    assert asyncio.run(looked())
