@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError
 
 from rekindle.errors import ConfigError, rule
 
@@ -26,13 +26,17 @@ def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, A
 
 @lru_cache(64)
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema()  # milliseconds, and asked for each of thousands of wrong keys
+    try:
+        return model.model_json_schema()  # milliseconds, and asked for each of thousands of wrong keys
+    except PydanticUserError:  # a field of a type that JSON cannot describe
+        return {}
 
 
 def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
     """The keys that the object at `place` of a model may have; empty where that cannot be told."""
-    node = _schema(model)
-    definitions = node.get("$defs", {})
+    schema = _schema(model)
+    definitions = schema.get("$defs", {})
+    node = resolved(schema, definitions)  # that of a model which holds itself is a reference
     for part in place:
         inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")
         node = resolved(inner, definitions) if isinstance(inner, dict) else {}
