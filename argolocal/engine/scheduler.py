@@ -188,7 +188,7 @@ class Scheduler(Context):
                 except NodeError as error:
                     self.finish("Error", f"error in exit template execution : {error}")
                     return
-                if not exit_node or exit_node["phase"] not in FULFILLED:
+                if exit_node["phase"] not in FULFILLED:
                     return
         message = node.get("message", "")
         if phase in FAILED and self.shutdown:

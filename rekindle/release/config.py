@@ -93,7 +93,7 @@ class ServeConfig(Limits):
         default=3, ge=1, description="earlier releases whose Deployments stay, without pods, for `rekindle rollback`"
     )
     canary: CanaryConfig | None = Field(
-        None, description="how a release gets the traffic (default: all at once, when it is verified)"
+        default=None, description="how a release gets the traffic (default: all at once, when it is verified)"
     )
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
@@ -242,10 +242,9 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     """`call()`, or TimeoutError after some seconds."""
     future = Future[T]()
     threading.Thread(target=fulfil, args=(future, call), name="patience", daemon=True).start()
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if not wait([future], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return future.result()
 
 
 def _hash(value: Any) -> str:
