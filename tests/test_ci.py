@@ -1,0 +1,33 @@
+"""A test that fails one time in two must not pass CI: the gate runs each test once."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.commands import ROOT
+
+FIRST_TIME = """
+from pathlib import Path
+
+def test_it():
+    runs = Path("runs")
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    assert len(runs.read_text()) > 1
+"""
+
+
+def test_a_test_that_passes_only_when_it_is_repeated_fails_the_gate(tmp_path: Path) -> None:
+    assert re.findall(r"^\s*[^#\s].*", (ROOT / ".ci/run").read_text(), re.MULTILINE)[-2:] == ["make test", "make check"]
+    (options,) = re.findall(r"^test: install\n\t@\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_it.py").write_text(FIRST_TIME)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    command = [sys.executable, *shlex.split(options.replace("-n 4", "-n 1"))]
+    done = subprocess.run(command, cwd=tmp_path, env=inherited, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout
+    assert (tmp_path / "runs").read_text() == "x"
