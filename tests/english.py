@@ -1,0 +1,169 @@
+"""Counts what makes prose hard to read: in docstrings, comments, messages, names of tests, and pages.
+
+    python -m tests.english                           # a table by room and page
+    python -m tests.english rekindle/cache            # every hit in some files
+    python -m tests.english --names rekindle/cache    # every name that says nothing of its value
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
+# a floor: each pattern is good English now and then, and tiring as a habit
+PATTERNS = {
+    "what + verb as a noun": r"what(ever)? (?!if\b|kind\b|changed\b)(?:\w+)(?![^.]*\?)",
+    "is no, has none": r"(?:is|are|was|were|has|have|had|takes?|gives?|gets?|makes?) (?:no|none)\b",
+    "those of, one that": r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose|of a)|none (?:of|that))",
+    "beside, anew": r"(?:beside|anew|meanwhile)",
+    "is there, is away": r"(?:(?:is|are|was|were) (?:there|away)(?! (?:a|an|any|no|is|are|was)\b)|any ?more)",
+    "preposition + which": r"(?:in|of|by|for|from|to|with|at|on|after|before|through|under|without|into|until) (?:which|whom)",
+    "nobody, whoever": r"(?:nobody|whoever|whatever|whichever|somebody)",
+    "come after, begin as": r"(?:c[ao]mes? after|be[gc][ioau]ns? as)",
+    "goes on": r"(?:go(?:es|ing)?|went|serves?|trains?) on(?! (?:a|an|the|port|this|its|every|each|one|any)\b)",
+    "so many, so long": r"so (?:many|much|long|few)",
+    "told, handed on": r"(?:told|hand(?:s|ed)? on|take[ns]? (?:for|back)|took back)",
+}
+ANY = {name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()}
+OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
+VAGUE_NAMES = frozenset(
+    "known at part why place left before ours own given made wanted theirs taken former told said".split()
+)
+
+
+class Text(NamedTuple):
+    """A piece of prose in a file. `kind`: docstring, comment, message, test or page."""
+
+    path: str
+    line: int
+    kind: str
+    text: str
+
+    def hits(self) -> Iterator[tuple[str, str]]:
+        flat = " ".join(self.text.split())
+        for name, pattern in ANY.items():
+            for hit in pattern.finditer(flat):
+                yield name, flat[max(0, hit.start() - 40) : hit.end() + 40]
+
+    @property
+    def words(self) -> int:
+        return len(re.findall(r"[A-Za-z][A-Za-z'-]*", self.text))
+
+
+def tracked(*below: str) -> list[str]:
+    """The files of the project, as git knows them."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *below]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return sorted({name for name in names if name and (ROOT / name).is_file()})
+
+
+def texts(path: str) -> Iterator[Text]:
+    """The prose of one file: Python, YAML or Markdown."""
+    source = (ROOT / path).read_text()
+    if path.endswith(".md"):
+        yield from _page(path, source)
+    elif path.endswith(".py"):
+        yield from _python(path, source)
+    else:
+        for number, line in enumerate(source.split("\n"), 1):
+            if comment := re.search(r"(?:^|\s)# ?(.*)", line):
+                yield Text(path, number, "comment", comment[1])
+
+
+def _page(path: str, source: str) -> Iterator[Text]:
+    in_code = False
+    for number, line in enumerate(source.split("\n"), 1):
+        in_code ^= line.startswith("```")
+        if not in_code and not line.startswith("```"):
+            yield Text(path, number, "page", re.sub(r"`[^`]*`|\]\([^)]*\)", " CODE ", line))
+
+
+def _python(path: str, source: str) -> Iterator[Text]:
+    tree = ast.parse(source)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                docstrings.add(id(node.body[0].value))  # pyright: ignore[reportAttributeAccessIssue]
+                yield Text(path, node.body[0].lineno, "docstring", text)
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield Text(path, node.lineno, "test", node.name.replace("_", " "))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            words = [str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in node.values]
+            docstrings.update(id(part) for part in node.values)
+            yield from _message(path, node.lineno, "".join(words))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield from _message(path, node.lineno, node.value)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Text(path, token.start[0], "comment", token.string.lstrip("# "))
+
+
+def _message(path: str, line: int, text: str) -> Iterator[Text]:
+    if len(re.findall(r"[A-Za-z]{2,}\b", text)) >= 3 and " " in text and not path.startswith("tests/"):
+        yield Text(path, line, "message", text)
+
+
+def room(path: str) -> str:
+    """What is counted together: a package of the product, a folder of tests, a page."""
+    parts = path.split("/")
+    return path if path.endswith(".md") else "/".join(parts[: 2 if len(parts) > 2 else 1])
+
+
+def prose() -> list[Text]:
+    files = [*tracked(*CODE, "configs"), *tracked("*.md")]
+    suffixes = (".py", ".md", ".yaml")
+    return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
+
+
+def names(*below: str) -> Iterator[tuple[str, int, str]]:
+    """File, line and name of each variable or parameter whose name does not say what its value is."""
+    for path in tracked(*below):
+        if path.endswith(".py"):
+            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+                if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
+                    yield path, node.lineno, node.arg
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_NAMES:
+                    yield path, node.lineno, node.id
+                elif isinstance(node, ast.FunctionDef) and node.name.strip("_") in VAGUE_NAMES:
+                    yield path, node.lineno, node.name
+
+
+def rates() -> dict[str, tuple[int, int]]:
+    """For each room and page: its hits and its words."""
+    hits, words = Counter[str](), Counter[str]()
+    for text in prose():
+        hits[room(text.path)] += len(list(text.hits()))
+        words[room(text.path)] += text.words
+    return {name: (hits[name], count) for name, count in words.items() if count}
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--names"]:
+        for path, line, name in names(*(arguments[1:] or CODE[:-2])):
+            print(f"{path}:{line}: {name}")
+    elif arguments:
+        for text in (text for path in tracked(*arguments) if path.endswith((".py", ".md", ".yaml")) for text in texts(path)):
+            for name, words in text.hits():
+                print(f"{text.path}:{text.line}: {text.kind}: {name}: {words}")
+            if text.kind == "docstring" and OPENINGS.match(text.text):
+                print(f"{text.path}:{text.line}: opening: {text.text.splitlines()[0]}")
+    else:
+        for name, (hits, words) in sorted(rates().items(), key=lambda row: -row[1][0] / row[1][1]):
+            print(f"{1000 * hits / words:6.1f}  {hits:5} of {words:6} words  {name}")
+        openings = [text for text in prose() if text.kind == "docstring" and OPENINGS.match(text.text)]
+        print(f"{len(openings)} docstrings begin with a question word, {len(list(names(*CODE[:-2])))} vague names")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
