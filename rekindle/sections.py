@@ -1,12 +1,16 @@
-"""What every section of a config file is; the model of each lies beside what it configures."""
+"""The base of all sections of a config file, and the description of their keys."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
-from rekindle.errors import ConfigError, rule
+from rekindle.errors import ConfigError, did_you_mean, rule
+
+BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
 
 class Section(BaseModel):
@@ -24,12 +28,18 @@ def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, A
     return resolved(definitions[reference], definitions) if reference else schema
 
 
-@lru_cache(64)
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    try:
-        return model.model_json_schema()  # milliseconds, and asked for each of thousands of wrong keys
-    except PydanticUserError:  # a field of a type that JSON cannot describe
+class AnyModel(GenerateJsonSchema):
+    """JSON schema of any model: a type that JSON cannot describe is any value."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012, as in the base class
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
+
+
+@lru_cache(64)  # milliseconds, for each of thousands of wrong keys
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(schema_generator=AnyModel)
 
 
 def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
@@ -41,6 +51,56 @@ def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
         inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")
         node = resolved(inner, definitions) if isinstance(inner, dict) else {}
     return set(node.get("properties", ()))
+
+
+class Setting(NamedTuple):
+    """One key of a config file. `default` is None where the key is required, or has keys of its own."""
+
+    key: str
+    values: str
+    default: Any
+    description: str
+
+
+def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
+    """Describe the keys at and below `key` ("train.workers", "train"; "": all). Raises ConfigError if it is unknown."""
+    schema = _schema(model)
+    definitions = schema.get("$defs", {})
+    node, path = schema, list(filter(None, key.split(".")))
+    for depth, part in enumerate(path):
+        properties = resolved(node, definitions).get("properties", {})
+        inner = properties.get(part) or resolved(node, definitions).get("additionalProperties")
+        if not isinstance(inner, dict):
+            known = f" Known: {', '.join(sorted(properties))}." if properties else " There are no keys below it."
+            hint = did_you_mean(part, properties) or known
+            raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
+        node = inner
+    return list(_described(".".join(path), node, definitions, frozenset()))
+
+
+def _described(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
+    target = resolved(node, definitions)
+    inner = dict(target.get("properties", {}))
+    if isinstance(more := target.get("additionalProperties"), dict) and "$ref" in more:
+        inner["NAME"] = more
+    if not inner or target.get("title", "") in above:
+        yield Setting(key, _values(node, definitions), node.get("default"), node.get("description", ""))
+    for name, value in inner.items() if target.get("title", "") not in above else ():
+        yield from _described(f"{key}.{name}".lstrip("."), value, definitions, above | {target.get("title", "")})
+
+
+def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """`integer >= 1`, `linear | cosine`, `list of text`: what JSON schema says, for people."""
+    if options := node.get("anyOf"):
+        return " | ".join(dict.fromkeys(_values(option, definitions) for option in options))
+    if choices := node.get("enum", [node["const"]] if "const" in node else None):
+        return " | ".join(str(choice) or '""' for choice in choices)
+    node = resolved(node, definitions)
+    kind = str(node.get("type", "any value"))
+    if kind == "array":
+        return f"list of {_values(node.get('items', {}), definitions)}"
+    bounds = [f"{sign} {node[bound]}" for bound, sign in BOUNDS.items() if bound in node]
+    return f"{node.get('format') or TYPES.get(kind, kind)} {', '.join(bounds)}".rstrip()
 
 
 S = TypeVar("S", bound=Section)

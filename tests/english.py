@@ -1,8 +1,8 @@
 """Counts what makes prose hard to read: in docstrings, comments, messages, names of tests, and pages.
 
-    python -m tests.english                           # a table by room and page
-    python -m tests.english rekindle/cache            # every hit in some files
-    python -m tests.english --names rekindle/cache    # every name that says nothing of its value
+python -m tests.english                           # a table by room and page
+python -m tests.english rekindle/cache            # every hit in some files
+python -m tests.english --names rekindle/cache    # every name that says nothing of its value
 """
 
 import ast
@@ -22,10 +22,10 @@ CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks",
 PATTERNS = {
     "what + verb as a noun": r"what(ever)? (?!if\b|kind\b|changed\b)(?:\w+)(?![^.]*\?)",
     "is no, has none": r"(?:is|are|was|were|has|have|had|takes?|gives?|gets?|makes?) (?:no|none)\b",
-    "those of, one that": r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose|of a)|none (?:of|that))",
+    "those of, one that": r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose)|none (?:of|that))",
     "beside, anew": r"(?:beside|anew|meanwhile)",
     "is there, is away": r"(?:(?:is|are|was|were) (?:there|away)(?! (?:a|an|any|no|is|are|was)\b)|any ?more)",
-    "preposition + which": r"(?:in|of|by|for|from|to|with|at|on|after|before|through|under|without|into|until) (?:which|whom)",
+    "preposition + which": r"(?:in|of|by|for|from|to|with|at|on|after|before|through|under|without) (?:which|whom)",
     "nobody, whoever": r"(?:nobody|whoever|whatever|whichever|somebody)",
     "come after, begin as": r"(?:c[ao]mes? after|be[gc][ioau]ns? as)",
     "goes on": r"(?:go(?:es|ing)?|went|serves?|trains?) on(?! (?:a|an|the|port|this|its|every|each|one|any)\b)",
@@ -34,9 +34,24 @@ PATTERNS = {
 }
 ANY = {name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()}
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
-VAGUE_NAMES = frozenset(
-    "known at part why place left before ours own given made wanted theirs taken former told said".split()
-)
+VAGUE_NAMES = set(
+    [
+        "known",
+        "at",
+        "part",
+        "why",
+        "place",
+        "left",
+        "before",
+        "ours",
+        "own",
+        "given",
+        "made",
+        "wanted",
+        "theirs",
+        "taken",
+    ]
+) | {"former", "told", "said"}
 
 
 class Text(NamedTuple):
@@ -115,13 +130,14 @@ def _message(path: str, line: int, text: str) -> Iterator[Text]:
 
 
 def room(path: str) -> str:
-    """What is counted together: a package of the product, a folder of tests, a page."""
+    """The package, folder of tests, or page that a file is counted with."""
     parts = path.split("/")
     return path if path.endswith(".md") else "/".join(parts[: 2 if len(parts) > 2 else 1])
 
 
-def prose() -> list[Text]:
-    files = [*tracked(*CODE, "configs"), *tracked("*.md")]
+def prose(*below: str) -> list[Text]:
+    """All prose of the project, or of some of its files and folders."""
+    files = tracked(*below) if below else [*tracked(*CODE, "configs"), *tracked("*.md")]
     suffixes = (".py", ".md", ".yaml")
     return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
 
@@ -139,6 +155,12 @@ def names(*below: str) -> Iterator[tuple[str, int, str]]:
                     yield path, node.lineno, node.name
 
 
+def openings() -> list[str]:
+    """FILE:LINE of each docstring that begins with a question word."""
+    docstrings = [text for text in prose() if text.kind == "docstring"]
+    return [f"{text.path}:{text.line}" for text in docstrings if OPENINGS.match(text.text)]
+
+
 def rates() -> dict[str, tuple[int, int]]:
     """For each room and page: its hits and its words."""
     hits, words = Counter[str](), Counter[str]()
@@ -153,7 +175,7 @@ def main(arguments: list[str]) -> None:
         for path, line, name in names(*(arguments[1:] or CODE[:-2])):
             print(f"{path}:{line}: {name}")
     elif arguments:
-        for text in (text for path in tracked(*arguments) if path.endswith((".py", ".md", ".yaml")) for text in texts(path)):
+        for text in prose(*arguments):
             for name, words in text.hits():
                 print(f"{text.path}:{text.line}: {text.kind}: {name}: {words}")
             if text.kind == "docstring" and OPENINGS.match(text.text):
@@ -161,8 +183,8 @@ def main(arguments: list[str]) -> None:
     else:
         for name, (hits, words) in sorted(rates().items(), key=lambda row: -row[1][0] / row[1][1]):
             print(f"{1000 * hits / words:6.1f}  {hits:5} of {words:6} words  {name}")
-        openings = [text for text in prose() if text.kind == "docstring" and OPENINGS.match(text.text)]
-        print(f"{len(openings)} docstrings begin with a question word, {len(list(names(*CODE[:-2])))} vague names")
+        vague = len(list(names(*CODE[:-2])))
+        print(f"{len(openings())} docstrings begin with a question word, {vague} names are vague")
 
 
 if __name__ == "__main__":

@@ -38,15 +38,20 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 
 @command
 @configured
+@click.option("--explain", "key", metavar="KEY", help="Key or section to describe: its values, default and meaning.")
 @output_option("text", "json")
-def config(source: Source, as_json: bool) -> None:
-    """Show each value of a config and where it came from.
+def config(source: Source, key: str | None, as_json: bool) -> None:
+    """Show each value of a config and where it came from, or what a key means.
 
     The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
+    --explain needs no CONFIG, except for the keys that a workload or a pipeline of your own adds.
 
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
+      rekindle config --explain train.schedule
     """
+    if key is not None:
+        return _explain(source, key, as_json)
     loaded = source.load()
     check_source(loaded.config)
     rows = list(loaded.rows())
@@ -57,6 +62,19 @@ def config(source: Source, as_json: bool) -> None:
     for path, value, origin in rows:
         shown = value if isinstance(value, str) else json.dumps(value)
         click.echo(f"{path:{width}}  {shown:24}  {origin}")
+
+
+def _explain(source: Source, key: str, as_json: bool) -> None:
+    from rekindle.blocks.manifest.config import explain
+
+    settings = explain(key, source.load() if source.config else None)
+    if as_json:
+        click.echo(json.dumps([setting._asdict() for setting in settings], indent=2))
+        return
+    for setting in settings:
+        default = "" if setting.default is None else f"  (default: {json.dumps(setting.default)})"
+        click.echo(f"{setting.key}: {setting.values}{default}")
+        click.echo(f"    {setting.description}")
 
 
 @command

@@ -1,9 +1,10 @@
-"""The pages that are generated from docstrings: docs/api.md and docs/commands.md.
+"""Generates docs/api.md and docs/commands.md from docstrings, and the table of settings in docs/training.md.
 
 python -m tests.docs.pages        writes them
 """
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from pydantic_core import PydanticUndefined
 
 import rekindle
 from rekindle import blocks, project
+from rekindle.blocks.manifest.config import explain
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
 from tests.commands import ROOT
 
-API, COMMANDS = ROOT / "docs/api.md", ROOT / "docs/commands.md"
+API, COMMANDS, TRAINING = ROOT / "docs/api.md", ROOT / "docs/commands.md", ROOT / "docs/training.md"
+TABLE = re.compile(r"(?<=<!-- settings of train: generated -->\n).*?(?=<!-- end -->)", re.DOTALL)
 WIDTH = 100
 OTHERS = ("tracking", "release.predictor", "release.files", "release.client", "release.compare")
 
@@ -79,6 +82,15 @@ def api_page() -> str:
     return "".join(parts)
 
 
+def training_page() -> str:
+    """docs/training.md with a row for each key of `train:`."""
+    rows = ["\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n"]
+    for key, values, default, description in explain("train"):
+        shown = "" if default is None else f"`{json.dumps(default)}`"
+        rows.append(f"| `{key.removeprefix('train.')}` | {values.replace('|', 'or')} | {shown} | {description} |\n")
+    return TABLE.sub(lambda _: "".join([*rows, "\n"]), TRAINING.read_text())
+
+
 def _entry(name: str, value: Any) -> str:
     if marks := getattr(value, "__metadata__", None):  # Artifact is an annotated type
         return f"\n### {name}\n\n{marks[0].__doc__}\n"
@@ -136,3 +148,4 @@ def _fenced(code: re.Match[str]) -> str:
 if __name__ == "__main__":
     COMMANDS.write_text(commands_page())
     API.write_text(api_page())
+    TRAINING.write_text(training_page())

@@ -12,10 +12,12 @@ import pytest
 import argolocal
 import rekindle
 from tests.commands import ROOT
-from tests.docs.pages import API, COMMANDS
+from tests.docs.pages import API, COMMANDS, TRAINING
+
+PAGES = [(API, "api_page"), (COMMANDS, "commands_page"), (TRAINING, "training_page")]
 
 
-@pytest.mark.parametrize(("page", "maker"), [(API, "api_page"), (COMMANDS, "commands_page")])
+@pytest.mark.parametrize(("page", "maker"), PAGES)
 def test_the_pages_say_what_the_docstrings_and_the_help_say(page: Path, maker: str) -> None:
     script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"  # a process of its own, like a reader's
     made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout

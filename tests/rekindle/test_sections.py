@@ -1,8 +1,14 @@
 """Hints for wrong keys, whatever the model of a section or of a request is."""
 
-from pydantic import BaseModel, ConfigDict
+import re
+from datetime import date
+from typing import Literal
 
-from rekindle.sections import Section, known_keys
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from rekindle.errors import ConfigError
+from rekindle.sections import Section, Setting, known_keys, settings
 
 
 class Tree(BaseModel):
@@ -28,5 +34,54 @@ def test_the_keys_of_a_model_that_holds_itself_are_known_at_every_depth() -> Non
     assert known_keys(Tree, ("name",)) == set()
 
 
-def test_a_model_that_json_cannot_describe_has_no_hints() -> None:
-    assert known_keys(Own, ()) == set()
+def test_a_type_that_json_cannot_describe_hides_no_other_key() -> None:
+    assert known_keys(Own, ()) == {"rate", "socket"}
+    assert [(setting.key, setting.values) for setting in settings(Own)] == [("rate", "number"), ("socket", "any value")]
+
+
+class Limits(Section):
+    """Bounds of a run."""
+
+    steps: int = Field(3, ge=1, lt=9, description="number of steps")
+    mode: Literal["", "fast"] = Field("", description="speed")
+    deadline: date | None = Field(None, description="last day")
+
+
+class Whole(Section):
+    name: str = Field(description="name of the run")
+    limits: Limits = Limits()
+    pods: dict[str, Limits] = Field(default_factory=dict, description="limits by pod")
+    tags: list[str] = Field(default_factory=list, description="tags")
+
+
+def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
+    assert settings(Whole, "limits.steps") == [Setting("limits.steps", "integer >= 1, < 9", 3, "number of steps")]
+    assert [tuple(setting)[:3] for setting in settings(Whole)] == [
+        ("name", "text", None),
+        ("limits.steps", "integer >= 1, < 9", 3),
+        ("limits.mode", '"" | fast', ""),
+        ("limits.deadline", "date | null", None),
+        ("pods.NAME.steps", "integer >= 1, < 9", 3),
+        ("pods.NAME.mode", '"" | fast', ""),
+        ("pods.NAME.deadline", "date | null", None),
+        ("tags", "list of text", None),
+    ]
+    assert settings(Whole, "pods.train.mode") == [Setting("pods.train.mode", '"" | fast', "", "speed")]
+
+
+def test_a_model_that_holds_itself_is_described_once() -> None:
+    assert [setting.key for setting in settings(Tree)] == ["name", "left", "children"]
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("limit", 'Did you mean "limits"?'),
+        ("limits.step", '"steps"'),
+        ("xyz", "Known: limits, name"),
+        ("name.x", "no keys"),
+    ],
+)
+def test_a_mistyped_key_to_explain_is_refused_with_the_nearest(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        settings(Whole, key)

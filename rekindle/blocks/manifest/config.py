@@ -24,7 +24,7 @@ from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
 from rekindle.release.config import ServeConfig
-from rekindle.sections import Section, known_keys
+from rekindle.sections import Section, Setting, known_keys, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -124,6 +124,14 @@ class Loaded:
                 return self.origins[path]
             path = path.rpartition(".")[0]
         return "default"
+
+
+def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
+    """Describe the keys at and below `key`, as a loaded config has them: workloads and pipelines add keys of their own.
+
+    Raises ConfigError if no config has such a key.
+    """
+    return settings(type(loaded.config) if loaded else Config, key)
 
 
 def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:

@@ -22,6 +22,7 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
+from rekindle.training.spec import TrainConfig
 from tests.forked import Prompt
 from tests.waiting import until
 
@@ -162,6 +163,20 @@ def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
     assert origins["train.seed"].split()[1:] == ["5", "REKINDLE_TRAIN__SEED"]
     assert origins["data.source"].endswith("demo.yaml")
     assert any(line.endswith("default") for line in origins.values())
+
+
+def test_config_explains_a_key_and_those_of_a_workload_if_it_gets_the_config(tmp_path: Path):
+    explained = rekindle("config", "--explain", "train.schedule", cwd=tmp_path).stdout
+    assert explained.startswith('train.schedule: linear | cosine | constant  (default: "linear")\n')
+    keys = [
+        setting["key"]
+        for setting in json.loads(rekindle("config", "--explain", "train", "-o", "json", cwd=tmp_path).stdout)
+    ]
+    assert keys == [f"train.{name}" for name in TrainConfig.model_fields]
+    assert "data.columns.card: text" in rekindle("config", DEMO, "--explain", "data", cwd=tmp_path).stdout
+    wrong = rekindle("config", DEMO, "--explain", "train.shedule", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == 'error: train.shedule is not a known key. Did you mean "schedule"?\n'
 
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
