@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
 # a floor: each pattern is good English now and then, and tiring as a habit
 PATTERNS = {
-    "what + verb as a noun": r"what(ever)? (?!if\b|kind\b|changed\b)(?:\w+)(?![^.]*\?)",
+    "what + verb as a noun": r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)",
     "is no, has none": r"(?:is|are|was|were|has|have|had|takes?|gives?|gets?|makes?) (?:no|none)\b",
     "those of, one that": r"(?:those (?:of|that|which|who)|that of|ones? (?:that|which|who|whose)|none (?:of|that))",
     "beside, anew": r"(?:beside|anew|meanwhile)",
