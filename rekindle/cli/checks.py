@@ -41,7 +41,7 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 @click.option("--explain", "key", metavar="KEY", help="Key or section to describe: its values, default and meaning.")
 @output_option("text", "json")
 def config(source: Source, key: str | None, as_json: bool) -> None:
-    """Show each value of a config and where it came from, or what a key means.
+    """Show the values of a config and their origins, or explain a key.
 
     The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
     --explain needs no CONFIG, except for the keys that a workload or a pipeline of your own adds.
