@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.processes import alive
+from argolocal.common.processes import is_alive
 from argolocal.common.program import POD
 from argolocal.controllers.base import Controller
 from argolocal.errors import ConfigError
@@ -489,4 +489,4 @@ def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalClust
     pods = [
         json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]
-    assert not any(alive(*process) for entry in pods for process in entry.values() if process)
+    assert not any(is_alive(*process) for entry in pods for process in entry.values() if process)
