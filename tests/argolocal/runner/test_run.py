@@ -442,8 +442,8 @@ def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> Non
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is no schedule: the minute'),
-        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is no time zone'),
+        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
+        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
         ({"schedules": []}, r"spec\.schedules: it is missing"),
     ],
 )

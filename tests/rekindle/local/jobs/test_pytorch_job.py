@@ -272,9 +272,9 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: Training
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
-    "has no Worker": lambda spec, replicas: replicas.clear(),
-    "must be there and be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
-    '"PS" is no replica type': lambda spec, replicas: replicas.update(PS=replica("")),
+    "needs a Worker": lambda spec, replicas: replicas.clear(),
+    "it is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
+    '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
     'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
         name="main"
     ),

@@ -259,7 +259,7 @@ def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
     del alone["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
     v2["apiVersion"] = "kubeflow.org/v2beta1"
-    for obj, why in ((alone, "has no Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
+    for obj, why in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
         with pytest.raises(ConfigError, match=why):
             run(obj)
 
