@@ -1,4 +1,4 @@
-"""Runs, lints and tests Argo Workflows on this machine, without a cluster (docs/argolocal.md).
+"""Run, lint and test Argo Workflows on this machine, without a cluster (docs/argolocal.md).
 
     outcome = argolocal.run("workflow.yaml", {"message": "hello"}); outcome.phase; outcome.nodes["print"].log
 
@@ -8,12 +8,12 @@ The names below are the public API; each is imported on first use.
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's would import twenty modules before a program can handle Ctrl-C
+TYPE_CHECKING = False  # importing typing's would load twenty modules before a program can handle Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
+NAMES = {  # module → its public names; __init__.pyi declares the same for type checkers
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
     "controllers.base": ("Controller",),
@@ -26,17 +26,17 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
 def exports(
     package: str, names: "Mapping[str, tuple[str, ...]]"
 ) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
-    """`__all__`, `__getattr__` and `__dir__` of a package that imports its public names (by module) on first use."""
+    """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on first use."""
     modules = {name: f"{package}.{module}" for module, public in names.items() for name in public}
-    known = vars(sys.modules[package])
+    loaded = vars(sys.modules[package])
 
     def load(name: str) -> "Any":
         if name not in modules:
             raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
-        known[name] = getattr(import_module(modules[name]), name)
-        return known[name]
+        loaded[name] = getattr(import_module(modules[name]), name)
+        return loaded[name]
 
-    return [*modules], load, lambda: [*known, *modules]
+    return [*modules], load, lambda: [*loaded, *modules]
 
 
 __all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,4 +1,4 @@
-"""`argolocal` and `python -m argolocal`."""
+"""The entry point of `argolocal` and `python -m argolocal`."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 from collections.abc import Callable
 from importlib import import_module
 
-STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
+SIGNAL_EXIT_CODES = (129, 130, 143)  # after SIGHUP, Ctrl-C, SIGTERM
 
 
 def main() -> None:
@@ -18,12 +18,12 @@ def main() -> None:
 
 
 def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
-    """Exit with the code of the command that `load` imports: 130 after Ctrl-C, at any moment without a traceback."""
+    """Run the command that `load` imports, and exit with its code: 130 after Ctrl-C, always without a traceback."""
     code: int | None = 130
     try:
         import signal
 
-        # what is started in the background inherits SIGINT ignored, and so would its children
+        # a shell starts background commands with SIGINT ignored, and their children would inherit that
         signal.signal(signal.SIGINT, _exit_at_once)
         run = load()
         try:
@@ -33,7 +33,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
             signal.signal(signal.SIGINT, _exit_at_once)
     except KeyboardInterrupt:
         pass
-    if code in STOPPED:  # everything is stopped and printed; interpreter shutdown would take another half second
+    if code in SIGNAL_EXIT_CODES:  # the run is stopped; interpreter shutdown would take another half second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -41,7 +41,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
 
 
 def _exit_at_once(*_: object) -> None:
-    """End this process while Python imports or exits: an exception would be a traceback there, or be lost."""
+    """Handle SIGINT while Python imports or exits: an exception would print a traceback then, or be lost."""
     os._exit(130)
 
 

@@ -1,4 +1,4 @@
-"""Workflows from Python, such as from the tests of one's own pipelines.
+"""Run and lint workflows from Python, for example in the tests of your own pipelines.
 
 outcome = run(workflow, {"message": "hello"})      # a Hera workflow, a dict or a YAML file
 assert outcome.phase == "Succeeded", outcome
@@ -27,7 +27,7 @@ Manifest = Mapping[str, Any]
 
 @runtime_checkable
 class Hera(Protocol):
-    """A workflow as Hera has it."""
+    """A Hera workflow."""
 
     def to_dict(self) -> Any: ...
 
@@ -37,7 +37,7 @@ Workflow = Hera | Manifest | str | Path
 
 @dataclass(frozen=True)
 class Node:
-    """A step of a run. `outputs` are its parameters and `result`, `artifacts` say where its artifacts are."""
+    """A step of a run. `outputs` has its output parameters and `result`; `artifacts` are Argo's, by name."""
 
     name: str
     phase: str
@@ -49,13 +49,13 @@ class Node:
 
     @property
     def log(self) -> str:
-        """What its main container printed."""
+        """Output of its main container."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run. Its files stay as long as this object, or as the `home` that was given."""
+    """The result of a run. Without a `home`, its files are deleted with this object."""
 
     name: str
     status: Mapping[str, Any]  # Argo's WorkflowStatus
@@ -70,42 +70,42 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Why it did not succeed."""
+        """Reason why it did not succeed."""
         return self.status.get("message") or ""
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """The steps by name: `ship.release` is the step `release` of the template that the task `ship` calls."""
+        """Steps by name: `ship.release` is the step `release` of the template that the task `ship` calls."""
         return {row.name: self._node(row, row.node) for row in summary.steps(self.name, self.status) if row.node}
 
     @cached_property
     def outputs(self) -> dict[str, str]:
-        """The output parameters of the entrypoint, and those with a globalName."""
+        """Output parameters of the entrypoint, and all with a globalName."""
         entry = next((node for node in self.status["nodes"].values() if node["name"] == self.name), {})
         return summary.outputs(entry) | summary.outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
-        """Put an artifact of a node at the path `to`, as the next step would get it. Raises KeyError, StorageError."""
+        """Copy an artifact of a node to the path `to`, as the next step would get it. Raises KeyError, StorageError."""
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
 
     def _node(self, row: summary.Step, node: Mapping[str, Any]) -> Node:
-        found = node.get("outputs") or {}
-        result = {"result": found["result"]} if "result" in found else {}
-        code = found.get("exitCode")
-        work = summary.last_attempt(self.status, row) if row.kind == "Retry" else node  # it looks at every node
+        outputs = node.get("outputs") or {}
+        result = {"result": outputs["result"]} if "result" in outputs else {}
+        code = outputs.get("exitCode")
+        attempt = summary.last_attempt(self.status, row) if row.kind == "Retry" else node  # searches all nodes
         return Node(
             name=row.name,
             phase=node["phase"],
             message=node.get("message") or "",
             outputs=summary.outputs(node) | result,
-            artifacts={each["name"]: each for each in found.get("artifacts") or []},
+            artifacts={artifact["name"]: artifact for artifact in outputs.get("artifacts") or []},
             exit_code=None if code is None else int(code),
-            _log=self.home / "runs" / self.name / "logs" / f"{summary.pod_of(self.name, work)}.log",
+            _log=self.home / "runs" / self.name / "logs" / f"{summary.pod_of(self.name, attempt)}.log",
         )
 
     def __str__(self) -> str:
-        """In a few lines: the step that failed, and why."""
+        """Summary in a few lines: the step that failed, and the reason."""
         step = summary.failed_step(summary.steps(self.name, self.status))
         log = self.nodes[step.name].log if step else ""
         return summary.failure(self.name, self.status, log, None, "")
@@ -121,10 +121,10 @@ def run(
     store: Callable[[Manifest], ObjectStore] | None = None,
     home: Path | None = None,
 ) -> Outcome:
-    """Run a workflow on this machine to its end. Raises ConfigError if it cannot run, before anything starts.
+    """Run a workflow on this machine to its end. Raises ConfigError before anything starts if it cannot run.
 
-    `objects` are what it refers to (WorkflowTemplates, ConfigMaps, Secrets), besides those in its file; the others are
-    as of LocalCluster. Without a `home`, that is a folder which goes with the outcome.
+    `objects`: WorkflowTemplates, ConfigMaps and Secrets that it refers to, in addition to those in its file. `images`,
+    `kinds` and `store` are passed to LocalCluster. The default `home` is a temporary folder, deleted with the outcome.
     """
     folder = None
     if home is None:
@@ -139,7 +139,7 @@ def run(
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
-    """What Argo would reject (`fatal`), or wrongly accept, of a workflow and the `objects` that it refers to."""
+    """Return the mistakes in a workflow and the `objects` it refers to; Argo rejects `fatal` ones, accepts others."""
     return lint_all([("", manifest) for manifest in (*_objects(workflow), *objects)])
 
 

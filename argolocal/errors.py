@@ -1,6 +1,6 @@
-"""The errors a user can meet. A message says what is wrong (the value), the rule, and the way out.
+"""Errors that users see. A message names the wrong value, the rule, and the way out.
 
-`exit_code` is what the process ends with. Codes follow sysexits.h where a retry cannot cure the cause.
+`exit_code` is the exit code of the process, as in sysexits.h if a retry cannot help.
 """
 
 import sys
@@ -14,13 +14,13 @@ class ArgolocalError(Exception):
 
 
 class ConfigError(ArgolocalError):
-    """A setting, a flag or a manifest is wrong: running again cannot help (EX_CONFIG)."""
+    """A setting, a flag or a manifest is wrong: a retry cannot help (EX_CONFIG)."""
 
     exit_code = 78
 
 
 class NodeError(Exception):
-    """A node of a workflow fails by this, not the run; the message is Argo's."""
+    """Fails a node of a workflow, not the run. The message is Argo's."""
 
 
 class StorageError(ArgolocalError):
@@ -28,7 +28,7 @@ class StorageError(ArgolocalError):
 
 
 class NotFound(StorageError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class Conflict(StorageError):
@@ -36,15 +36,15 @@ class Conflict(StorageError):
 
 
 def say(text: str) -> None:
-    """Write one line to stderr and flush it; a full disk loses the line, not the run."""
+    """Write a line to stderr. Errors are ignored: a full disk must not end the run."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
-def did_you_mean(word: str, known: list[str] | set[str]) -> str:
-    """' Did you mean "x"?' for the nearest of `known`, else ''."""
-    from difflib import get_close_matches  # `rekindle --help` does without
+def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
+    """Return ' Did you mean "x"?' for the closest of `choices`, or ''."""
+    from difflib import get_close_matches  # imported here to keep `rekindle --help` fast
 
-    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5) if len(word) < 100 else []
-    return f' Did you mean "{near[0]}"?' if near else ""
+    matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5) if len(word) < 100 else []
+    return f' Did you mean "{matches[0]}"?' if matches else ""

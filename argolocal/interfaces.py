@@ -1,4 +1,4 @@
-"""What pods and controllers need from the other parts of the local runner, which hand it in."""
+"""Interface of the local cluster that pods and controllers use; the runner implements it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,6 @@ from argolocal.store import ObjectStore
 
 
 class Cluster(Protocol):
-    """The cluster as pods and controllers see it."""
-
     @property
     def home(self) -> Path: ...
     @property

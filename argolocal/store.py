@@ -1,4 +1,4 @@
-"""The object store that artifacts are kept in: what a store must do, and one in a folder, for those without S3.
+"""The interface of the object store for artifacts, and an implementation in a folder, for use without S3.
 
 store = FolderStore(Path(".argolocal/store"), "argolocal"); store.upload(Path("report.csv"), "run/report.csv")
 """
@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-SPECIAL = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # parts of a key that are no names of files
-ITSELF = "%"  # in a folder: the object whose key is the folder's
+ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # parts of a key that cannot be file names
+FOLDER_OBJECT = "%"  # file in a folder: the object whose key is the folder's path
 
 
 class Listed(Protocol):
@@ -33,19 +33,19 @@ class ObjectStore(Protocol):
     """Objects of one bucket by key. Failures are StorageError, or ConfigError if trying again cannot help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """A file to `key`, or every file of a directory below the prefix `key` (`links`: follow symbolic links)."""
+        """Upload a file to `key`, or the files of a directory below `key` (`links`: follow symbolic links)."""
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
+        """Download the object `key` to a file, or all objects below `key` to a directory. Raises NotFound."""
         ...
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        """Every object whose key starts with `prefix`, in key order."""
+        """Yield every object whose key starts with `prefix`, in key order."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error."""
+        """Delete objects; a missing object is not an error."""
         ...
 
 
@@ -58,7 +58,7 @@ class Entry:
 
 
 class FolderStore:
-    """A bucket as a folder: the object a/b is the file a/b, and a/b/% where a/b/c exists, too."""
+    """A bucket as a folder: the object a/b is the file a/b, or a/b/% if a/b/c exists, too."""
 
     def __init__(self, root: Path, bucket: str) -> None:
         self.root, self.bucket = root / bucket, bucket
@@ -78,13 +78,15 @@ class FolderStore:
             shutil.copyfile(file, path)
             return
         prefix, root = f"{key.rstrip('/')}/", path.resolve()
-        found = list(self.list(prefix))
-        if not found:
-            raise NotFound(f"{self.uri(key)} does not exist: neither an object nor a prefix of that name is there.")
-        for entry in found:
+        entries = list(self.list(prefix))
+        if not entries:
+            raise NotFound(f"{self.uri(key)} does not exist, neither as an object nor as a prefix.")
+        for entry in entries:
             target = path / entry.key.removeprefix(prefix)
             if not target.resolve().is_relative_to(root):
-                raise StorageError(f"{self.uri(entry.key)} would land outside {path}: its key is not a safe path.")
+                raise StorageError(
+                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path."
+                )
             target.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
                 shutil.copyfile(self._file(entry.key), target)
@@ -93,36 +95,36 @@ class FolderStore:
         folder, _, _ = prefix.rpartition("/")
         files = (self._folder(folder) if folder else self._bucket()).rglob("*")
         entries = (Entry(self._key(file), file.stat().st_size) for file in files if file.is_file())
-        found = (entry for entry in entries if entry.key.startswith(prefix))
-        yield from sorted(found, key=lambda entry: entry.key.encode())
+        matches = (entry for entry in entries if entry.key.startswith(prefix))
+        yield from sorted(matches, key=lambda entry: entry.key.encode())
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._file(key).unlink(missing_ok=True)
 
     def uri(self, key: str) -> str:
-        """s3://bucket/key"""
+        """Return s3://bucket/key."""
         return f"s3://{self.bucket}/{key}"
 
     def _bucket(self) -> Path:
         if not self.root.is_dir():
-            raise ConfigError(f'there is no bucket "{self.bucket}" here: correct the name, or make {self.root}.')
+            raise ConfigError(f'bucket "{self.bucket}" does not exist: correct the name, or create {self.root}.')
         return self.root
 
     def _folder(self, key: str) -> Path:
-        parts = (SPECIAL.get(part) or part.replace("%", "%25").replace("\0", "%00") for part in key.split("/"))
-        return self._bucket().joinpath(*parts)
+        names = (ESCAPES.get(name) or name.replace("%", "%25").replace("\0", "%00") for name in key.split("/"))
+        return self._bucket().joinpath(*names)
 
     def _file(self, key: str) -> Path:
         path = self._folder(key)
-        return path / ITSELF if path.is_dir() else path
+        return path / FOLDER_OBJECT if path.is_dir() else path
 
     def _key(self, file: Path) -> str:
-        names = [name for name in file.relative_to(self.root).parts if name != ITSELF]
-        return "/".join("" if name == SPECIAL[""] else unquote(name) for name in names)
+        names = [name for name in file.relative_to(self.root).parts if name != FOLDER_OBJECT]
+        return "/".join("" if name == ESCAPES[""] else unquote(name) for name in names)
 
     def _write(self, source: Path, key: str) -> None:
-        """Copy a file to an object, which readers see whole or not at all."""
+        """Copy a file to an object atomically."""
         draft = self._bucket().with_name(f".{uuid.uuid4().hex}")
         try:
             shutil.copyfile(source, draft)
@@ -136,9 +138,9 @@ class FolderStore:
             draft.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        if path.is_file():  # an object of that key
+        if path.is_file():  # an object with this key
             moved = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(moved)
             path.mkdir()
-            moved.rename(path / ITSELF)
+            moved.rename(path / FOLDER_OBJECT)
         path.mkdir(exist_ok=True)

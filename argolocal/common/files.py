@@ -1,4 +1,4 @@
-"""Files that a reader never sees half-written."""
+"""Atomic writes and private directories."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace the file's content in one step: readers see the old or the new text, also with concurrent writers."""
+    """Replace a file atomically: readers see the old or the new text, also with concurrent writers."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -21,7 +21,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_once(path: Path, text: str, mode: int = 0o666) -> str:
-    """Write a file unless it exists; returns its content. Of several writers the first wins."""
+    """Write a file unless it exists, and return its content. Of several writers the first wins."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -35,28 +35,29 @@ def write_once(path: Path, text: str, mode: int = 0o666) -> str:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter. One that exists becomes so: its files can be read by others."""
+    """Make a directory that only its owner can enter, or restrict an existing one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # another user's
+        with suppress(PermissionError):  # it belongs to another user
             directory.chmod(0o700)
 
 
 def make_own(directory: Path) -> None:
-    """Make a directory that only its owner can enter where everybody may make some, such as /tmp.
+    """Make a directory that only its owner can enter in a place where all users can write, such as /tmp.
 
-    Raises PermissionError for one of another user, who can change what is in it.
+    Raises PermissionError if it belongs to another user, who could change its files.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     if not is_own(directory):
-        raise PermissionError(errno.EPERM, "it belongs to another user, or is no directory: remove it", str(directory))
+        reason = "it belongs to another user, or is not a directory: remove it"
+        raise PermissionError(errno.EPERM, reason, str(directory))
     if directory.stat().st_mode & 0o077:
         directory.chmod(0o700)
 
 
 def is_own(directory: Path) -> bool:
-    """True if this is a directory of ours, and no link."""
-    about = directory.lstat()
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    """Return True if this is a directory of this user, and not a symbolic link."""
+    status = directory.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

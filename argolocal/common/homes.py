@@ -1,8 +1,8 @@
 """The home: the directory of runs and their data, .argolocal in the working directory or $ARGOLOCAL_HOME.
 
-A home says what to start, which processes to end and where to send keys, so one that came with a folder from elsewhere
-must not be used. `make` leaves an empty file in a home, whose name is a hash of the home's path with a key of the user.
-The key is outside, in ~/.local/state/argolocal: nobody else can make such a file, and it counts at one path only.
+The files of a home decide which programs start, which processes end and where credentials are sent, so a home that was
+copied from elsewhere must not be used. `make` writes an empty file into a home; its name is a keyed hash of the home's
+path. The user's key is in ~/.local/state/argolocal: other users cannot make such a file, and it is valid at one path.
 """
 
 import errno
@@ -16,45 +16,45 @@ from argolocal.common import program
 from argolocal.common.files import make_private, write_once
 from argolocal.errors import ConfigError
 
-STATE, STATE_DEFAULT = "XDG_STATE_HOME", "~/.local/state"  # of the key
-MARK = ".made-by-"
+KEY_DIRECTORY_VARIABLE, KEY_DIRECTORY = "XDG_STATE_HOME", "~/.local/state"
+MARK_PREFIX = ".made-by-"
 
 
 def path() -> Path:
-    """The path of the home, whoever made it."""
+    """Return the path of the home, without checking it."""
     return Path(os.environ.get(_variable()) or f".{program.name}")
 
 
 def current() -> Path:
-    """The home that the command uses. Raises ConfigError for one that this user did not make there."""
+    """Return the home of this command. Raises ConfigError unless this user made it at this path."""
     home = path()
     check(home)
     return home
 
 
 def check(home: Path) -> None:
-    """Raise ConfigError unless this user made the home; nothing in it is read. One that does not exist is in order."""
+    """Raise ConfigError if the home exists and this user did not make it. Does not read its files."""
     real = Path(os.path.realpath(home))
     if not home.is_absolute() and real != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(f"{home} is a link, and is not followed: set {_variable()}={real} if that is your home.")
     _check_owner(home)
     if _has_entries(real) and not os.path.lexists(real / _mark(real)):
         raise ConfigError(
-            f"{home} was not made here by a command of yours, so nothing in it is read or started: remove it, or, if "
-            f"it is yours (moved, copied, made by hand or by an earlier version), `{program.name} trust {home}`."
+            f"{home} was not created here by your own commands, so it is not used: remove it, or, if it is yours "
+            f"(moved, copied, made by hand or by an earlier version), run `{program.name} trust {home}`."
         )
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter; one that exists becomes so."""
+    """Make a home that only its owner can enter, or restrict an existing one."""
     make_private(home)
-    _check_owner(home)  # where others can write, one of them may have been faster
+    _check_owner(home)  # another user may have made it first
     if not _has_entries(home):
         trust(home)
 
 
 def trust(home: Path) -> None:
-    """Use a home that this user did not make at this place. Raises ConfigError for one that belongs to another user."""
+    """Mark a home that was made elsewhere as trusted. Raises ConfigError if it belongs to another user."""
     _check_owner(home)
     (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
 
@@ -78,23 +78,24 @@ def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except (FileNotFoundError, NotADirectoryError):  # who writes there says the latter
+    except (FileNotFoundError, NotADirectoryError):  # writing there will report NotADirectoryError
         return False
 
 
 def _mark(real: Path, make_key: bool = False) -> str:
-    """The name of the file that shows that this user made the home at the path `real`."""
-    state = os.environ.get(STATE, "")
-    file = Path(state if os.path.isabs(state) else os.path.expanduser(STATE_DEFAULT), program.name, "key")
+    """Return the name of the file that proves that this user made the home at the path `real`."""
+    folder = os.environ.get(KEY_DIRECTORY_VARIABLE, "")
+    file = Path(folder if os.path.isabs(folder) else os.path.expanduser(KEY_DIRECTORY), program.name, "key")
     try:
         if not file.is_absolute():
-            raise FileNotFoundError(errno.ENOENT, "there is no home directory")
+            raise FileNotFoundError(errno.ENOENT, "the user's home directory is unknown")
         if make_key:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_once(file, os.urandom(32).hex(), 0o600)
-        key = file.read_text() if file.exists() else os.urandom(32).hex()  # without a key no home is ours
+        key = file.read_text() if file.exists() else os.urandom(32).hex()  # a random key matches no home
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}. The key to your homes is kept there: set {STATE} to a directory of your own."
+            f"{file}: {error.strerror}. The key that marks your homes is stored there: set {KEY_DIRECTORY_VARIABLE} "
+            "to a directory of your own."
         ) from error
-    return MARK + blake2b(os.fsencode(real), key=key.encode(), digest_size=16).hexdigest()
+    return MARK_PREFIX + blake2b(os.fsencode(real), key=key.encode(), digest_size=16).hexdigest()

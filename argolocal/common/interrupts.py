@@ -1,4 +1,4 @@
-"""Signals that stop a run: Ctrl-C (SIGINT), SIGTERM and SIGHUP, handled in one place and handed down to what waits.
+"""Signals that stop a run (Ctrl-C, SIGTERM and SIGHUP), handled in one object that is passed to the code that waits.
 
 with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
     local.run(on_change, signals)                                     # raises KeyboardInterrupt; signals.caught: 2
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-PATIENCE = 0.5  # seconds after which a second signal acts at once; `timeout` sends two within microseconds
+FORCE_AFTER_S = 0.5  # a second signal this long after the first acts at once; `timeout` sends two within microseconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,9 +51,9 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Signals wait for `allowed`: anywhere else a process that was just started would be lost.
+        """Defer signals until `allowed`: elsewhere an exception could lose a process that has just started.
 
-        If `allowed` is not reached, a second signal acts at once.
+        If `allowed` is not reached in time, a second signal acts at once.
         """
         self.deferring = True
         try:
@@ -64,7 +64,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Signals act here, those that came before first. May raise KeyboardInterrupt."""
+        """Deliver the deferred signals, and new ones immediately. May raise KeyboardInterrupt."""
         deferring, self.deferring = self.deferring, False
         try:
             self._deliver()
@@ -73,7 +73,7 @@ class Interrupts:
             self.deferring = deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Acts on a signal."""
+        """Act on a signal."""
         handler: Callable[[int, FrameType | None], Any] | int | None = self.previous[number]
         if callable(handler):
             handler(number, frame)
@@ -83,7 +83,7 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.pending_since = self.pending_since if self.pending else time.monotonic()
         self.pending.append((number, frame))
-        if not self.deferring or time.monotonic() - self.pending_since > PATIENCE:
+        if not self.deferring or time.monotonic() - self.pending_since > FORCE_AFTER_S:
             self._deliver()
 
     def _deliver(self) -> None:
@@ -94,9 +94,9 @@ class Interrupts:
 class StopSignals(Interrupts):
     """The first signal raises KeyboardInterrupt, further ones are ignored; `caught` is its number.
 
-    `ask`: the first Ctrl-C on a terminal asks before it stops the run. `stop_file` exists while `argolocal stop` asks
-    the runner to stop the workflow, which is no signal of the user's. `exit_after`: seconds after which a further
-    signal exits at once; `argolocal resume` then cleans up.
+    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while `argolocal stop` stops the
+    workflow; a signal is then not the user's, and not recorded in `caught`. `exit_after`: once this many seconds have
+    passed, a further signal exits at once; `argolocal resume` then cleans up.
     """
 
     def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:

@@ -13,20 +13,20 @@ CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when our parent dies; exit at once if it is no longer `parent`."""
+    """Have the kernel kill this process when its parent dies; exit if `parent` is already dead."""
     LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def stop_ignoring_signals() -> None:
-    """Restore the default of signals that the parent ignores: Ctrl-C in a shell's background, SIGHUP under `nohup`."""
+    """Reset signals that the parent ignores: SIGINT in background jobs of a shell, SIGHUP under `nohup`."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
 def oom_kills(events: str) -> int:
-    """Processes that the kernel OOM-killed, from the text of a cgroup's events file; 0 if it does not say."""
+    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if it is missing."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

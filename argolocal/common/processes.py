@@ -13,31 +13,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-WATCH = 3.0  # seconds between reads of the record
+RECORD_CHECK_INTERVAL_S = 3.0
 
 
 def python(*arguments: str) -> list[str]:
-    """A command of this interpreter that imports nothing from the working directory, whose files may be anybody's."""
+    """Return a command of this interpreter that imports nothing from the working directory, which is not trusted."""
     return [sys.executable, "-P", *arguments]
 
 
-def started(pid: int) -> int | None:
-    """When a process was started (clock ticks since boot), None if it is gone or a zombie."""
+def start_time(pid: int) -> int | None:
+    """Return the start time of a process (clock ticks since boot), or None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    threads = int(fields[17])  # a zombie whose threads still end holds its sockets
+    threads = int(fields[17])  # a zombie with threads that are still ending keeps its sockets open
     return None if fields[0] in "ZX" and threads <= 1 else int(fields[19])
 
 
-def alive(pid: int, since: int) -> bool:
-    """Whether the process that had this pid and this start time still runs."""
-    return started(pid) == since
+def is_alive(pid: int, since: int) -> bool:
+    """Return True if the process with this pid and this start time still runs."""
+    return start_time(pid) == since
 
 
-def serves(pid: int, home: Path) -> bool:
-    """Whether the command line of the process names the directory `home` or a file in it."""
+def mentions_home(pid: int, home: Path) -> bool:
+    """Return True if the command line of the process contains `home` or a file in it."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -46,7 +46,7 @@ def serves(pid: int, home: Path) -> bool:
 
 
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
-    """Tell a child that waits on its stdin that it is recorded: from now on other commands can find and stop it."""
+    """Release a child from `wait_until_recorded`: other commands can now find and stop it."""
     assert child.stdin
     with suppress(BrokenPipeError), child.stdin:  # it may have exited
         child.stdin.write(b"\n")
@@ -59,37 +59,37 @@ def wait_until_recorded() -> None:
 
 
 def end_unless_recorded(record: Path) -> None:
-    """Watch the record from a thread, and exit once it is deleted or has another pid: the home was removed."""
+    """Wait for the record and watch it from a thread; exit if it is deleted or has another pid (home removed)."""
     wait_until_recorded()
 
     def watch() -> None:
         while True:
-            time.sleep(WATCH)  # first: the record is written just after the start
+            time.sleep(RECORD_CHECK_INTERVAL_S)  # first: the record is written just after the start
             try:
-                ours = json.loads(record.read_text())["pid"] == os.getpid()
+                if json.loads(record.read_text())["pid"] == os.getpid():
+                    continue
             except (OSError, ValueError):
-                ours = False
-            if not ours:
-                os._exit(0)
+                pass
+            os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def end_group(pid: int, since: int, grace: float) -> None:
     """SIGTERM the process group of `pid`, SIGKILL it after `grace` seconds, and wait."""
-    if not alive(pid, since):
+    if not is_alive(pid, since):
         return
     signal_group(pid, signal.SIGTERM)
     until = time.monotonic() + grace
-    while alive(pid, since) and time.monotonic() < until:
+    while is_alive(pid, since) and time.monotonic() < until:
         time.sleep(0.02)
     signal_group(pid, signal.SIGKILL)
-    while alive(pid, since):
+    while is_alive(pid, since):
         time.sleep(0.005)
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Signals a process group; False if there is none."""
+    """Send a signal to a process group. Returns False if the group does not exist."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -1,16 +1,16 @@
-"""The program that a user typed: messages, the home folder and environment variables carry its name."""
+"""The program in use (argolocal, or rekindle on top of it): its name is in messages, variables and the home's path."""
 
-POD = "ARGOLOCAL_POD"  # environment of a pod's processes, also of those that it leaves behind: its root
-TERMINATION_LOG = "ARGOLOCAL_TERMINATION_LOG"  # the same: the file whose text becomes the container's message
+POD = "ARGOLOCAL_POD"  # environment variable of all processes of a pod: its root folder
+TERMINATION_LOG = "ARGOLOCAL_TERMINATION_LOG"  # environment variable: path of the container's termination message
 name, cluster = "argolocal", "argolocal.runner.cluster:LocalCluster"
 
 
 def use(program: str, its_cluster: str) -> None:
-    """Be another program than `argolocal`, which is built on it; its cluster is the class MODULE:NAME."""
+    """Set the program's name and its cluster class (MODULE:NAME), for programs built on argolocal."""
     global name, cluster
     name, cluster = program, its_cluster
 
 
 def variable(word: str) -> str:
-    """The environment variable `word` of the program: ARGOLOCAL_HOME."""
+    """Return the name of an environment variable of the program: "HOME" → ARGOLOCAL_HOME."""
     return f"{name.upper()}_{word}"

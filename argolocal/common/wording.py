@@ -1,10 +1,10 @@
-"""Texts that a terminal shows, and numbers in words."""
+"""Texts for a terminal: safe to print, and durations in words."""
 
 import re
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
-# but tabs and ends of lines: what steers a terminal, or turns the direction of a text
+# control characters of a terminal and of text direction, except tab and newline
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -19,11 +19,11 @@ def duration(seconds: float | None) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without colours, its control characters written out: what pods print cannot steer a terminal."""
+    """Remove colours and escape control characters, so that a pod's output cannot control the terminal."""
     return CONTROL.sub(lambda character: f"\\u{ord(character[0]):04x}", COLOR.sub("", text))
 
 
 def shorten(text: str) -> str:
-    """Return `text` as `visible`, cut where nobody reads on: it may quote a value of any length."""
+    """Return `text` as `visible`, cut at MAX_MESSAGE_LENGTH: a message may quote a value of any length."""
     more = len(text) - MAX_MESSAGE_LENGTH
     return visible(text) if more <= 0 else f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({more:,} characters more)"

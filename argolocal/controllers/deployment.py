@@ -19,7 +19,7 @@ from typing import Any
 
 from argolocal.common import program
 from argolocal.common.files import write_atomically
-from argolocal.common.processes import alive, confirm_recorded, end_group, python, started
+from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
@@ -90,7 +90,7 @@ class Deployments(Controller):
 
     def apply(self, obj: Object) -> Object:
         """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
-        meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{started(os.getpid())}"
+        meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
         origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
@@ -130,7 +130,7 @@ class Deployments(Controller):
     def running(self) -> bool:
         """Whether the supervisor is alive."""
         record = self._record()
-        return bool(record and alive(record["pid"], record["since"]))
+        return bool(record and is_alive(record["pid"], record["since"]))
 
     def revive(self) -> bool:
         """Restart the supervisor if it died without having been stopped; whether it had."""
@@ -143,7 +143,7 @@ class Deployments(Controller):
         """Stop the supervisor and all pods, and wait; gives the Deployments that ran. The objects stay."""
         record = self._record()
         (self.home / RECORD).unlink(missing_ok=True)
-        if not record or not alive(record["pid"], record["since"]):
+        if not record or not is_alive(record["pid"], record["since"]):
             return []
         objects = [obj for obj in self.objects().values() if obj["spec"].get("replicas", 1)]
         graces = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
@@ -177,7 +177,7 @@ class Deployments(Controller):
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
             CHILDREN.append(child)
-            record = {"pid": child.pid, "since": started(child.pid) or 0}
+            record = {"pid": child.pid, "since": start_time(child.pid) or 0}
             write_atomically(self.home / RECORD, json.dumps(record))
             confirm_recorded(child)
 

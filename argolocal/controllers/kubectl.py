@@ -15,7 +15,7 @@ from argolocal.common.files import write_atomically
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.language import kubectl_path
-from argolocal.language.selector import SelectorError, selects, verdict
+from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
@@ -241,7 +241,7 @@ class Resources:
             gone = "The resource has been deleted while its status was still being checked. Will not be retried"
             return [_failed(id, gone)]
         try:
-            succeeded, why = verdict(
+            succeeded, why = evaluate_conditions(
                 obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
             )
         except SelectorError as error:
@@ -260,7 +260,7 @@ class Resources:
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:
-                    value = kubectl_path.printed(obj, path)
+                    value = kubectl_path.render(obj, path)
                 except kubectl_path.KubectlPathError as error:
                     return _failed(
                         waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'

@@ -80,7 +80,7 @@ def synchronize_and_memoize(
 
 def timeout_at(node: Node, template: Template) -> float:
     """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
-    return parse_time(node["startedAt"]) + gofmt.seconds(template["timeout"])
+    return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
 
 def release(context: Context) -> None:

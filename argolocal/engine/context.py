@@ -12,7 +12,7 @@ from argolocal.engine.nodes import Kill, NodeTable, Options, Start, format_time,
 from argolocal.engine.scope import Scope
 from argolocal.manifest import volumes
 from argolocal.manifest.kinds import COMPLETED
-from argolocal.manifest.resolve import called
+from argolocal.manifest.resolve import qualified_name
 from argolocal.manifest.types import Node, Task, Template
 
 
@@ -113,7 +113,7 @@ class Context:
         plain = name if scope.startswith("local/") else f"{scope}/{name}"
         return {
             "name": node["displayName"],
-            "template": called(node["templateRef"]) if "templateRef" in node else plain,
+            "template": qualified_name(node["templateRef"]) if "templateRef" in node else plain,
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ class Context:
         if phase == "Error" and entry and entry["phase"] == "Running" and not deadlocked:  # after a step's exit hook
             table.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
-        if not volumes.kept(self.spec, phase):
+        if not volumes.keeps_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:

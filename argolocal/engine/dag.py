@@ -14,12 +14,12 @@ from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Parallel, TimedOut, fulfilled
 from argolocal.engine.order import HELD, Order, State, dependencies, with_ancestors
-from argolocal.language.expr import truth
+from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import STEPS, Missing, TemplateError, substitute
 from argolocal.manifest.kinds import COMPLETED, FAILED, FULFILLED
-from argolocal.manifest.loops import expand, loops
+from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 WORDS = re.compile(r"[-a-zA-Z0-9_]+")
@@ -42,7 +42,7 @@ class Dag:
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
         if unknown := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown[0]} does not exist")
-        self.looped = {name for name, task in self.tasks.items() if loops(task)}
+        self.looped = {name for name, task in self.tasks.items() if has_loop(task)}
         self.visible: dict[str, list[str]] = {}  # task → ancestors it may reference
         eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager)
@@ -154,7 +154,7 @@ class Dag:
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[f"t{len(scope)}"] = results
-        return truth(self.logic[name], scope)
+        return evaluate_bool(self.logic[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
         """Makes node `name` a child of the nodes that `task` depends on."""
@@ -188,13 +188,13 @@ class Dag:
                 self.connect(name, full)
                 return False
             expansion.members = expanded
-        group = self.node(name) if loops(task) else None
+        group = self.node(name) if has_loop(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
-        if loops(task) and not expanded:
+        if has_loop(task) and not expanded:
             self.table.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
             self.connect(name, full)
             return False
-        if loops(task) and not group:
+        if has_loop(task) and not group:
             group = self.table.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
         pending = expanded if expansion.pending is None else expansion.pending
@@ -327,7 +327,7 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable
             if not should_execute(when):
                 return body | hooks | {"when": when}
         except WhenError:
-            if not loops(task):
+            if not has_loop(task):
                 raise
     body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)

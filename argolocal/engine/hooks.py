@@ -12,9 +12,9 @@ from typing import Any
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Parallel, fulfilled
 from argolocal.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
-from argolocal.language.expr import truth
-from argolocal.language.gofmt import structs
-from argolocal.language.substitute import expanded, substitute
+from argolocal.language.expr import evaluate_bool
+from argolocal.language.gofmt import dump_structs
+from argolocal.language.substitute import nest_scope, substitute
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.types import Node, Task
 
@@ -59,7 +59,7 @@ def failures(context: Context) -> str:
         for node in context.nodes.values()
         if node["phase"] in FAILED
     ]
-    return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
+    return json.dumps(dump_structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
 
 
 def during(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
@@ -96,7 +96,7 @@ def after(context: Context, caller: Task, node: Node, scope: Scope, options: Opt
 
 
 def _holds(context: Context, hook: Task, scope: Scope) -> bool:
-    return truth(hook["expression"], expanded(scope.parameters(context.inputs.globals)))
+    return evaluate_bool(hook["expression"], nest_scope(scope.parameters(context.inputs.globals)))
 
 
 def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options) -> bool:

@@ -14,7 +14,7 @@ from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
-from argolocal.language.substitute import expanded, loaded, replace
+from argolocal.language.substitute import nest_scope, parse_result, replace
 from argolocal.manifest.names import SCHEDULED_TIME
 from argolocal.manifest.types import Task, Template
 
@@ -70,7 +70,7 @@ class Inputs:
         values |= {
             f"parameters.{parameter['name']}": parameter["value"] for parameter in parameters if "value" in parameter
         }
-        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))
+        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER))
         for key in ("labels", "annotations"):
             values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
             values |= {f"{key}.{name}": text for name, text in value.items()}
@@ -136,11 +136,11 @@ class Inputs:
         given, outputs = template["inputs"], template.get("outputs") or {}
         text = replace(json.dumps(template), scope)
         if "{{" in repr((given, outputs)):
-            new = loaded(text)
+            new = parse_result(text)
             given, outputs = new["inputs"], new.get("outputs") or {}
         scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
         if ALL_PARAMETERS.search(text):
-            scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
+            scope["inputs.parameters"] = gofmt.dump_structs(given["parameters"], PARAMETER)
         for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
             scope |= {
                 f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
@@ -151,7 +151,7 @@ class Inputs:
             if path := (parameter.get("valueFrom") or {}).get("path"):
                 scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
         text = replace(text, scope)
-        return loaded(text) if "{{" in text else Filled(loaded(text))
+        return parse_result(text) if "{{" in text else Filled(parse_result(text))
 
 
 def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
     metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
     if not given.get("labelsFrom"):
         return workflow
-    env, labels = expanded(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    env, labels = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
     for name, source in given["labelsFrom"].items():
         where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:

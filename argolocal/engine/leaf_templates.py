@@ -46,7 +46,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         known = {**context.inputs.globals, **scope, "pod.name": pod}
         final = template if isinstance(template, Filled) else substitute(template, known)
         patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
-        final = pod_patch.patched(final, patches)
+        final = pod_patch.apply_patches(final, patches)
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
     limits = [options.deadline] if options.deadline else []

@@ -15,11 +15,11 @@ from argolocal.engine import admission
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Parallel, parse_time, record_inputs
 from argolocal.language import gofmt
-from argolocal.language.expr import truth
+from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
-from argolocal.language.substitute import expanded
+from argolocal.language.substitute import nest_scope
 from argolocal.manifest.kinds import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
-from argolocal.manifest.patch import merged
+from argolocal.manifest.patch import merge_over
 from argolocal.manifest.types import Node, Task, Template
 
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
@@ -134,7 +134,7 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
-            end = parse_time(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
+            end = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(str(backoff["maxDuration"]))
             if now > end:
                 return Outcome(last["phase"], "Max duration limit exceeded")
         wait = backoff_duration(backoff, len(attempts))
@@ -142,7 +142,7 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
         if end and until > end:
             return Outcome(last["phase"], "Backoff would exceed max duration limit")
         if now < until and limit is not None and len(attempts) <= limit:
-            return Outcome(message=f"Backoff for {gofmt.humane(wait)}", wait=until)
+            return Outcome(message=f"Backoff for {gofmt.humanize(wait)}", wait=until)
     if (kind := policy(strategy)) == "OnTransientError":
         retryable = any(word in last.get("message", "") for word in TRANSIENT)
     else:
@@ -153,7 +153,7 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
         return Outcome(last["phase"], "No more retries left")
     if strategy.get("expression"):
         scope = last_retry_variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
-        if not truth(strategy["expression"], expanded(scope)):
+        if not evaluate_bool(strategy["expression"], nest_scope(scope)):
             return Outcome(last["phase"], "retryStrategy.expression evaluated to false")
     return Outcome(deadline=end)
 
@@ -167,11 +167,11 @@ def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
     """duration × factor^(attempts-1), at most cap; in seconds."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
-    wait = gofmt.seconds(str(backoff["duration"]))
+    wait = gofmt.parse_seconds(str(backoff["duration"]))
     factor = parse_int(backoff.get("factor") or 0)
     if factor > 0:
         wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
-    return min(wait, gofmt.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+    return min(wait, gofmt.parse_seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
 
 def parse_int(value: Any) -> int:
@@ -188,7 +188,7 @@ def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str
     ends = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
     return {
         "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
-        "lastRetry.duration": gofmt.general(ends[-1] - ends[0]),
+        "lastRetry.duration": gofmt.format_g(ends[-1] - ends[0]),
         "lastRetry.status": last["phase"],
         "lastRetry.message": last.get("message", ""),
     }
@@ -200,4 +200,4 @@ def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
         return template
     kinds = {kind for kind in TEMPLATE_TYPES if kind in template}
     applicable = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
-    return merged(applicable, template)
+    return merge_over(applicable, template)

@@ -244,7 +244,7 @@ class Scheduler(Context):
 
     def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
         template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
-        if mounted := volumes.declared(self.spec, self.status, template):
+        if mounted := volumes.mounted_volumes(self.spec, self.status, template):
             template = {**template, "volumes": mounted}
         if self.spec.get("archiveLogs"):
             template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}

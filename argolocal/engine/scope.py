@@ -11,7 +11,7 @@ from typing import Any
 from argolocal.engine.nodes import NodeError, NodeTable
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
-from argolocal.language.substitute import TemplateError, expanded, substitute
+from argolocal.language.substitute import TemplateError, nest_scope, substitute
 from argolocal.manifest.types import Node, Template
 
 UNRESOLVED = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
@@ -134,7 +134,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None
 def _structured(values: list[str]) -> list[Any]:
     """The parsed values if all are JSON lists or maps, else the strings unchanged."""
     try:
-        parsed = [gofmt.parsed(value, whole=float) for value in values]
+        parsed = [gofmt.parse_json(value, whole=float) for value in values]
     except ValueError:
         return values
     return parsed if all(isinstance(value, (list, dict)) for value in parsed) else values
@@ -165,7 +165,7 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
     if not source and not expression:
         return artifact
     try:
-        resolved = evaluate(expression, expanded(scope)) if expression else _read(scope, source)
+        resolved = evaluate(expression, nest_scope(scope)) if expression else _read(scope, source)
     except NodeError as error:
         if artifact.get("optional"):
             return None
@@ -183,7 +183,7 @@ def _read(scope: Scope, source: str) -> Any:
     """The value of a tag, or of an expression in braces. Raises NodeError."""
     tag = source.removeprefix("{{").removesuffix("}}").strip()
     if tag.startswith("="):
-        return evaluate(tag[1:], expanded(scope))
+        return evaluate(tag[1:], nest_scope(scope))
     if tag not in scope:
         raise TemplateError(f'Unable to resolve: "{tag}"')
     return scope[tag]
@@ -214,7 +214,7 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
     default, value = source.get("default"), None
     try:
         if source.get("expression"):
-            value = evaluate(source["expression"], expanded(scope))
+            value = evaluate(source["expression"], nest_scope(scope))
             if value is None:
                 raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
         else:
@@ -224,7 +224,7 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
             raise TemplateError(str(error)) from None
         return default
     if value is not None:
-        return gofmt.verb(value)
+        return gofmt.format_v(value)
     if default is None:
         raise TemplateError(
             f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent optional '

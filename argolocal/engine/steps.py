@@ -12,7 +12,7 @@ from argolocal.engine.nodes import Crashed, NodeError, Options, Parallel, TimedO
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import Missing, TemplateError
 from argolocal.manifest.kinds import FAILED, FULFILLED
-from argolocal.manifest.loops import expand, loops
+from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 
@@ -167,7 +167,7 @@ class Group:
                 return None
             for step in resolved:
                 items = expand(step, self.scope.parameters(self.inputs.globals))
-                if loops(step) and not items:
+                if has_loop(step) and not items:
                     name = f"{self.name}.{step['name']}"
                     self.table.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
                     self.table.child(self.name, name)

@@ -27,7 +27,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     if "outputs" not in node and (expected := _expected(template)):
         node["outputs"] = {"parameters": expected}
     if duration := (template["suspend"] or {}).get("duration"):
-        until = parse_time(node["startedAt"]) + gofmt.seconds(str(duration))
+        until = parse_time(node["startedAt"]) + gofmt.parse_seconds(str(duration))
         if context.table.now >= until:
             return _complete(context, node)
         context.wake_at(until)

@@ -1,4 +1,4 @@
-"""The value of an expression: `{{=...}}`, `depends`, retry and hook expressions; see syntax.py, functions.py, sprig.py.
+"""Evaluate expr-lang expressions: `{{=...}}`, `depends`, retry and hook expressions.
 
 Source: expr-lang/expr v1.17 (vm), Argo's util/expr.
 """
@@ -14,42 +14,42 @@ from argolocal.language.functions import (
     PREDICATES,
     ExprError,
     Numeric,
-    boolean,
+    as_indexable,
     compare,
-    cut,
     equal,
     grow,
-    indexed,
+    is_nil,
     is_number,
-    nil,
     remainder,
+    require_bool,
     series,
+    slice_bytes,
 )
-from argolocal.language.gofmt import divided, int64, power
-from argolocal.language.syntax import Node, calls, identifiers, parse
+from argolocal.language.gofmt import divide, int64, power
+from argolocal.language.syntax import Node, find_calls, identifiers, parse
 
-__all__ = ["ExprError", "calls", "evaluate", "identifiers", "truth"]
+__all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"]
 
 
 def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
-    """The value of `source` in `scope` (nested plain data, functions as callables). Raises ExprError."""
-    MEMORY.left = BUDGET
+    """Return the value of `source` in `scope` (nested plain data, functions as callables). Raises ExprError."""
+    MEMORY.remaining = BUDGET
     try:
         return _eval(parse(source), scope, ())
     except (TypeError, ValueError, AttributeError, LookupError, RecursionError, ArithmeticError) as error:
         raise ExprError(f"{error} in {source!r}") from error
 
 
-def truth(source: str, scope: Mapping[str, Any]) -> bool:
-    """`evaluate`; the result must be a bool. Raises ExprError."""
+def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
+    """Return the value of `source`, which must be a bool. Raises ExprError."""
     value = evaluate(source, scope)
     if not isinstance(value, bool):
         raise ExprError(f"unable to cast expression result '{value}' to bool")
     return value
 
 
-def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
-    """`at` is (element, index, accumulator) inside a predicate."""
+def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
+    """Evaluate a node. `frame`: (element, index, accumulator) inside a predicate, else empty."""
     kind = node[0]
     if kind == "const":
         return node[1]
@@ -60,37 +60,37 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     if kind == "member":
         if node[1][0] == "const" and isinstance(node[1][1], str) and node[2][0] == "const":
             raise ExprError(f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined")
-        return _member(_eval(node[1], scope, at), _eval(node[2], scope, at), node[3])
+        return _member(_eval(node[1], scope, frame), _eval(node[2], scope, frame), node[3])
     if kind == "binary":
-        return _binary(node, scope, at)
+        return _binary(node, scope, frame)
     if kind == "unary":
-        return _unary(node[1], _eval(node[2], scope, at))
+        return _unary(node[1], _eval(node[2], scope, frame))
     if kind == "if":
-        return _eval(node[2] if boolean(_eval(node[1], scope, at)) else node[3], scope, at)
+        return _eval(node[2] if require_bool(_eval(node[1], scope, frame)) else node[3], scope, frame)
     if kind == "call":
         function = scope.get(node[1]) if callable(scope.get(node[1])) else BUILTINS.get(node[1])
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
-        return function(*(_eval(operand, scope, at) for operand in node[2]))
+        return function(*(_eval(operand, scope, frame) for operand in node[2]))
     if kind == "method":
-        function = _eval(node[1], scope, at)
+        function = _eval(node[1], scope, frame)
         if not callable(function):
-            raise ExprError("this value is no function")
+            raise ExprError("this value is not a function")
         inner = {**scope, UNTYPED: True}
-        return function(*(_eval(operand, inner, at) for operand in node[2]))
+        return function(*(_eval(operand, inner, frame) for operand in node[2]))
     if kind == "predicate":
-        return _predicate(node, scope, at)
+        return _predicate(node, scope, frame)
     if kind == "pointer":
-        return at[{"": 0, "index": 1, "acc": 2}[node[1]]]
+        return frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if kind == "list":
-        return [_eval(operand, scope, at) for operand in node[1:]]
+        return [_eval(operand, scope, frame) for operand in node[1:]]
     if kind == "map":
-        return {str(_eval(key, scope, at)): _eval(value, scope, at) for key, value in node[1:]}
+        return {str(_eval(key, scope, frame)): _eval(value, scope, frame) for key, value in node[1:]}
     if kind == "let":
-        return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, at)}, at)
-    start, end = (None if operand is None else int(_eval(operand, scope, at)) for operand in node[2:4])
-    value = _eval(node[1], scope, at)
-    return cut(value, start, end) if isinstance(value, str) else value[start:end]
+        return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, frame)}, frame)
+    start, end = (None if operand is None else int(_eval(operand, scope, frame)) for operand in node[2:4])
+    value = _eval(node[1], scope, frame)
+    return slice_bytes(value, start, end) if isinstance(value, str) else value[start:end]
 
 
 def _member(value: Any, key: Any, optional: bool) -> Any:
@@ -101,14 +101,14 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
     if isinstance(value, Mapping):
         return value.get(key)
     if isinstance(value, (list, str)) and is_number(key):
-        if not -len(within := indexed(value)) <= int(key) < len(within):
-            raise ExprError(f"index out of range: {key} (array length is {len(within)})")
-        return within[int(key)]
+        if not -len(elements := as_indexable(value)) <= int(key) < len(elements):
+            raise ExprError(f"index out of range: {key} (array length is {len(elements)})")
+        return elements[int(key)]
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
-TYPED = ("name", "const", "list", "map")  # only of these expr-lang knows the type before it runs
-UNTYPED = ""  # in a scope: an argument of a member (sprig.x), which expr-lang does not check
+TYPED = ("name", "const", "list", "map")  # nodes with a type that expr-lang knows before evaluation
+UNTYPED = ""  # key in a scope: in arguments of a method (sprig.x), expr-lang does not check types
 
 
 def _kind(value: Any) -> str:
@@ -121,37 +121,37 @@ def _kind(value: Any) -> str:
 
 def _unary(operator: str, value: Any) -> Any:
     if operator in ("not", "!"):
-        return not boolean(value)
+        return not require_bool(value)
     if not is_number(value):
         raise ExprError(f"operator {operator} is not defined on {value!r}")
     return -value if operator == "-" else value
 
 
-def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
+def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
-    left = _eval(left_node, scope, at)
+    lhs = _eval(left_node, scope, frame)
     if operator == "??":
-        return _eval(right_node, scope, at) if nil(left) else left
+        return _eval(right_node, scope, frame) if is_nil(lhs) else lhs
     if operator in ("==", "!=") and UNTYPED not in scope:
-        kinds = [_kind(left)] if left_node[0] in TYPED else []
-        kinds += [_kind(_eval(right_node, scope, at))] if right_node[0] in TYPED else []
+        kinds = [_kind(lhs)] if left_node[0] in TYPED else []
+        kinds += [_kind(_eval(right_node, scope, frame))] if right_node[0] in TYPED else []
         if len({*kinds} - {"nil"}) > 1:
             raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(kinds)})")
     if operator in ("||", "or", "&&", "and"):
         stops = operator in ("||", "or")
-        return stops if boolean(left) is stops else boolean(_eval(right_node, scope, at))
-    return OPERATORS[operator](left, _eval(right_node, scope, at))
+        return stops if require_bool(lhs) is stops else require_bool(_eval(right_node, scope, frame))
+    return OPERATORS[operator](lhs, _eval(right_node, scope, frame))
 
 
-def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
+def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
-    collection = _eval(arguments[0], scope, at)
-    kind, named = arguments[0][:2]
-    if isinstance(collection, str) and (kind in ("name", "member") or named in ("fromJSON", "fromJson")):
-        collection = list(indexed(collection))  # Argo finds out too late that a text is no list: it iterates over bytes
+    collection = _eval(arguments[0], scope, frame)
+    kind, name_or_child = arguments[0][:2]
+    if isinstance(collection, str) and (kind in ("name", "member") or name_or_child in ("fromJSON", "fromJson")):
+        collection = list(as_indexable(collection))  # type unknown until it runs: Argo iterates over the bytes
     if not isinstance(collection, list):
         raise ExprError(f"{name} needs a list, not {collection!r}")
-    accumulator = [_eval(argument, scope, at) for argument in arguments[2:3]]
+    accumulator = [_eval(argument, scope, frame) for argument in arguments[2:3]]
 
     def test(element: Any, index: int, acc: Any = None) -> Any:
         return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
@@ -162,40 +162,40 @@ def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any
 
 
 def _text(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
-    def apply(left: Any, right: Any) -> bool:
-        if left is None or right is None:
+    def apply(lhs: Any, rhs: Any) -> bool:
+        if lhs is None or rhs is None:
             return False
-        if not (isinstance(left, str) and isinstance(right, str)):
+        if not (isinstance(lhs, str) and isinstance(rhs, str)):
             raise ExprError(f"operator {operator} is only defined on strings")
-        return test(left, right)
+        return test(lhs, rhs)
 
     return apply
 
 
 def _math(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[Any, Any], Any]:
-    def checked(left: Any, right: Any) -> Any:
-        if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            return left + right
-        if is_number(left) and is_number(right):
-            result = apply(left, right)
+    def calculate(lhs: Any, rhs: Any) -> Any:
+        if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
+            return lhs + rhs
+        if is_number(lhs) and is_number(rhs):
+            result = apply(lhs, rhs)
             return int64(result) if isinstance(result, int) else result
-        raise ExprError(f"invalid operation: {operator} (mismatched types {left!r} and {right!r})")
+        raise ExprError(f"invalid operation: {operator} (mismatched types {lhs!r} and {rhs!r})")
 
-    return checked
-
-
-def _in(left: Any, right: Any) -> bool:
-    if isinstance(right, Mapping):
-        return left in right
-    if isinstance(right, list):
-        return any(equal(left, member) for member in right)
-    raise ExprError(f"operator in is not defined on {right!r}")
+    return calculate
 
 
-def _modulo(left: Numeric, right: Numeric) -> int:
-    if not (isinstance(left, int) and isinstance(right, int)):
-        raise ExprError(f"invalid operation: {left!r} % {right!r}: both must be whole numbers")
-    return remainder(left, right)
+def _in(lhs: Any, rhs: Any) -> bool:
+    if isinstance(rhs, Mapping):
+        return lhs in rhs
+    if isinstance(rhs, list):
+        return any(equal(lhs, member) for member in rhs)
+    raise ExprError(f"operator in is not defined on {rhs!r}")
+
+
+def _modulo(lhs: Numeric, rhs: Numeric) -> int:
+    if not (isinstance(lhs, int) and isinstance(rhs, int)):
+        raise ExprError(f"invalid operation: {lhs!r} % {rhs!r}: both must be whole numbers")
+    return remainder(lhs, rhs)
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -214,7 +214,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": _math("+", lambda a, b: a + b),
     "-": _math("-", lambda a, b: a - b),
     "*": _math("*", lambda a, b: a * b),
-    "/": _math("/", divided),
+    "/": _math("/", divide),
     "%": _math("%", _modulo),
     "**": _math("**", power),
     "^": _math("^", power),

@@ -1,6 +1,7 @@
-"""What expressions can call: expr-lang's builtins and predicates; sprig.py has what Argo adds.
+"""The builtins and predicates of expr-lang; Argo's own functions are in sprig.py.
 
-Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin, vm.
+Workflows that call any other function are rejected before a run starts (preflight.py).
+Source: expr-lang/expr v1.17 builtin, vm.
 """
 
 import base64
@@ -13,10 +14,10 @@ from typing import Any, TypeGuard
 
 from argolocal.errors import NodeError
 from argolocal.language import json_path
-from argolocal.language.gofmt import Keyed, Nil, dumps, int64, parsed, verb
+from argolocal.language.gofmt import Keyed, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
-BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
+BUDGET = 1_000_000  # elements and bytes that one evaluation may allocate; as in expr-lang
 
 
 class ExprError(NodeError):
@@ -24,7 +25,7 @@ class ExprError(NodeError):
 
 
 class _Memory(threading.local):
-    left = BUDGET
+    remaining = BUDGET
 
 
 MEMORY = _Memory()
@@ -32,78 +33,76 @@ MEMORY = _Memory()
 
 def grow(size: int) -> None:
     """Reserve `size` of this evaluation's memory budget. Raises ExprError if it is exceeded."""
-    MEMORY.left -= size
-    if MEMORY.left <= 0:
+    MEMORY.remaining -= size
+    if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
 
 
 def series(start: int, stop: int, step: int = 1) -> list[int]:
-    """The numbers from `start` until before `stop`. Raises ExprError."""
+    """Return the numbers from `start` up to but excluding `stop`. Raises ExprError."""
     numbers = range(start, stop, step) if step else range(0)
     if numbers:
         grow((numbers[-1] - numbers[0]) // step + 1)
     return list(numbers)
 
 
-def remainder(left: int, right: int) -> int:
-    """With the sign of `left`. Raises ZeroDivisionError."""
-    return abs(left) % abs(right) * (1 if left >= 0 else -1)
+def remainder(lhs: int, rhs: int) -> int:
+    """Return lhs % rhs with the sign of `lhs`, as in Go. Raises ZeroDivisionError."""
+    return abs(lhs) % abs(rhs) * (1 if lhs >= 0 else -1)
 
 
 def upper(text: str) -> str:
-    """Per code point, as in Go: ß stays."""
+    """Convert each code point, as Go does: ß stays."""
     return "".join(new if len(new := char.upper()) == 1 else char for char in text)
 
 
 def lower(text: str) -> str:
-    """Per code point, as in Go: İ becomes i."""
+    """Convert each code point, as Go does: İ becomes i."""
     return "".join(char.lower()[0] for char in text)
 
 
-def nil(value: Any) -> bool:
+def is_nil(value: Any) -> bool:
     return value is None or isinstance(value, Nil)
 
 
-def boolean(value: Any) -> bool:
-    """Raises ExprError unless it is a bool."""
+def require_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ExprError(f"expected a bool but found {value!r}")
     return value
 
 
-def listed(value: Any) -> list[Any]:
-    """Raises ExprError unless it is a list."""
+def require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ExprError(f"expected a list but found {value!r}")
     return value
 
 
-def indexed(value: Any) -> Any:
-    """What an index refers to: for a string its bytes, as numbers."""
+def as_indexable(value: Any) -> Any:
+    """Return the bytes of a string: Go indexes bytes. Other values are returned as they are."""
     return value.encode() if isinstance(value, str) else value
 
 
 def is_number(value: Any) -> TypeGuard[Numeric]:
-    """Whether it is a number in Go (a bool is not)."""
+    """Return True for a Go number (a bool is not one)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def equal(left: Any, right: Any) -> bool:
-    """expr's ==: numbers by value, everything else by type and value."""
-    if nil(left) and nil(right):
+def equal(lhs: Any, rhs: Any) -> bool:
+    """Apply expr's ==: it compares numbers by value, everything else by type and value."""
+    if is_nil(lhs) and is_nil(rhs):
         return True
-    if is_number(left) and is_number(right):
-        return left == right
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(equal, left, right))
-    return type(left) is type(right) and left == right
+    if is_number(lhs) and is_number(rhs):
+        return lhs == rhs
+    if isinstance(lhs, list) and isinstance(rhs, list):
+        return len(lhs) == len(rhs) and all(map(equal, lhs, rhs))
+    return type(lhs) is type(rhs) and lhs == rhs
 
 
-def compare(left: Any, right: Any) -> int:
-    """-1, 0 or 1 for two numbers or two strings. Raises ExprError."""
-    if (is_number(left) and is_number(right)) or (isinstance(left, str) and isinstance(right, str)):
-        return (left > right) - (left < right)  # pyright: ignore[reportOperatorIssue]
-    raise ExprError(f"cannot compare {left!r} and {right!r}")
+def compare(lhs: Any, rhs: Any) -> int:
+    """Return -1, 0 or 1 for two numbers or two strings. Raises ExprError."""
+    if (is_number(lhs) and is_number(rhs)) or (isinstance(lhs, str) and isinstance(rhs, str)):
+        return (lhs > rhs) - (lhs < rhs)  # pyright: ignore[reportOperatorIssue]
+    raise ExprError(f"cannot compare {lhs!r} and {rhs!r}")
 
 
 def to_int(value: Any) -> int:
@@ -111,7 +110,7 @@ def to_int(value: Any) -> int:
         return int64(value)
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value) and int64(int(value)) == int(value):
         return int(value)
-    raise ExprError(f"invalid argument for int: {verb(value)!r}")
+    raise ExprError(f"invalid argument for int: {format_v(value)!r}")
 
 
 def to_float(value: Any) -> float:
@@ -122,55 +121,55 @@ def to_float(value: Any) -> float:
             return float(value)
     except ValueError:
         pass  # raised below, with the value
-    raise ExprError(f"invalid argument for float: {verb(value)!r}")
+    raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 
 def jsonpath(text: str, path: str) -> Any:
-    """What `path` selects of JSON (json_path.py). Raises ExprError."""
+    """Return the values at `path` in a JSON text (json_path.py). Raises ExprError."""
     try:
-        return json_path.found(_loads(text), path)
+        return json_path.select(_loads(text), path)
     except ValueError as error:
         raise ExprError(str(error)) from None
 
 
 def _loads(text: str) -> Any:
-    return parsed(text, whole=float)  # what Go reads without knowing its type has no whole numbers
+    return parse_json(text, whole=float)  # Go reads all JSON numbers of unknown type as floats
 
 
-def cut(text: str, start: int | None, end: int | None) -> str:
-    """Of the bytes of `text`, as Go counts."""
+def slice_bytes(text: str, start: int | None, end: int | None) -> str:
+    """Return text[start:end], counted in bytes as in Go."""
     return text.encode()[start:end].decode(errors="replace")
 
 
 def split(text: str, separator: str, most: int = -1) -> list[str]:
-    """Go's SplitN: into `most` parts at most, into all if that is negative; by "" into letters."""
+    """Apply Go's SplitN: at most `most` parts, or all if it is negative; "" separates all letters."""
     if most == 0:
         return Nil()
     if separator:
         return text.split(separator, max(most - 1, -1))
-    return list(text) if most < 0 else [part for part in (*text[: most - 1], text[most - 1 :]) if part]
+    return list(text) if most < 0 else [piece for piece in (*text[: most - 1], text[most - 1 :]) if piece]
 
 
 def _split_after(text: str, separator: str, most: int = -1) -> list[str]:
     parts = split(text, separator, most)
-    return [*(part + separator for part in parts[:-1]), parts[-1]] if parts else parts
+    return [*(piece + separator for piece in parts[:-1]), parts[-1]] if parts else parts
 
 
 def concat(*values: Any) -> list[Any]:
-    return [element for part in values for element in listed(part)] or Nil()
+    return [element for value in values for element in require_list(value)] or Nil()
 
 
 def _get(values: Any, key: Any) -> Any:
     if isinstance(values, Mapping):
         return values.get(key)
-    within = indexed(values)
-    return within[key] if -len(within) <= key < len(within) else None
+    elements = as_indexable(values)
+    return elements[key] if -len(elements) <= key < len(elements) else None
 
 
 def _take(values: Any, count: int) -> list[Any]:
     if count < 0:
         raise ExprError("slice index out of bounds")
-    return listed(values)[:count]
+    return require_list(values)[:count]
 
 
 def _repeat(text: str, times: int) -> str:
@@ -180,43 +179,43 @@ def _repeat(text: str, times: int) -> str:
     return text * times
 
 
-def _position(text: str, at: int) -> int:
-    return len(text[:at].encode()) if at > 0 else at
+def _byte_index(text: str, index: int) -> int:
+    return len(text[:index].encode()) if index > 0 else index
 
 
 def _unbase64(text: str) -> str:
     text = re.sub(r"[\r\n]", "", text)
-    good = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
-    if good and good.end() == len(text) and "_" not in text:
+    valid = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
+    if valid and valid.end() == len(text) and "_" not in text:
         return base64.b64decode(text).decode(errors="replace")
-    quantum = good.end() if good else 0
-    illegal = re.search(r"[^A-Za-z0-9+/=]", text[quantum:])
-    raise ExprError(f"illegal base64 data at input byte {quantum + (illegal.start() if illegal else 0)}")
+    end = valid.end() if valid else 0
+    illegal = re.search(r"[^A-Za-z0-9+/=]", text[end:])
+    raise ExprError(f"illegal base64 data at input byte {end + (illegal.start() if illegal else 0)}")
 
 
-def _descends(order: str) -> bool:
+def _is_descending(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise ExprError(f"invalid order {order}, expected asc or desc")
     return order == "desc"
 
 
-def _flat(values: list[Any]) -> list[Any]:
-    return [inner for value in values for inner in (_flat(value) if isinstance(value, list) else [value])]
+def _flatten(values: list[Any]) -> list[Any]:
+    return [inner for value in values for inner in (_flatten(value) if isinstance(value, list) else [value])]
 
 
 def _unique(values: list[Any]) -> list[Any]:
-    return [value for i, value in enumerate(values) if not any(equal(value, before) for before in values[:i])]
+    return [value for i, value in enumerate(values) if not any(equal(value, earlier) for earlier in values[:i])]
 
 
 def _numbers(*values: Any) -> list[Numeric]:
-    flat = _flat(list(values))
+    flat = _flatten(list(values))
     if not all(map(is_number, flat)):
         raise ExprError(f"expected numbers, not {flat!r}")
     return flat
 
 
 def _median(*values: Any) -> float:
-    ordered, half = sorted(_numbers(*values)), len(_flat(list(values))) // 2
+    ordered, half = sorted(_numbers(*values)), len(_flatten(list(values))) // 2
     return (ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2) if ordered else 0.0
 
 
@@ -237,7 +236,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "round": lambda v: float(math.floor(abs(v) + 0.5)) * (1 if v >= 0 else -1),
     "int": to_int,
     "float": to_float,
-    "string": verb,
+    "string": format_v,
     "trim": lambda s, cut=None: s.strip(cut),
     "trimPrefix": lambda s, cut=" ": s.removeprefix(cut),
     "trimSuffix": lambda s, cut=" ": s.removesuffix(cut),
@@ -248,8 +247,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "replace": lambda s, old, new, n=-1: s.replace(old, new, n),
     "repeat": _repeat,
     "join": lambda values, sep="": sep.join(values),
-    "indexOf": lambda s, part: _position(s, s.find(part)),
-    "lastIndexOf": lambda s, part: _position(s, s.rfind(part)),
+    "indexOf": lambda s, substring: _byte_index(s, s.find(substring)),
+    "lastIndexOf": lambda s, substring: _byte_index(s, s.rfind(substring)),
     "hasPrefix": str.startswith,
     "hasSuffix": str.endswith,
     "max": lambda *v: max(_numbers(*v)),
@@ -260,25 +259,25 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "fromJSON": _loads,
     "toBase64": lambda s: base64.b64encode(s.encode()).decode(),
     "fromBase64": _unbase64,
-    "first": lambda v: indexed(v)[0] if v else None,
-    "last": lambda v: indexed(v)[-1] if v else None,
+    "first": lambda v: as_indexable(v)[0] if v else None,
+    "last": lambda v: as_indexable(v)[-1] if v else None,
     "get": _get,
     "take": _take,
     "keys": lambda v: sorted(v),
     "values": lambda v: [v[key] for key in sorted(v)],
     "toPairs": lambda v: [[key, v[key]] for key in sorted(v)],
     "fromPairs": lambda pairs: Keyed("interface {}", pairs),
-    "reverse": lambda v: listed(v)[::-1],
+    "reverse": lambda v: require_list(v)[::-1],
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
-    "flatten": _flat,
-    "sort": lambda v, order="asc": sorted(v, key=cmp_to_key(compare), reverse=_descends(order)),
+    "flatten": _flatten,
+    "sort": lambda v, order="asc": sorted(v, key=cmp_to_key(compare), reverse=_is_descending(order)),
 }
 
 
 def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int | None, Any]:
     order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
-    return next(((i, elements[i]) for i in order if boolean(test(elements[i], i))), (None, None))
+    return next(((i, elements[i]) for i in order if require_bool(test(elements[i], i))), (None, None))
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
@@ -298,18 +297,18 @@ def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
 
 def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
     keyed = [(test(element, i), element) for i, element in enumerate(elements)]
-    descends = _descends(order)
-    return [value for _, value in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=descends)]
+    ordered = sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=_is_descending(order))
+    return [value for _, value in ordered]
 
 
 PREDICATES: dict[str, Callable[..., Any]] = {
-    "all": lambda e, t: all(boolean(t(x, i)) for i, x in enumerate(e)),
-    "any": lambda e, t: any(boolean(t(x, i)) for i, x in enumerate(e)),
-    "none": lambda e, t: not any(boolean(t(x, i)) for i, x in enumerate(e)),
-    "one": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)) == 1,
-    "filter": lambda e, t: [x for i, x in enumerate(e) if boolean(t(x, i))],
+    "all": lambda e, t: all(require_bool(t(x, i)) for i, x in enumerate(e)),
+    "any": lambda e, t: any(require_bool(t(x, i)) for i, x in enumerate(e)),
+    "none": lambda e, t: not any(require_bool(t(x, i)) for i, x in enumerate(e)),
+    "one": lambda e, t: sum(require_bool(t(x, i)) for i, x in enumerate(e)) == 1,
+    "filter": lambda e, t: [x for i, x in enumerate(e) if require_bool(t(x, i))],
     "map": lambda e, t: [t(x, i) for i, x in enumerate(e)],
-    "count": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)),
+    "count": lambda e, t: sum(require_bool(t(x, i)) for i, x in enumerate(e)),
     "sum": lambda e, t: sum(_numbers(*(t(x, i) for i, x in enumerate(e)))),
     "find": lambda e, t: _find(e, t)[1],
     "findIndex": lambda e, t: _find(e, t)[0],

@@ -1,9 +1,9 @@
-"""The language of `when`: govaluate after substitution, with all its traps.
+"""Evaluate `when` conditions, after substitution, with all the surprises of govaluate.
 
     operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   * / %   **
     value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value ("," value)* ")"
-A bare word is its own text. Symbols are read greedily (`1 ==-1` is the unknown symbol "==-"), `1e-3` is not a number,
-`a-1` is a subtraction, `True` is a word, and two texts compare letter by letter.
+A bare word is a text. Symbols are read greedily (`1 ==-1` has the unknown symbol "==-"), `1e-3` is not a number,
+`a-1` is a subtraction, `True` is a word, and texts are compared alphabetically ('10' < '9').
 Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from argolocal.errors import NodeError
 from argolocal.language import regexp
-from argolocal.language.gofmt import divided, verb
+from argolocal.language.gofmt import divide, format_v
 
 SYMBOLS = {
     "MODIFIER": {"+", "-", "*", "/", "%", "**", "&", "|", "^", ">>", "<<"},
@@ -51,7 +51,7 @@ class WhenError(NodeError):
 
 
 def should_execute(when: str) -> bool:
-    """Whether the step of a substituted `when` runs. Raises WhenError."""
+    """Return True if a step with this substituted `when` must run. Raises WhenError."""
     if not when:
         return True
     try:
@@ -65,18 +65,18 @@ def should_execute(when: str) -> bool:
     except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
     if not isinstance(result, bool):
-        raise WhenError(f"Expected boolean evaluation for '{when}'. Got {verb(result)}")
+        raise WhenError(f"Expected boolean evaluation for '{when}'. Got {format_v(result)}")
     return result
 
 
 def _tokens(text: str) -> list[Token]:
     tokens: list[Token] = []
-    at, state = 0, "UNKNOWN"
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
+    position, state = 0, "UNKNOWN"
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
             continue
-        token, at = _read(text, at, state)
+        token, position = _read(text, position, state)
         tokens.append(token)
         state = token[0]
     if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(kind, 0) for kind, _ in tokens):
@@ -84,56 +84,56 @@ def _tokens(text: str) -> list[Token]:
     return tokens
 
 
-def _read(text: str, at: int, state: str) -> tuple[Token, int]:
-    char = text[at]
+def _read(text: str, position: int, state: str) -> tuple[Token, int]:
+    char = text[position]
     if char.isdigit() or char == ".":
-        if match := re.compile(r"0x([0-9a-fA-F]+)").match(text, at):
+        if match := re.compile(r"0x([0-9a-fA-F]+)").match(text, position):
             if (number := int(match[1], 16)) > UINT64:
                 raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
             return ("NUMERIC", float(number)), match.end()
-        digits, at = _span(text, at, lambda c: c.isdigit() or c == ".")
+        digits, position = _span(text, position, lambda c: c.isdigit() or c == ".")
         try:
-            return ("NUMERIC", float(digits)), at
+            return ("NUMERIC", float(digits)), position
         except ValueError:
             raise WhenError(f"Unable to parse numeric value '{digits}' to float64\n") from None
     if char == ",":
-        return ("SEPARATOR", ","), at + 1
+        return ("SEPARATOR", ","), position + 1
     if char == "[":
-        name, end = _span(text, at + 1, lambda c: c != "]", spaces=True)
+        name, end = _span(text, position + 1, lambda c: c != "]", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed parameter bracket")
         return ("VARIABLE", name), end + 1
     if char.isalpha():
-        word, at = _span(text, at, lambda c: c.isalnum() or c in "_.")
-        return _word(word), at
+        word, position = _span(text, position, lambda c: c.isalnum() or c in "_.")
+        return _word(word), position
     if char in "'\"":
-        value, end = _span(text, at + 1, lambda c: c not in "'\"", spaces=True)
+        value, end = _span(text, position + 1, lambda c: c not in "'\"", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed string literal")
         return _text(value), end + 1
     if char in "()":
-        return ("CLAUSE" if char == "(" else "CLAUSE_CLOSE", char), at + 1
-    symbol, at = _span(text, at, lambda c: not (c.isalnum() or c in "()[]'\""))
+        return ("CLAUSE" if char == "(" else "CLAUSE_CLOSE", char), position + 1
+    symbol, position = _span(text, position, lambda c: not (c.isalnum() or c in "()[]'\""))
     if "PREFIX" in NEXT[state] and symbol in ("-", "!", "~"):
-        return ("PREFIX", symbol), at
+        return ("PREFIX", symbol), position
     for kind, symbols in SYMBOLS.items():
         if symbol in symbols:
-            return (kind, symbol), at
+            return (kind, symbol), position
     raise WhenError(f"Invalid token: '{symbol}'")
 
 
-def _span(text: str, at: int, accept: Callable[[str], bool], spaces: bool = False) -> tuple[str, int]:
-    out: list[str] = []
-    while at < len(text):
-        if text[at] == "\\":
-            out.append(text[at + 1 : at + 2])
-            at += 2
+def _span(text: str, position: int, accept: Callable[[str], bool], spaces: bool = False) -> tuple[str, int]:
+    characters: list[str] = []
+    while position < len(text):
+        if text[position] == "\\":
+            characters.append(text[position + 1 : position + 2])
+            position += 2
             continue
-        if (text[at].isspace() and not spaces) or not accept(text[at]):
+        if (text[position].isspace() and not spaces) or not accept(text[position]):
             break
-        out.append(text[at])
-        at += 1
-    return "".join(out), at
+        characters.append(text[position])
+        position += 1
+    return "".join(characters), position
 
 
 def _word(word: str) -> Token:
@@ -145,9 +145,9 @@ def _word(word: str) -> Token:
         return "VARIABLE", word
     if word.endswith("."):
         raise WhenError(f"Hanging accessor on token '{word}'")
-    for part in word.split(".")[1:]:
-        if part[:1].upper() != part[:1]:
-            raise WhenError(f"Unable to access unexported field '{part}' in token '{word}'")
+    for field in word.split(".")[1:]:
+        if field[:1].upper() != field[:1]:
+            raise WhenError(f"Unable to access unexported field '{field}' in token '{word}'")
     return "ACCESSOR", word.split(".")
 
 
@@ -166,63 +166,63 @@ def _check(tokens: list[Token]) -> None:
         if kind not in NEXT[state]:
             if state == "VARIABLE" and kind == "CLAUSE":
                 raise WhenError(f"Undefined function {last}")
-            was = "<nil>" if last is None else verb(last)
-            raise WhenError(f"Cannot transition token types from {state} [{was}] to {kind} [{verb(value)}]")
+            was = "<nil>" if last is None else format_v(last)
+            raise WhenError(f"Cannot transition token types from {state} [{was}] to {kind} [{format_v(value)}]")
         state, last = kind, value
     if state not in ENDS:
         raise WhenError("Unexpected end of expression")
 
 
 class _Evaluator:
-    """Precedence climbing over checked tokens, evaluating directly (`skip`: a branch that && or || short-circuits)."""
+    """Evaluate checked tokens by precedence climbing (`skip`: in a branch that && or || short-circuits)."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.at = tokens, 0
+        self.tokens, self.position = tokens, 0
 
     def run(self) -> Any:
         value = self.separated(False)
-        if self.at < len(self.tokens):
-            raise WhenError(f"unexpected {verb(self.tokens[self.at][1])}")
+        if self.position < len(self.tokens):
+            raise WhenError(f"unexpected {format_v(self.tokens[self.position][1])}")
         return value
 
     def separated(self, skip: bool) -> Any:
         values = [self.level(0, skip)]
         while self.peek() == ("SEPARATOR", ","):
-            self.at += 1
+            self.position += 1
             values.append(self.level(0, skip))
         return values[0] if len(values) == 1 else values
 
     def peek(self) -> Token:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ("END", None)
+        return self.tokens[self.position] if self.position < len(self.tokens) else ("END", None)
 
     def level(self, index: int, skip: bool) -> Any:
         if index == len(LEVELS):
             return self.value(skip)
-        left = self.level(index + 1, skip)
+        lhs = self.level(index + 1, skip)
         while self.peek()[0] in SYMBOLS and self.peek()[1] in LEVELS[index]:
             symbol = self.peek()[1]
-            self.at += 1
-            short = {"&&": left is False, "||": left is True, "?": left is False, ":": left is not None}
-            short["??"] = left is not None
-            right = self.level(index + 1, skip or short.get(symbol, False))
+            self.position += 1
+            short = {"&&": lhs is False, "||": lhs is True, "?": lhs is False, ":": lhs is not None}
+            short["??"] = lhs is not None
+            rhs = self.level(index + 1, skip or short.get(symbol, False))
             if not skip:
-                left = _apply(symbol, left, right, short.get(symbol, False))
-        return left
+                lhs = _apply(symbol, lhs, rhs, short.get(symbol, False))
+        return lhs
 
     def value(self, skip: bool) -> Any:
         kind, value = self.peek()
-        self.at += 1
+        self.position += 1
         if kind == "CLAUSE":
             inner = None if self.peek()[0] == "CLAUSE_CLOSE" else self.separated(skip)
-            self.at += 1
+            self.position += 1
             return inner
         if kind == "PREFIX":
             operand = self.value(skip)
-            wanted = bool if value == "!" else float
+            expected_type = bool if value == "!" else float
             if skip:
                 return None
-            if not isinstance(operand, wanted):
-                raise WhenError(f"Value '{verb(operand)}' cannot be used with the prefix '{value}'")
+            if not isinstance(operand, expected_type):
+                raise WhenError(f"Value '{format_v(operand)}' cannot be used with the prefix '{value}'")
             return not operand if value == "!" else -operand if value == "-" else float(~int(operand))
         if kind == "ACCESSOR":
             raise WhenError(f"No parameter '{value[0]}' found.")
@@ -231,40 +231,42 @@ class _Evaluator:
         return value
 
 
-def _apply(symbol: str, left: Any, right: Any, short: bool) -> Any:
+def _apply(symbol: str, lhs: Any, rhs: Any, short: bool) -> Any:
     if symbol in ("&&", "||"):
         if not short:
-            _need(bool, symbol, "logical operator", "bool", left, right)
-        return left if short else right
+            _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
+        return lhs if short else rhs
     if symbol == "?":
-        _need(bool, symbol, "ternary operator", "bool", left)
-        return right if left else None
+        _require_type(bool, symbol, "ternary operator", "bool", lhs)
+        return rhs if lhs else None
     if symbol in (":", "??"):
-        return left if short else right
+        return lhs if short else rhs
     if symbol in ("==", "!="):
-        return (type(left) is type(right) and left == right) == (symbol == "==")
+        return (type(lhs) is type(rhs) and lhs == rhs) == (symbol == "==")
     if symbol in ("=~", "!~"):
-        _need(str, symbol, "comparator", "string", left, right)
-        return regexp.matches(right, left) == (symbol == "=~")
+        _require_type(str, symbol, "comparator", "string", lhs, rhs)
+        return regexp.matches(rhs, lhs) == (symbol == "=~")
     if symbol == "in":
-        if not isinstance(right, list):
-            raise WhenError(f"Value '{verb(right)}' cannot be used with the comparator 'in', it is not an array")
-        return any(type(left) is type(member) and left == member for member in right)
+        if not isinstance(rhs, list):
+            raise WhenError(f"Value '{format_v(rhs)}' cannot be used with the comparator 'in', it is not an array")
+        return any(type(lhs) is type(member) and lhs == member for member in rhs)
     if symbol in SYMBOLS["COMPARATOR"]:
-        if not (type(left) is type(right) and isinstance(left, (float, str))):
-            raise WhenError(f"Value '{verb(left)}' cannot be used with the comparator '{symbol}', it is not a number")
-        return {">": left > right, ">=": left >= right, "<": left < right, "<=": left <= right}[symbol]  # type: ignore[operator]
-    if symbol == "+" and (isinstance(left, str) or isinstance(right, str)):
-        return verb(left) + verb(right)
-    _need(float, symbol, "modifier", "number", left, right)
-    return MODIFIERS[symbol](left, right)
+        if not (type(lhs) is type(rhs) and isinstance(lhs, (float, str))):
+            raise WhenError(
+                f"Value '{format_v(lhs)}' cannot be used with the comparator '{symbol}', it is not a number"
+            )
+        return {">": lhs > rhs, ">=": lhs >= rhs, "<": lhs < rhs, "<=": lhs <= rhs}[symbol]  # type: ignore[operator]
+    if symbol == "+" and (isinstance(lhs, str) or isinstance(rhs, str)):
+        return format_v(lhs) + format_v(rhs)
+    _require_type(float, symbol, "modifier", "number", lhs, rhs)
+    return MODIFIERS[symbol](lhs, rhs)
 
 
 MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "/": divided,
+    "/": divide,
     "%": lambda a, b: math.fmod(a, b) if b else math.nan,
     "**": lambda a, b: a**b,
     "&": lambda a, b: float(int(a) & int(b)),
@@ -275,7 +277,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _need(wanted: type, symbol: str, what: str, name: str, *values: Any) -> None:
+def _require_type(expected_type: type, symbol: str, role: str, name: str, *values: Any) -> None:
     for value in values:
-        if not isinstance(value, wanted):
-            raise WhenError(f"Value '{verb(value)}' cannot be used with the {what} '{symbol}', it is not a {name}")
+        if not isinstance(value, expected_type):
+            raise WhenError(f"Value '{format_v(value)}' cannot be used with the {role} '{symbol}', it is not a {name}")

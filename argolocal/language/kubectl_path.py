@@ -1,9 +1,9 @@
-r"""kubectl's `-o jsonpath=`: a template in which each {...} is replaced by its results.
+r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by their results.
 
-    printed({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
+    render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-What is not there prints nothing. Values of a map come in its order here, and in none on a cluster.
-Source: k8s.io/client-go/util/jsonpath, as kubectl get has it (allow-missing-template-keys).
+A missing key renders as "". The values of a map are in its order here, and in any order on a cluster.
+Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
 """
 
 import re
@@ -22,7 +22,7 @@ COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
 SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
 KEY = re.compile(r"'([^']*)'")
 ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
-Node = tuple[str, Any]  # its kind, what it needs
+Node = tuple[str, Any]  # kind, arguments
 NOTHING = object()
 
 
@@ -30,23 +30,23 @@ class KubectlPathError(ValueError):
     """The path is invalid or does not match the object; the message is kubectl's."""
 
 
-def printed(value: Any, template: str) -> str:
-    """What kubectl prints of `value`. Raises KubectlPathError."""
-    return "".join(_printed(value, parse(template)))
+def render(value: Any, template: str) -> str:
+    """Return the text that kubectl prints for `value`. Raises KubectlPathError."""
+    return "".join(_render(value, parse(template)))
 
 
 def parse(template: str) -> list[Node]:
-    """The parts of a template. Raises KubectlPathError."""
+    """Return the nodes of a template. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
-    at, words = 0, list[str]()
-    while at < len(template):
-        start = template.find("{", at)
+    position, words = 0, list[str]()
+    while position < len(template):
+        start = template.find("{", position)
         start = len(template) if start < 0 else start
-        if start > at:
-            open_ranges[-1].append(("plain", template[at:start]))
+        if start > position:
+            open_ranges[-1].append(("plain", template[position:start]))
         if start == len(template):
             break
-        nodes, at = _action(template, start + 1)
+        nodes, position = _action(template, start + 1)
         words += [inner for kind, inner in nodes if kind == "word"]
         if nodes[:1] == [("word", "range")]:
             body: list[Node] = []
@@ -60,7 +60,7 @@ def parse(template: str) -> list[Node]:
                 raise KubectlPathError("not in range, nothing to end")
         else:
             open_ranges[-1].append(("action", nodes))
-    while len(open_ranges) > 1:  # without {end}: the rest is printed of each, and once more
+    while len(open_ranges) > 1:  # without {end}, the rest is printed for each element, and once more
         rest = open_ranges.pop()
         open_ranges[-1] += rest
     if words:
@@ -68,23 +68,23 @@ def parse(template: str) -> list[Node]:
     return open_ranges[0]
 
 
-def _action(text: str, at: int) -> tuple[list[Node], int]:
-    """The nodes up to the closing }, and the position after it."""
+def _action(text: str, position: int) -> tuple[list[Node], int]:
+    """Return the nodes up to the closing }, and the position after it."""
     nodes: list[Node] = []
-    while text[at : at + 1] != "}":
-        if at >= len(text) or text[at] in "\r\n":
+    while text[position : position + 1] != "}":
+        if position >= len(text) or text[position] in "\r\n":
             raise KubectlPathError("unclosed action")
-        token = TOKEN.match(text, at)
+        token = TOKEN.match(text, position)
         if not token:
-            raise KubectlPathError(f"unrecognized character in action: U+{ord(text[at]):04X} '{text[at]}'")
-        at = token.end()
+            raise KubectlPathError(f"unrecognized character in action: U+{ord(text[position]):04X} '{text[position]}'")
+        position = token.end()
         nodes += NODES[str(token.lastgroup)](token[str(token.lastgroup)])
         if nodes[-2:] == [("recursive", None)] * 2:
             raise KubectlPathError("invalid multiple recursive descent")
-        if token.lastgroup == "recursive" and (field := re.compile(rf"(?=\w){FIELD}").match(text, at)):
+        if token.lastgroup == "recursive" and (field := re.compile(rf"(?=\w){FIELD}").match(text, position)):
             nodes += _field(field[0])
-            at = field.end()
-    return nodes, at + 1
+            position = field.end()
+    return nodes, position + 1
 
 
 def _inner(text: str) -> list[Node]:
@@ -110,7 +110,7 @@ def _word(text: str) -> list[Node]:
 
 
 def _text(text: str) -> list[Node]:
-    escapes = gofmt.UNQUOTED | {text[0]: text[0]}
+    escapes = gofmt.ESCAPED_CHARACTERS | {text[0]: text[0]}
 
     def char(match: re.Match[str]) -> str:
         return chr(int(match[1][1:], 16)) if match[1][1:] else escapes[match[1]]
@@ -132,13 +132,13 @@ def _filter(text: str) -> list[Node]:
 
 def _array(text: str) -> list[Node]:
     if "," in text:
-        return [("union", [_array(part.strip(" ")) for part in text.split(",")])]
+        return [("union", [_array(index.strip(" ")) for index in text.split(",")])]
     if key := KEY.fullmatch(text):
         return _inner(f".{key[1]}")
     if not (parts := SLICE.fullmatch(":" if text == "*" else text)):
         raise KubectlPathError(f"invalid array index {text}")
     try:
-        start, end, step = (int(part.strip(":")) if part and part.strip(":") else None for part in parts.groups())
+        start, end, step = (int(index.strip(":")) if index and index.strip(":") else None for index in parts.groups())
     except ValueError:
         raise KubectlPathError(f"array index {text} is not a number") from None
     single = parts[2] is None
@@ -157,22 +157,22 @@ NODES: dict[str, Any] = {
 }
 
 
-def _printed(value: Any, parts: list[Node]) -> Iterator[str]:
-    for kind, inner in parts:
+def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
+    for kind, inner in template_nodes:
         if kind == "plain":
             yield inner
         elif kind == "action":
-            yield " ".join(_shown(result) for result in _walked([value], inner))
+            yield " ".join(_format(result) for result in _walk([value], inner))
         else:
             nodes, body = inner
-            items = _walked([value], nodes)
+            items = _walk([value], nodes)
             for item in items:
-                yield from _printed(item, body)
+                yield from _render(item, body)
             if not items:
-                list(_printed(NOTHING, body))  # what fits nothing is an error all the same
+                list(_render(NOTHING, body))  # also without items, an invalid body is an error
 
 
-def _walked(values: list[Any], nodes: list[Node]) -> list[Any]:
+def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:
     for kind, inner in nodes:
         values = _step(values, kind, inner)
     return values
@@ -184,17 +184,17 @@ def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
     if kind == "constant":
         return [inner for _ in values]
     if kind == "union":
-        return [item for nodes in inner for item in _walked(values, nodes)]
+        return [item for nodes in inner for item in _walk(values, nodes)]
     if kind == "field":
         return [item[inner] for item in values if isinstance(item, dict) and inner in item]
     if kind == "filter":
-        return [item for value in values for item in _chosen(value, *inner)]
-    known = [item for item in values if item is not None]
+        return [item for value in values for item in _select_elements(value, *inner)]
+    non_null = [item for item in values if item is not None]
     if kind == "all":
-        return [item for value in known for item in _children(value)]
+        return [item for value in non_null for item in _children(value)]
     if kind == "recursive":
-        return [item for value in known for item in _descendants(value)]
-    return [item for value in known for item in _slice(value, *inner)]
+        return [item for value in non_null for item in _descendants(value)]
+    return [item for value in non_null for item in _slice(value, *inner)]
 
 
 def _children(value: Any) -> list[Any]:
@@ -205,8 +205,8 @@ def _children(value: Any) -> list[Any]:
 
 def _descendants(value: Any) -> list[Any]:
     children = _children(value)
-    below = [node for child in children if child is not None for node in _descendants(child)]
-    return [value, *below] if children else []
+    deeper = [node for child in children if child is not None for node in _descendants(child)]
+    return [value, *deeper] if children else []
 
 
 def _slice(value: Any, start: int | None, end: int | None, step: int | None, single: bool) -> list[Any]:
@@ -229,33 +229,33 @@ def _slice(value: Any, start: int | None, end: int | None, step: int | None, sin
     return value[first:last:step]
 
 
-def _chosen(value: Any, left: list[Node], sign: str, right: list[Node]) -> Iterator[Any]:
+def _select_elements(value: Any, lhs: list[Node], sign: str, rhs: list[Node]) -> Iterator[Any]:
     if not isinstance(value, list):
-        raise KubectlPathError(f"{gofmt.verb(value)} is not array or slice and cannot be filtered")
+        raise KubectlPathError(f"{gofmt.format_v(value)} is not array or slice and cannot be filtered")
     for element in value:
         if sign == "exists":
             try:
-                operands = _walked([element], left)
+                operands = _walk([element], lhs)
             except KubectlPathError:
                 continue
             if operands:
                 yield element
             continue
-        sides = [_walked([element], left)]
-        sides += [_walked([element], right)] if sides[0] else []
+        sides = [_walk([element], lhs)]
+        sides += [_walk([element], rhs)] if sides[0] else []
         if any(len(side) > 1 for side in sides):
             raise KubectlPathError("can only compare one element at a time")
         if all(sides) and _holds(sides[0][0], sign, sides[1][0]):
             yield element
 
 
-def _holds(left: Any, sign: str, right: Any) -> bool:
-    kinds = {type(left), type(right)}
+def _holds(lhs: Any, sign: str, rhs: Any) -> bool:
+    kinds = {type(lhs), type(rhs)}
     if kinds - {bool, int, float, str} or (kinds == {bool} and sign[0] in "<>"):
         raise KubectlPathError("invalid type for comparison")
     if len(kinds) > 1:
         raise KubectlPathError("incompatible types for comparison")
-    return gofmt.COMPARE[sign](left, right)
+    return gofmt.COMPARE[sign](lhs, rhs)
 
 
 def _type(value: Any) -> str:
@@ -263,7 +263,7 @@ def _type(value: Any) -> str:
     return names.get(type(value), "nothing")
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return gofmt.dumps(value)
-    return "null" if value is None else gofmt.verb(value)
+    return "null" if value is None else gofmt.format_v(value)

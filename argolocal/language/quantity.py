@@ -1,4 +1,4 @@
-"""Quantities of Kubernetes: 512Mi, 1.5G, 500m, 1e3. Source: apimachinery's resource.Quantity."""
+"""Kubernetes quantities: 512Mi, 1.5G, 500m, 1e3. Source: apimachinery's resource.Quantity."""
 
 import re
 from decimal import Decimal
@@ -8,10 +8,10 @@ QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-
 
 
 def quantity(text: Any) -> Decimal:
-    """The number that a quantity stands for. Raises ValueError."""
+    """Return the number that a quantity means. Raises ValueError."""
     match = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
     if not match:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     number, unit = match.groups(default="")
     if unit.endswith("i"):
         return Decimal(number) * 1024 ** (1 + "KMGTPE".index(unit[0]))

@@ -1,6 +1,6 @@
-"""Go's regular expressions, by the RE2 library: its syntax, in time linear in the text, and Go's templates.
+"""Go's regular expressions, matched by the RE2 library in linear time, and its replacement templates.
 
-A pattern that Go refuses (a look-around, a backreference) raises ValueError. Source: Go's regexp.
+A pattern that Go rejects (a look-around, a backreference) raises ValueError. Source: Go's regexp.
 """
 
 import re
@@ -10,9 +10,9 @@ from typing import Any
 VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
-def found(pattern: str, text: str) -> Iterator[Any]:
-    """Non-overlapping matches; an empty match adjacent to another is skipped."""
-    import re2  # only who uses an expression with a pattern needs the library
+def find_matches(pattern: str, text: str) -> Iterator[Any]:
+    """Yield non-overlapping matches, without empty matches adjacent to another."""
+    import re2  # imported here: needed only for expressions with patterns
 
     options = re2.Options()
     options.log_errors = False
@@ -21,10 +21,10 @@ def found(pattern: str, text: str) -> Iterator[Any]:
     except re2.error as error:
         reason = error.args[0]
         raise ValueError(f"error parsing regexp: {reason.decode() if isinstance(reason, bytes) else reason}") from None
-    return _apart(matches)
+    return _skip_adjacent_empty(matches)
 
 
-def _apart(matches: Iterator[Any]) -> Iterator[Any]:
+def _skip_adjacent_empty(matches: Iterator[Any]) -> Iterator[Any]:
     end = -1
     for match in matches:
         if match.end() != match.start() or match.start() != end:
@@ -33,19 +33,19 @@ def _apart(matches: Iterator[Any]) -> Iterator[Any]:
 
 
 def matches(pattern: str, text: str) -> bool:
-    return next(found(pattern, text), None) is not None
+    return next(find_matches(pattern, text), None) is not None
 
 
 def find_all(pattern: str, text: str, most: int = -1) -> list[str]:
-    """The first `most` matches, or all if negative."""
-    every = [match.group() for match in found(pattern, text)]
-    return every if most < 0 else every[:most]
+    """Return the first `most` matches, or all if it is negative."""
+    texts = [match.group() for match in find_matches(pattern, text)]
+    return texts if most < 0 else texts[:most]
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
     """Replace each match by `template`, with $1, ${1} and ${name} for groups ($1W is the unknown group "1W": empty)."""
     parts, end = [], 0
-    for match in found(pattern, text):
+    for match in find_matches(pattern, text):
         parts += [text[end : match.start()], VARIABLE.sub(lambda name, match=match: _group(match, name), template)]
         end = match.end()
     return "".join(parts) + text[end:]
@@ -60,15 +60,15 @@ def _group(match: Any, name: re.Match[str]) -> str:
 
 
 def split(pattern: str, text: str, most: int = -1) -> list[str]:
-    """The texts between matches, at most `most` unless negative."""
+    """Return the texts between matches: at most `most`, or all if it is negative."""
     if not text or not most:
         return [text] if most else []
     parts, start, end = [], 0, 0
-    for match in found(pattern, text):
+    for match in find_matches(pattern, text):
         if 0 < most <= len(parts) + 1:
             break
         end = match.start()
-        if match.end():  # an empty match in front of the text parts nothing
+        if match.end():  # an empty match at the start of the text does not split it
             parts.append(text[start:end])
         start = match.end()
     return [*parts, text[start:]] if end != len(text) else parts

@@ -4,9 +4,9 @@
     requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
                  | key (in | notin) "(" value ("," value)* ")"
 
-A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). Of a
-success condition all requirements must hold; of a failure condition any, and failure is looked at first. A missing
-path satisfies `!=`, `notin` and `!key`.
+A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). All
+requirements of a success condition must hold, or any of a failure condition, which is checked first. A missing path
+satisfies `!=`, `notin` and `!key`.
 Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argolocal.language.gofmt import dumps, general
+from argolocal.language.gofmt import dumps, format_g
 
 TOKEN = re.compile(r"\s*(!=|==|=|>|<|!|,|\(|\)|[^\s=!<>,()]+)")
 KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -29,14 +29,14 @@ class SelectorError(ValueError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """One requirement; `operator` as Kubernetes names it, plus "=" for "equals"."""
+    """A requirement; `operator` as in Kubernetes, and "=" for "equals"."""
 
     key: str
     operator: str
     values: tuple[str, ...] = ()
 
     def matches(self, value: Any) -> bool:
-        """Whether the value of the key, or MISSING, satisfies this requirement."""
+        """Return True if the value of the key, or MISSING, satisfies this requirement."""
         if self.operator in ("exists", "!"):
             return (value is not MISSING) == (self.operator == "exists")
         if value is MISSING:
@@ -50,13 +50,13 @@ class Requirement:
 
 
 def parse(condition: str) -> list[Requirement]:
-    """The requirements, in the order of their keys as Kubernetes sorts them. Raises SelectorError."""
-    tokens, at = [], 0
-    while condition[at:].strip():
-        match = TOKEN.match(condition, at)
+    """Return the requirements, sorted by key as in Kubernetes. Raises SelectorError."""
+    tokens, position = [], 0
+    while condition[position:].strip():
+        match = TOKEN.match(condition, position)
         assert match
         tokens.append(match[1])
-        at = match.end()
+        position = match.end()
     requirements: list[Requirement] = []
     while tokens:
         requirements.append(_requirement(tokens))
@@ -97,18 +97,18 @@ def _values(tokens: list[str]) -> list[str]:
         last = token
     else:
         if last == "(":
-            raise SelectorError("the list of values has no end")
+            raise SelectorError("the list of values is not closed")
     return values
 
 
 def lookup(document: Any, path: str) -> Any:
-    """The value at a gjson path of names and indexes ("#" is a list's length), or MISSING."""
-    for part in path.split("."):
-        if isinstance(document, Mapping) and part in document:
-            document = document[part]
-        elif isinstance(document, list) and part.isdigit() and int(part) < len(document):
-            document = document[int(part)]
-        elif isinstance(document, list) and part == "#":
+    """Return the value at a gjson path of names and indexes ("#" is a list's length), or MISSING."""
+    for name in path.split("."):
+        if isinstance(document, Mapping) and name in document:
+            document = document[name]
+        elif isinstance(document, list) and name.isdigit() and int(name) < len(document):
+            document = document[int(name)]
+        elif isinstance(document, list) and name == "#":
             document = len(document)
         else:
             return MISSING
@@ -121,20 +121,20 @@ def _text(value: Any) -> str:
     if isinstance(value, (str, bool)):
         return value if isinstance(value, str) else str(value).lower()
     if isinstance(value, (int, float)):
-        return str(value) if isinstance(value, int) else general(value, 1e-6, 1e21)
+        return str(value) if isinstance(value, int) else format_g(value, 1e-6, 1e21)
     return dumps(value)
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
+    """Return True if `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
     return all(requirement.matches(labels.get(requirement.key, MISSING)) for requirement in parse(selector))
 
 
-def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
-    """(True, "") fulfilled, (False, why) failed, (None, "") keep waiting. Raises SelectorError."""
+def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
+    """Return (True, "") if fulfilled, (False, reason) if failed, (None, "") to keep waiting. Raises SelectorError."""
     for requirement in parse(failure):
         if requirement.matches(lookup(document, requirement.key)):
-            said = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
-            return False, f"failure condition '{said}' evaluated true"
+            text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
+            return False, f"failure condition '{text}' evaluated true"
     done = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
     return True if done else None, ""

@@ -1,4 +1,4 @@
-"""Functions that Argo adds to expressions: the common ones of sprig, and its own.
+"""Functions that Argo adds to expressions: the common sprig functions, and its own.
 
 Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
@@ -22,30 +22,30 @@ from argolocal.language import regexp
 from argolocal.language.functions import (
     BUILTINS,
     ExprError,
-    boolean,
     concat,
-    cut,
     is_number,
     jsonpath,
-    listed,
     remainder,
+    require_bool,
+    require_list,
     series,
+    slice_bytes,
     split,
     to_float,
     to_int,
 )
-from argolocal.language.gofmt import Nil, date, dumps, int64, quoted, verb
+from argolocal.language.gofmt import Nil, dumps, format_date, format_v, int64, quote
 
 
 def _empty(value: Any) -> bool:
     return value is None or value is False or (is_number(value) and value == 0) or value in ("", [], {})
 
 
-def _cast(value: Any) -> int:
-    """sprig's toInt64: unparsable is 0, a leading zero means octal, and decimals are dropped."""
+def _to_int64(value: Any) -> int:
+    """Apply sprig's toInt64: 0 if it cannot be parsed, octal with a leading zero, decimals dropped."""
     if isinstance(value, float):
         return int64(value)
-    text = verb(value) if not isinstance(value, bool) else str(int(value))
+    text = format_v(value) if not isinstance(value, bool) else str(int(value))
     if decimal := re.fullmatch(r"([-+]?\d*)\.\d*", text):
         text = decimal[1] if decimal[1][-1:].isdigit() else "0"
     try:
@@ -55,26 +55,25 @@ def _cast(value: Any) -> int:
     return number if int64(number) == number else 0
 
 
-def _float(value: Any) -> float:
-    """sprig's toFloat64."""
+def _to_float64(value: Any) -> float:
     try:
         return float(value) if value == str(value).strip() or not isinstance(value, str) else 0.0
     except (TypeError, ValueError):
         return 0.0
 
 
-def _div(left: Any, right: Any) -> int:
-    left, right = _cast(left), _cast(right)
-    return int64((left - remainder(left, right)) // right)
+def _div(lhs: Any, rhs: Any) -> int:
+    lhs, rhs = _to_int64(lhs), _to_int64(rhs)
+    return int64((lhs - remainder(lhs, rhs)) // rhs)
 
 
 def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(value))) for value in v)), 16)) + 0.0  # no -0
+    return lambda *v: float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0  # no -0
 
 
-def _rounded(value: Any, places: int) -> float:
-    """Round half up; negative numbers always down."""
-    shifted = _float(value) * 10**places
+def _round(value: Any, places: int) -> float:
+    """Round half up, and negative numbers always down, as sprig does."""
+    shifted = _to_float64(value) * 10**places
     return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
 
 
@@ -101,23 +100,23 @@ def _seq(*numbers: int) -> str:
     return " ".join(map(str, series(first, last + unit, numbers[1] if numbers[2:] else unit)))
 
 
-def _same(left: Any, right: Any) -> bool:
-    """Go's DeepEqual: 1 is not 1.0."""
-    if type(left) is not type(right):
+def _deep_equal(lhs: Any, rhs: Any) -> bool:
+    """Apply Go's DeepEqual: 1 is not 1.0."""
+    if type(lhs) is not type(rhs):
         return False
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(_same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    return left == right
+    if isinstance(lhs, list):
+        return len(lhs) == len(rhs) and all(map(_deep_equal, lhs, rhs))
+    if isinstance(lhs, dict):
+        return lhs.keys() == rhs.keys() and all(_deep_equal(lhs[key], rhs[key]) for key in lhs)
+    return lhs == rhs
 
 
-def _among(item: Any, values: Any) -> bool:
-    return any(_same(item, value) for value in values)
+def _contains(item: Any, values: Any) -> bool:
+    return any(_deep_equal(item, value) for value in values)
 
 
 def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
-    start, end = _cast(first), len(values) if last is None else _cast(last)
+    start, end = _to_int64(first), len(values) if last is None else _to_int64(last)
     if values and not 0 <= start <= end <= len(values):
         raise ExprError("slice index out of bounds")
     return values[start:end] if values else None
@@ -129,7 +128,7 @@ def _substr(start: int, end: int, text: str) -> str:
         end = size
     if not max(start, 0) <= end <= size:
         raise ExprError(f"slice bounds out of range [{start}:{end}]")
-    return cut(text, max(start, 0), end)
+    return slice_bytes(text, max(start, 0), end)
 
 
 def _indent(spaces: int, text: str) -> str:
@@ -138,10 +137,10 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Of its bytes, of which each is a letter then; where there is none to leave out, they stay what they are."""
+    """Remove white space. If there is any, each byte becomes a letter, as in sprig."""
     letters = text.encode().decode("latin-1")
-    kept = re.sub(r"[\t-\r \x85\xa0]", "", letters)
-    return kept if kept != letters else text
+    stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
+    return stripped if stripped != letters else text
 
 
 def _clean(path: str) -> str:
@@ -150,11 +149,11 @@ def _clean(path: str) -> str:
 
 def _texts(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return [verb(value) for value in values if value is not None]
+    return [format_v(value) for value in values if value is not None]
 
 
-def _parts(parts: list[str]) -> dict[str, str]:
-    return {f"_{index}": part for index, part in enumerate(parts)}
+def _parts(pieces: list[str]) -> dict[str, str]:
+    return {f"_{index}": piece for index, piece in enumerate(pieces)}
 
 
 def _matches(pattern: str, text: str) -> bool:
@@ -164,7 +163,7 @@ def _matches(pattern: str, text: str) -> bool:
         return False
 
 
-def _tried(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -> Callable[[str], Any]:
+def _catch_errors(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -> Callable[[str], Any]:
     def call(text: str) -> Any:
         try:
             return function(text)
@@ -174,15 +173,15 @@ def _tried(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -
     return call
 
 
-def _filled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A nil string is empty."""
+def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with nil arguments replaced by empty strings."""
     return lambda *values: function(*("" if value is None else value for value in values))
 
 
 def _date(layout: str, moment: Any) -> str:
-    """sprig's date: of unix seconds, in this machine's zone; anything else, a text too, is now."""
-    known = is_number(moment) and isinstance(moment, int)
-    return date(layout, (datetime.fromtimestamp(moment) if known else datetime.now()).astimezone())
+    """Apply sprig's date: for unix seconds in the local time zone; any other value means now."""
+    is_timestamp = is_number(moment) and isinstance(moment, int)
+    return format_date(layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone())
 
 
 SPRIG: dict[str, Callable[..., Any]] = {
@@ -190,51 +189,51 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "lower": BUILTINS["lower"],
     "title": lambda s: re.sub(r"(?<!\w)\w", lambda letter: letter[0].title(), s),
     "trim": str.strip,
-    "trimAll": lambda cut, s: s.strip(cut),
-    "trimPrefix": lambda cut, s: s.removeprefix(cut),
-    "trimSuffix": lambda cut, s: s.removesuffix(cut),
-    "trunc": lambda n, s: cut(s, None, n) if n >= 0 else cut(s, n, None),
+    "trimAll": lambda characters, s: s.strip(characters),
+    "trimPrefix": lambda characters, s: s.removeprefix(characters),
+    "trimSuffix": lambda characters, s: s.removesuffix(characters),
+    "trunc": lambda n, s: slice_bytes(s, None, n) if n >= 0 else slice_bytes(s, n, None),
     "substr": _substr,
     "replace": lambda old, new, s: s.replace(old, new),
     "repeat": lambda n, s: BUILTINS["repeat"](s, n),
     "nospace": _nospace,
-    "contains": lambda part, s: part in s,
-    "hasPrefix": lambda part, s: s.startswith(part),
-    "hasSuffix": lambda part, s: s.endswith(part),
-    "quote": lambda *v: " ".join(quoted(verb(value)) for value in v if value is not None),
-    "squote": lambda *v: " ".join(f"'{verb(value)}'" for value in v if value is not None),
+    "contains": lambda substring, s: substring in s,
+    "hasPrefix": lambda prefix, s: s.startswith(prefix),
+    "hasSuffix": lambda suffix, s: s.endswith(suffix),
+    "quote": lambda *v: " ".join(quote(format_v(value)) for value in v if value is not None),
+    "squote": lambda *v: " ".join(f"'{format_v(value)}'" for value in v if value is not None),
     "indent": _indent,
     "splitList": lambda sep, s: split(s, sep),
     "join": lambda sep, v: sep.join(_texts(v)),
     "list": lambda *v: list(v),
-    "first": lambda v: next(iter(listed(v)), None),
-    "last": lambda v: next(reversed(listed(v)), None),
-    "uniq": lambda v: [value for i, value in enumerate(listed(v)) if not _among(value, v[:i])],
-    "reverse": lambda v: listed(v)[::-1],
-    "has": lambda item, v: v is not None and _among(item, listed(v)),
+    "first": lambda v: next(iter(require_list(v)), None),
+    "last": lambda v: next(reversed(require_list(v)), None),
+    "uniq": lambda v: [value for i, value in enumerate(require_list(v)) if not _contains(value, v[:i])],
+    "reverse": lambda v: require_list(v)[::-1],
+    "has": lambda item, v: v is not None and _contains(item, require_list(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
     "empty": _empty,
     "coalesce": lambda *v: next((value for value in v if not _empty(value)), None),
-    "ternary": lambda yes, no, test: yes if test is not None and boolean(test) else no,
-    "add": lambda *v: int64(sum(map(_cast, v))),
-    "add1": lambda v: int64(_cast(v) + 1),
-    "sub": lambda a, b: int64(_cast(a) - _cast(b)),
-    "mul": lambda a, *v: int64(math.prod(map(_cast, (a, *v)))),
+    "ternary": lambda yes, no, test: yes if test is not None and require_bool(test) else no,
+    "add": lambda *v: int64(sum(map(_to_int64, v))),
+    "add1": lambda v: int64(_to_int64(v) + 1),
+    "sub": lambda a, b: int64(_to_int64(a) - _to_int64(b)),
+    "mul": lambda a, *v: int64(math.prod(map(_to_int64, (a, *v)))),
     "div": _div,
-    "mod": lambda a, b: remainder(_cast(a), _cast(b)),
-    "max": lambda *v: max(map(_cast, v)),
-    "min": lambda *v: min(map(_cast, v)),
+    "mod": lambda a, b: remainder(_to_int64(a), _to_int64(b)),
+    "max": lambda *v: max(map(_to_int64, v)),
+    "min": lambda *v: min(map(_to_int64, v)),
     "atoi": lambda s: max(-(2**63), min(int(s), 2**63 - 1)) if re.fullmatch(r"[+-]?\d+", s) else 0,
-    "int": _cast,
-    "int64": _cast,
-    "float64": _float,
+    "int": _to_int64,
+    "int64": _to_int64,
+    "float64": _to_float64,
     "date": _date,
-    "toString": verb,
+    "toString": format_v,
     "toJson": dumps,
     "toPrettyJson": BUILTINS["toJSON"],
-    "fromJson": _tried(BUILTINS["fromJSON"], lambda error: None),
+    "fromJson": _catch_errors(BUILTINS["fromJSON"], lambda error: None),
     "b64enc": BUILTINS["toBase64"],
-    "b64dec": _tried(BUILTINS["fromBase64"], str),
+    "b64dec": _catch_errors(BUILTINS["fromBase64"], str),
     "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
     "sha1sum": lambda s: hashlib.sha1(s.encode(), usedforsecurity=False).hexdigest(),
     "sha256sum": lambda s: hashlib.sha256(s.encode()).hexdigest(),
@@ -247,7 +246,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(pattern, s, new.replace("$", "$$")),
     "regexSplit": lambda pattern, s, n: regexp.split(pattern, s, n) if n else Nil(),
     "regexQuoteMeta": lambda s: re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", s),
-    "cat": lambda *v: " ".join(verb(value) for value in v if value is not None),
+    "cat": lambda *v: " ".join(format_v(value) for value in v if value is not None),
     "nindent": lambda n, s: "\n" + _indent(n, s),
     "plural": lambda singular, many, count: singular if count == 1 else many,
     "split": lambda sep, s: _parts(split(s, sep)),
@@ -257,29 +256,29 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "until": lambda n: series(0, n, 1 if n >= 0 else -1),
     "untilStep": series,
     "seq": _seq,
-    "ceil": lambda v: float(math.ceil(_float(v))),
-    "floor": lambda v: float(math.floor(_float(v))),
-    "round": _rounded,
+    "ceil": lambda v: float(math.ceil(_to_float64(v))),
+    "floor": lambda v: float(math.floor(_to_float64(v))),
+    "round": _round,
     "add1f": lambda v: _decimals(operator.add)(v, 1),
     "addf": lambda *v: _decimals(operator.add)(0, *v),
     "subf": _decimals(operator.sub),
     "mulf": _decimals(operator.mul),
     "divf": _decimals(operator.truediv),
-    "maxf": lambda *v: max(map(_float, v)),
-    "minf": lambda *v: min(map(_float, v)),
+    "maxf": lambda *v: max(map(_to_float64, v)),
+    "minf": lambda *v: min(map(_to_float64, v)),
     "tuple": lambda *v: list(v),
-    "append": lambda v, value: [*listed(v), value],
-    "prepend": lambda v, value: [value, *listed(v)],
+    "append": lambda v, value: [*require_list(v), value],
+    "prepend": lambda v, value: [value, *require_list(v)],
     "concat": concat,
-    "rest": lambda v: listed(v)[1:] if v != [] else Nil(),
-    "initial": lambda v: listed(v)[:-1] if v != [] else Nil(),
-    "slice": lambda v, *ends: _slice(listed(v), *ends),
-    "without": lambda v, *others: [value for value in listed(v) if not _among(value, others)],
-    "compact": lambda v: [value for value in listed(v) if not _empty(value)],
-    "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(listed(v)), n)],
+    "rest": lambda v: require_list(v)[1:] if v != [] else Nil(),
+    "initial": lambda v: require_list(v)[:-1] if v != [] else Nil(),
+    "slice": lambda v, *ends: _slice(require_list(v), *ends),
+    "without": lambda v, *others: [value for value in require_list(v) if not _contains(value, others)],
+    "compact": lambda v: [value for value in require_list(v) if not _empty(value)],
+    "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(require_list(v)), n)],
     "all": lambda *v: not any(map(_empty, v)),
     "any": lambda *v: not all(map(_empty, v)),
-    "dict": lambda *v: {verb(key): value for key, value in zip(v[::2], [*v[1::2], ""], strict=False)},
+    "dict": lambda *v: {format_v(key): value for key, value in zip(v[::2], [*v[1::2], ""], strict=False)},
     "get": lambda d, key: d.get(key, ""),
     "hasKey": lambda d, key: key in d,
     "keys": lambda *d: sorted(key for mapping in d for key in mapping),
@@ -301,5 +300,5 @@ TEXTS = (
     " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta"
     " base dir clean ext isAbs"
 )
-SPRIG |= {name: _filled(SPRIG[name]) for name in TEXTS.split()}
+SPRIG |= {name: _nil_as_empty(SPRIG[name]) for name in TEXTS.split()}
 ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}

@@ -1,9 +1,9 @@
-"""`{{tag}}` and `{{=expression}}`: textual substitution on the JSON of a whole object, as Argo does it.
+"""Substitute `{{tag}}` and `{{=expression}}` in the JSON text of a whole object, as Argo does.
 
-A tag runs from the first `{{` to the next `}}`; its value goes in escaped, so it stays inside its string. A tag that
-nobody knows stays as it is, unless it is strict (then Missing); a tag whose value is None (the output of a skipped
-step) is an error. An unclosed `{{` is an error wherever it stands. Source: Argo's util/template (simple_template.go,
-expression_template.go) and util/expand.
+A tag runs from the first `{{` to the next `}}`; its value is escaped, so it stays inside its string. An unknown tag is
+not replaced, unless it is strict (then Missing is raised); a tag with the value None (an output of a skipped step) and
+an unclosed `{{` are errors.
+Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
 """
 
 import json
@@ -19,18 +19,18 @@ from argolocal.language.sprig import ARGO
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")
-STEPS = re.compile(r"(tasks|steps)(\.|$)")  # what must be known in the fields of a task or step
+STEPS = re.compile(r"(tasks|steps)(\.|$)")  # strict tags in the fields of a task or step
 ALL = re.compile("")
 
 
 class Tags:
-    """Finds the `{{tag}}`s of a text. Nothing behind the last `}}` is searched, so that many `{{` cost no more."""
+    """Find the `{{tag}}`s of a text. The text after the last `}}` is not searched: many `{{` there would cost O(n²)."""
 
     def __init__(self, kind: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{kind}(.*?)\}}\}}", re.DOTALL)
 
     def findall(self, text: str) -> list[str]:
-        """Return what is between the braces of each tag."""
+        """Return the text between the braces of each tag."""
         return self.pattern.findall(text[: text.rfind("}}") + 2])
 
     def sub(self, value: str | Callable[[re.Match[str]], str], text: str) -> str:
@@ -41,7 +41,7 @@ class Tags:
 
 TAG = Tags()
 EXPRESSION = Tags("=")
-LATE = {"item", "retries", "workflow.status", "workflow.failures"} | {
+RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
 UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote writes these in a way JSON cannot read
@@ -52,18 +52,18 @@ class TemplateError(NodeError):
 
 
 class Missing(TemplateError):
-    """A strict tag has no value yet: Argo would retry forever."""
+    """The value of a strict tag does not exist yet: Argo would retry forever."""
 
 
 def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> T:
-    """`value` with its tags replaced. `artifacts`: strict tags of output artifacts may stay. Raises TemplateError."""
+    """Replace the tags in `value`. `artifacts`: strict tags of output artifacts may remain. Raises TemplateError."""
     text = json.dumps(value)
     if "{{" not in text:
         return value
-    return loaded(replace(text, scope, strict, artifacts))
+    return parse_result(replace(text, scope, strict, artifacts))
 
 
-def loaded(text: str) -> Any:
+def parse_result(text: str) -> Any:
     """Parse JSON text that `replace` returned. Raises TemplateError."""
     try:
         return json.loads(text)
@@ -72,25 +72,25 @@ def loaded(text: str) -> Any:
 
 
 def replace(text: str, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> str:
-    """`substitute` on JSON text."""
-    out, at, env = [], 0, None
-    while (start := text.find("{{", at)) >= 0:
+    """Replace the tags in a JSON text, as `substitute` does."""
+    pieces, position, env = [], 0, None
+    while (start := text.find("{{", position)) >= 0:
         end = text.find("}}", start + 2)
         if end < 0:
             raise TemplateError(f'Cannot find end tag="}}}}" in the template="{text}" starting from "{text[start:]}"')
-        out.append(text[at:start])
+        pieces.append(text[position:start])
         tag = text[start + 2 : end]
         if tag.startswith("="):
-            env = expanded(scope) if env is None else env
-            out.append(_expression(tag[1:], env, strict))
+            env = nest_scope(scope) if env is None else env
+            pieces.append(_expression(tag[1:], env, strict))
         else:
-            out.append(_simple(tag, scope, strict, artifacts))
-        at = end + 2
-    return "".join(out) + text[at:]
+            pieces.append(_simple(tag, scope, strict, artifacts))
+        position = end + 2
+    return "".join(pieces) + text[position:]
 
 
-def quoted(value: str) -> str:
-    """`value` escaped for a JSON string."""
+def escape(value: str) -> str:
+    """Escape `value` for a JSON string. Raises TemplateError."""
     if UNQUOTABLE.search(value):
         raise TemplateError("cannot finish template replacement because the result was invalid JSON")
     return json.dumps(value)[1:-1]
@@ -105,13 +105,13 @@ def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: b
                 f"unable to substitute {{{{{tag}}}}}: "
                 "output is an absent optional (skipped/omitted node with no default)"
             )
-        return quoted(value)
+        return escape(value)
     outer, nested, inner = tag.rpartition("{{")
     if nested and outer and inner in scope:
         value = scope[inner]
         if value is None:
             raise TemplateError(f'unable to substitute nested tag {{{{{tag}}}}}: "{inner}" is an absent optional')
-        return "{{" + outer + quoted(value)
+        return "{{" + outer + escape(value)
     if strict and strict.match(name) and not (artifacts and ".outputs.artifacts." in name):
         raise Missing(f"failed to resolve {{{{{tag}}}}}")
     return "{{" + tag + "}}"
@@ -124,14 +124,14 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     except json.JSONDecodeError as error:
         raise TemplateError(f"failed to unmarshall JSON expression: {error}") from None
     try:
-        missing = [name for name in identifiers(source) if not _known(env, name)]
+        missing = [name for name in identifiers(source) if not _has(env, name)]
     except ExprError as error:
         raise TemplateError(f"failed to evaluate expression: {error}") from None
     for name in missing:
         if strict and strict.match(name):
             raise Missing(f"failed to evaluate expression: {name} is missing")
     tolerant = bool(missing) or strict is None
-    if tolerant and LATE.intersection(missing):
+    if tolerant and RESOLVED_LATER.intersection(missing):
         return literal
     failed = "evaluate"
     try:
@@ -148,26 +148,26 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     return text[1:-1] if text.startswith('"') else json.dumps(text)[1:-1]
 
 
-def _known(env: Mapping[str, Any], name: str) -> bool:
+def _has(env: Mapping[str, Any], name: str) -> bool:
     value: Any = env
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
             return False
-        value = value[part]
+        value = value[key]
     return True
 
 
-def expanded(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested maps, plus Argo's functions; a key that is also a prefix of another is dropped."""
+def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into nested maps and add Argo's functions. Drops a key that is a prefix of another."""
     env: dict[str, Any] = {}
     names = sorted(scope)
     for name, following in zip(names, [*names[1:], ""], strict=True):
         if following.startswith(name + "."):
             continue
         *path, last = name.split(".")
-        place = env
-        for part in path:
-            inner = place.setdefault(part, {})
-            place = inner if isinstance(inner, dict) else place.__setitem__(part, {}) or place[part]
-        place[last] = scope[name]
+        node = env
+        for key in path:
+            inner = node.setdefault(key, {})
+            node = inner if isinstance(inner, dict) else node.__setitem__(key, {}) or node[key]
+        node[last] = scope[name]
     return env | ARGO

@@ -1,4 +1,4 @@
-"""The syntax of expr-lang 1.17, as far as `{{=...}}`, `depends`, and retry and hook expressions use it.
+"""Parse expr-lang 1.17 as used in `{{=...}}`, `depends`, and retry and hook expressions.
 
     expression := binary ( "?" expression ":" expression )? | "let" name "=" expression ";" expression
     binary     := unary ( operator unary )*       operators, loosest first: |  or ||  and &&  == != < > <= >= in matches
@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from argolocal.language.functions import PREDICATES, ExprError
-from argolocal.language.gofmt import UNQUOTED
+from argolocal.language.gofmt import ESCAPED_CHARACTERS
 
 TOKEN = re.compile(
     r"""(?:\s|//[^\n]*|/\*.*?\*/)+|(?P<number>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*(?:[eE][+-]?\d+)?)
@@ -29,57 +29,57 @@ BINARY = (
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
-MAX_DIGITS = 400  # of a number: a float has at most 309 before its point
+MAX_DIGITS = 400  # of a number: a float has at most 309 before its decimal point
 ORDERED = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
 NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
-ESCAPES = UNQUOTED | {"'": "'", '"': '"'}
+ESCAPES = ESCAPED_CHARACTERS | {"'": "'", '"': '"'}
 Node = tuple[Any, ...]
 
 
 @contextmanager
-def _bounded(source: str) -> Iterator[None]:
-    """Raise ExprError for an expression that is nested too deep to be read."""
+def _limit_nesting(source: str) -> Iterator[None]:
+    """Raise ExprError if an expression is nested too deeply."""
     try:
         yield
     except RecursionError:
-        raise ExprError(f"hundreds of levels in one another: {source[:60]!r}...") from None
+        raise ExprError(f"nested hundreds of levels deep: {source[:60]!r}...") from None
 
 
 @lru_cache(4096)
 def parse(source: str) -> Node:
-    """The syntax tree. Raises ExprError."""
-    tokens, at = [], 0
-    while at < len(source):
-        match = TOKEN.match(source, at)
+    """Return the syntax tree. Raises ExprError."""
+    tokens, position = [], 0
+    while position < len(source):
+        match = TOKEN.match(source, position)
         if not match:
-            raise ExprError(f"unexpected character {source[at]!r} in {source!r}")
-        at, kind = match.end(), match.lastgroup
+            raise ExprError(f"unexpected character {source[position]!r} in {source!r}")
+        position, kind = match.end(), match.lastgroup
         tokens += [(kind, match[kind])] if kind else []
     parser = _Parser(tokens, source)
-    with _bounded(source):
+    with _limit_nesting(source):
         tree = parser.expression(0)
-    if parser.at < len(tokens):
+    if parser.position < len(tokens):
         raise ExprError(f"unexpected token {parser.value!r} in {source!r}")
     return tree
 
 
 class _Parser:
     def __init__(self, tokens: list[tuple[str, str]], source: str) -> None:
-        self.tokens, self.source, self.at, self.depth = tokens, source, 0, 0
+        self.tokens, self.source, self.position, self.depth = tokens, source, 0, 0
 
     @property
     def kind(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else "end"
+        return self.tokens[self.position][0] if self.position < len(self.tokens) else "end"
 
     @property
     def value(self) -> str:
-        return self.tokens[self.at][1] if self.at < len(self.tokens) else "the end"
+        return self.tokens[self.position][1] if self.position < len(self.tokens) else "the end"
 
     def accept(self, *symbols: str) -> str | None:
         if self.kind in ("symbol", "name") and self.value in symbols:
-            self.at += 1
-            return self.tokens[self.at - 1][1]
+            self.position += 1
+            return self.tokens[self.position - 1][1]
         return None
 
     def expect(self, symbol: str) -> None:
@@ -89,8 +89,8 @@ class _Parser:
     def name(self) -> str:
         if self.kind != "name":
             raise ExprError(f"expected a name but found {self.value!r} in {self.source!r}")
-        self.at += 1
-        return self.tokens[self.at - 1][1]
+        self.position += 1
+        return self.tokens[self.position - 1][1]
 
     def expression(self, floor: int) -> Node:
         if floor == 0 and self.accept("let"):
@@ -99,35 +99,35 @@ class _Parser:
             value = self.expression(0)
             self.expect(";")
             return "let", name, value, self.expression(0)
-        left, before = self.unary(), ""
+        lhs, previous = self.unary(), ""
         while self.kind in ("symbol", "name"):
-            start = self.at
+            start = self.position
             negated = bool(self.accept("not"))
             operator = self.value
             level = BINARY.get(operator, -1)
             if level < floor or self.kind not in ("symbol", "name") or (negated and operator not in NEGATABLE):
-                self.at = start
+                self.position = start
                 break
-            self.at += 1
-            if before == "??" and operator != "??":
+            self.position += 1
+            if previous == "??" and operator != "??":
                 raise ExprError(f"?? and {operator} cannot be mixed without parentheses in {self.source!r}")
             if operator == "|":
-                left = self.call(self.name(), [left])
+                lhs = self.call(self.name(), [lhs])
             elif operator in ORDERED:
-                left = self.ordered(left, operator, level + 1)
+                lhs = self.ordered(lhs, operator, level + 1)
             else:
-                right = self.expression(level if operator in ("**", "^") else level + 1)
-                left = ("binary", operator, left, right)
-            left = ("unary", "not", left) if negated else left
-            before = operator
-        return self.conditional(left) if floor == 0 else left
+                rhs = self.expression(level if operator in ("**", "^") else level + 1)
+                lhs = ("binary", operator, lhs, rhs)
+            lhs = ("unary", "not", lhs) if negated else lhs
+            previous = operator
+        return self.conditional(lhs) if floor == 0 else lhs
 
-    def ordered(self, left: Node, operator: str, floor: int) -> Node:
-        right = self.expression(floor)
-        node: Node = ("binary", operator, left, right)
+    def ordered(self, lhs: Node, operator: str, floor: int) -> Node:
+        rhs = self.expression(floor)
+        node: Node = ("binary", operator, lhs, rhs)
         while following := self.accept(*ORDERED):
-            left, right = right, self.expression(floor)
-            node = ("binary", "&&", node, ("binary", following, left, right))
+            lhs, rhs = rhs, self.expression(floor)
+            node = ("binary", "&&", node, ("binary", following, lhs, rhs))
         return node
 
     def conditional(self, test: Node) -> Node:
@@ -143,17 +143,17 @@ class _Parser:
     def unary(self) -> Node:
         if self.kind in ("symbol", "name") and self.value in UNARY:
             operator = self.value
-            self.at += 1
+            self.position += 1
             return "unary", operator, self.expression(UNARY[operator])
         return self.postfix(self.primary())
 
     def primary(self) -> Node:
         kind, value = self.kind, self.value
-        self.at += 1
+        self.position += 1
         if kind == "number":
             return "const", _number(value)
         if kind == "text":
-            return "const", _unquoted(value)
+            return "const", _unquote(value)
         if kind == "name":
             if value in ("true", "false", "nil"):
                 return "const", {"true": True, "false": False, "nil": None}[value]
@@ -180,7 +180,7 @@ class _Parser:
             else:
                 node = ("member", node, ("const", self.name()), optional)
             if self.value == "(" and self.kind == "symbol":
-                self.at += 1
+                self.position += 1
                 node = ("method", node, self.items(")"))
         return node
 
@@ -244,7 +244,7 @@ def _number(text: str) -> int | float:
     return float(text) if any(char in text for char in ".e") else int(text)
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     if text[0] == "`":
         return text[1:-1]
 
@@ -253,7 +253,7 @@ def _unquoted(text: str) -> str:
         if len(code) > 1:
             return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
         if code not in ESCAPES:
-            raise ExprError(f"invalid char escape \\{code} in {text}: a backslash of the text itself is two")
+            raise ExprError(f"invalid char escape \\{code} in {text}: write a literal backslash as \\\\")
         return ESCAPES[code]
 
     codes = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
@@ -262,16 +262,15 @@ def _unquoted(text: str) -> str:
 
 @lru_cache(4096)
 def identifiers(source: str) -> tuple[str, ...]:
-    """The dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
+    """Return the dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
     names: dict[str, None] = {}
-    with _bounded(source):
+    with _limit_nesting(source):
         _collect(parse(source), names, False)
     return tuple(names)
 
 
-def calls(source: str) -> list[tuple[str, list[Any]]]:
-    """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None where not
-    constant."""
+def find_calls(source: str) -> list[tuple[str, list[Any]]]:
+    """Return the calls in `source`: the name (`len`, `sprig.upper`) and the arguments, None for non-constants."""
     results: list[tuple[str, list[Any]]] = []
 
     def visit(node: Any) -> None:
@@ -283,7 +282,7 @@ def calls(source: str) -> list[tuple[str, list[Any]]]:
             for child in node:
                 visit(child)
 
-    with _bounded(source):
+    with _limit_nesting(source):
         visit(parse(source))
     return results
 
@@ -307,7 +306,7 @@ def _collect(node: Any, names: dict[str, None], guarded: bool) -> None:
         _collect(node[2], names, guarded or node[1] == "??")
         _collect(node[3], names, guarded)
         return
-    for child in node:  # what is within comes first, as of it Argo says that it is missing
+    for child in node:  # inner names first: Argo reports the first missing name
         _collect(child, names, guarded or (kind == "member" and node[3]))
     if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
         names[_path(node) or ""] = None

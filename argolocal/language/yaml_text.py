@@ -1,11 +1,11 @@
-"""Parses YAML and JSON that a stranger may have written: what is too much is refused before anything is built of it.
+"""Parse untrusted YAML and JSON: a text that exceeds a limit is rejected before its values are built.
 
     documents = parse(path.read_text(), str(path))
 
-YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are
-texts, 1e3 is a number, and dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does: its escapes are not
-always valid YAML. The bounds hold for the events of a text, whose cost grows with its length alone, and count what an
-alias or a merge stands for each time. Sources: goyaml's decode.go; libyaml's scanner.c.
+Where PyYAML differs from Kubernetes' Go library, YAML is read as in Go: `y` and `n` are booleans, keys are texts, 1e3
+is a number, dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does: its escapes are not always valid YAML.
+The limits are checked on the parser's events, in time linear in the text; an alias or a merge counts as its content,
+each time. Sources: goyaml's decode.go; libyaml's scanner.c.
 """
 
 import json
@@ -22,27 +22,27 @@ from yaml.constructor import ConstructorError
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 
-MAX_CHARACTERS = 10_000_000  # Argo's largest resource definition has 3.2 million
+MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million
 MAX_DOCUMENTS = 1_000
-MAX_VALUES = 200_000  # that definition has 123,000, 37 levels deep
+MAX_VALUES = 200_000  # that CRD has 123,000, 37 levels deep
 MAX_DEPTH = 100
 MAX_DIGITS = 100  # of a number, with its sign, point and exponent
-MAX_KEY_LENGTH = 1_024  # YAML's own limit of a key without "? "
-MAX_DIRECTIVES = 10  # libyaml compares each with all before it
+MAX_KEY_LENGTH = 1_024  # YAML's own limit for a key without "? "
+MAX_DIRECTIVES = 10  # libyaml compares each with all previous ones
 
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREFIX = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
 FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
-BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # a number to other readers of YAML 1.1, such as Kubernetes' client
+BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # a number in other YAML 1.1 parsers, such as Kubernetes' client
 FIRST_OF_NUMBERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # of JSON
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
-TWICE = 'the key "{}" is there twice: remove one'
+DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
 
 class Loader(Base):
-    """YAML 1.1 as goyaml reads it, with the tags that JSON has a type for."""
+    """Loads YAML 1.1 as goyaml does, with only the tags that JSON has a type for."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [
@@ -59,7 +59,7 @@ class Loader(Base):
 
 def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     if not isinstance(node, yaml.MappingNode):
-        raise ConstructorError(None, None, "a mapping has another form", node.start_mark)
+        raise ConstructorError(None, None, "a mapping is expected", node.start_mark)
     loader.flatten_mapping(node)
     return {
         key
@@ -89,25 +89,25 @@ Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file, cut where `parse` refuses it. Raises OSError, UnicodeDecodeError."""
+    """Return the text of a file, up to the first character too many. Raises OSError, UnicodeDecodeError."""
     with file.open() as opened:
         return opened.read(MAX_CHARACTERS + 1)
 
 
 def parse(text: str, source: str = "the manifest") -> list[Any]:
-    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError, of one line."""
+    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError with a one-line message."""
     try:
         return [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML: {_describe(error)}") from None
     except _TooMuch as error:
-        raise ConfigError(f"{source} is refused: {error}") from None
+        raise ConfigError(f"{source} is rejected: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{source} is not YAML: {error}") from None
 
 
 def parse_one(text: str, source: str) -> Any:
-    """Return the only document of a text, None if there is none. Raises ConfigError."""
+    """Return the only document of a text, or None for an empty text. Raises ConfigError."""
     documents = parse(text, source)
     if len(documents) > 1:
         raise ConfigError(f"{source} has {len(documents)} documents: it must have one.")
@@ -119,18 +119,18 @@ def _read(text: str) -> list[Any]:
         raise _TooMuch(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
     if text.lstrip().startswith("{"):
         try:
-            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
+            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
         except json.JSONDecodeError:
-            pass  # YAML may begin so, too
+            pass  # it may be YAML
         except (ValueError, RecursionError):
             _check_json(text)
             raise
         else:
             _check_json(text)
-            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for half a character
+            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
             return [document]
     if (directives := len(DIRECTIVE.findall(text))) > MAX_DIRECTIVES:
-        raise _TooMuch(f"it has {directives:,} lines that begin with %, and at most {MAX_DIRECTIVES} are read.")
+        raise _TooMuch(f"it has {directives:,} lines that begin with %: at most {MAX_DIRECTIVES} are allowed.")
     bounds = _Bounds()
     for event in yaml.parse(text, Base):
         bounds.add(event)
@@ -141,39 +141,39 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(TWICE.format(twice))
+        raise ValueError(DUPLICATE_KEY.format(twice))
     return mapping
 
 
-def _no_json(word: str) -> Any:
-    raise json.JSONDecodeError("no number of JSON", word, 0)
+def _reject_constant(word: str) -> Any:
+    raise json.JSONDecodeError("not a JSON number", word, 0)
 
 
 def _describe(error: yaml.YAMLError) -> str:
-    """Return what is wrong, and where, in one line."""
+    """Return the problem and its position in one line."""
     problem, mark = str(error), None
     if isinstance(error, yaml.MarkedYAMLError):
         problem = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or error.context_mark
     problem = " ".join(problem.split())[:300]
-    return f"{problem} ({_place(mark)})" if mark else problem
+    return f"{problem} ({_format_mark(mark)})" if mark else problem
 
 
-def _place(mark: Any) -> str:
+def _format_mark(mark: Any) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
 class _TooMuch(Exception):
-    """A bound that a text exceeds."""
+    """A text exceeds a limit."""
 
 
 @dataclass
 class _Open:
-    """A list or mapping whose end is not read yet."""
+    """A list or mapping that is being read."""
 
     is_mapping: bool
     anchor: str | None = None
-    values: int = 0  # in the text before it, with aliases
+    values: int = 0  # count of values before it in the text, with aliases
     characters: int = 0
     children: int = 0
     keys: set[str] = field(default_factory=set)
@@ -188,7 +188,7 @@ class _Bounds:
         self.anchors: dict[str, tuple[int, int, str | None]] = {}  # values, characters, and the text of a scalar
 
     def add(self, event: Any) -> None:
-        """Count one event. Raises _TooMuch, and ConstructorError for what Go does not read."""
+        """Count an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1
@@ -200,7 +200,7 @@ class _Bounds:
             case yaml.AliasEvent():
                 self._add_alias(event)
             case yaml.CollectionStartEvent():
-                self._key(event, None)
+                self._check_key(event, None)
                 self._count(event, 1, 0)
                 here = self.values, self.characters
                 self.open.append(_Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *here))
@@ -215,8 +215,8 @@ class _Bounds:
     def _add_scalar(self, event: Any) -> None:
         text, length = event.value, len(event.value)
         if length > MAX_DIGITS and _is_number(event):
-            self._refuse(event, f"a number has {length:,} characters, and at most {MAX_DIGITS} are read: quote a text")
-        self._key(event, text)
+            self._refuse(event, f"a number has {length:,} characters: at most {MAX_DIGITS} are allowed; quote a text")
+        self._check_key(event, text)
         self._count(event, 1, length)
         if event.anchor:
             self.anchors[event.anchor] = 1, length, text
@@ -225,45 +225,45 @@ class _Bounds:
         if any(collection.anchor == event.anchor for collection in self.open):
             raise ConstructorError(None, None, f"*{event.anchor} contains itself", event.start_mark)
         values, characters, text = self.anchors.get(event.anchor, (1, 0, ""))
-        self._key(event, text)
+        self._check_key(event, text)
         self._count(event, values, characters)
 
-    def _key(self, event: Any, text: str | None) -> None:
-        """Check the next value if it is a key: it must be a scalar, short, and not be there yet."""
+    def _check_key(self, event: Any, text: str | None) -> None:
+        """Check the next value if it is a key: it must be a short scalar and unique."""
         if not self.open:
             return
-        above = self.open[-1]
-        above.children += 1
-        if not above.is_mapping or above.children % 2 == 0:
+        parent = self.open[-1]
+        parent.children += 1
+        if not parent.is_mapping or parent.children % 2 == 0:
             return
         if text is None:
             raise ConstructorError(None, None, "a key is a list or a mapping: it must be a text", event.start_mark)
         if len(text) > MAX_KEY_LENGTH:
-            self._refuse(event, f"a key has {len(text):,} characters, and at most {MAX_KEY_LENGTH:,} are read")
-        if text in above.keys and text != "<<":
-            raise ConstructorError(None, None, TWICE.format(text), event.start_mark)
-        above.keys.add(text)
+            self._refuse(event, f"a key has {len(text):,} characters: at most {MAX_KEY_LENGTH:,} are allowed")
+        if text in parent.keys and text != "<<":
+            raise ConstructorError(None, None, DUPLICATE_KEY.format(text), event.start_mark)
+        parent.keys.add(text)
 
     def _count(self, event: Any, values: int, characters: int) -> None:
         self.values += values
         self.characters += characters
-        for total, most, what in ((self.values, MAX_VALUES, "values"), (self.characters, MAX_CHARACTERS, "characters")):
+        for total, most, unit in ((self.values, MAX_VALUES, "values"), (self.characters, MAX_CHARACTERS, "characters")):
             if total > most:
-                self._refuse(event, f"it has more than {most:,} {what} with all its aliases: use fewer of them")
+                self._refuse(event, f"it has more than {most:,} {unit} with all its aliases: use fewer of them")
 
     def _refuse(self, event: Any, problem: str) -> None:
-        raise _TooMuch(f"{problem} ({_place(event.start_mark)}).")
+        raise _TooMuch(f"{problem} ({_format_mark(event.start_mark)}).")
 
 
 def _is_number(event: Any) -> bool:
-    """True if a scalar is read as a number: by its tag, or because it looks like one."""
+    """Return True if a scalar is read as a number, because of its tag or its text."""
     if event.tag:
         return event.tag in (f"{PREFIX}int", f"{PREFIX}float")
     return event.implicit[0] and any(form.match(event.value) for form in (INTEGER, FLOAT, BASE_60))
 
 
 def _check_json(text: str) -> None:
-    """Apply the bounds to a JSON text by its tokens."""
+    """Apply the limits to a JSON text."""
     bounds, mark = _Bounds(), _Mark(text)
     for event in _events(text, mark):
         bounds.add(event)
@@ -271,24 +271,24 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _Mark:
-    """A position in a JSON text; where it is in lines is computed only for a message."""
+    """A position in a JSON text; its line and column are computed only for a message."""
 
     text: str
-    at: int = 0
+    position: int = 0
 
     @property
     def line(self) -> int:
-        return self.text.count("\n", 0, self.at)
+        return self.text.count("\n", 0, self.position)
 
     @property
     def column(self) -> int:
-        return self.at - self.text.rfind("\n", 0, self.at) - 1
+        return self.position - self.text.rfind("\n", 0, self.position) - 1
 
 
 def _events(text: str, mark: _Mark) -> Iterator[Any]:
     """Yield the events of a JSON text, up to its first error."""
     for token in TOKEN.finditer(text):
-        mark.at, word = token.start(), token[0]
+        mark.position, word = token.start(), token[0]
         if word in "[{":
             start = yaml.MappingStartEvent if word == "{" else yaml.SequenceStartEvent
             yield start(None, None, True, mark)

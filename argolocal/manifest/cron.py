@@ -1,4 +1,4 @@
-"""Schedules of CronWorkflows: whether Argo can parse them.
+"""Parse schedules of CronWorkflows as Argo does.
 
 Source: robfig/cron v3 parser.go, ParseStandard, which Argo 4.1 calls (workflow/validate, workflow/cron).
 """
@@ -9,12 +9,12 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from argolocal.errors import did_you_mean
-from argolocal.language.gofmt import seconds
+from argolocal.language.gofmt import parse_seconds
 
 FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 6))
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-NAMED = {
+VALUE_NAMES = {
     "month": dict(zip(MONTHS, range(1, 13), strict=True)),
     "day of the week": dict(zip(DAYS, range(7), strict=True)),
 }
@@ -23,17 +23,17 @@ NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 
 def schedule_error(schedule: str) -> str:
-    """Why Argo refuses a schedule, or ""."""
+    """Return the reason why Argo rejects a schedule, or ""."""
     zone, _, rest = schedule.partition(" ")
     if zone.startswith(("TZ=", "CRON_TZ=")):
-        if why := timezone_error(zone.partition("=")[2]):
-            return f'the time zone "{zone.partition("=")[2]}": {why}'
+        if reason := timezone_error(zone.partition("=")[2]):
+            return f'the time zone "{zone.partition("=")[2]}": {reason}'
         schedule = rest.strip()
     if schedule.startswith("@every "):
         return "" if _duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be such as @every 1h30m'
     if schedule.startswith("@"):
-        known = (*DESCRIPTORS, "@every 1h30m")
-        return "" if schedule in DESCRIPTORS else f'"{schedule}" must be one of {", ".join(known)}'
+        choices = (*DESCRIPTORS, "@every 1h30m")
+        return "" if schedule in DESCRIPTORS else f'"{schedule}" must be one of {", ".join(choices)}'
     fields = schedule.split()
     if len(fields) != len(FIELDS):
         names = ", ".join(name for name, _, _ in FIELDS)
@@ -45,25 +45,25 @@ def schedule_error(schedule: str) -> str:
 
 
 def timezone_error(name: str) -> str:
-    """Why the time zone is invalid, or "" (also on a machine without a time zone database)."""
+    """Return the reason why a time zone is invalid, or "" (also without a time zone database on this machine)."""
     try:
         ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        known = available_timezones()
-        if known and name != "Local":
-            return f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}"
+        names = available_timezones()
+        if names and name != "Local":
+            return f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, names)}"
     return ""
 
 
-def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
-    """When a schedule of five fields runs on the days from `first` to `last` of its time zone, in UTC."""
+def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
+    """Yield the times, in UTC, of a five-field schedule on the days from `first` to `last` of its time zone."""
     sets = [_numbers(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
     minutes, hours, days, months, weekdays = sets
-    free = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
+    are_wildcards = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
     day = first
     while day <= last:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        if day.month in months and (all(matches) if any(free) else any(matches)):  # as cron has it
+        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # cron's rule
             for hour in sorted(hours):
                 for minute in sorted(minutes):
                     yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)
@@ -71,32 +71,32 @@ def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[dat
 
 
 def _numbers(field: str, name: str, low: int, high: int) -> set[int] | None:
-    """The numbers of a field, None if Argo cannot read it: a list of numbers, ranges and *, with optional steps."""
-    known: set[int] = set()
-    for part in filter(None, field.split(",")):
-        span, slash, step = part.partition("/")
+    """Return the numbers in a field (a list of numbers, ranges and *, with optional steps), None if it is invalid."""
+    numbers: set[int] = set()
+    for term in filter(None, field.split(",")):
+        span, slash, step = term.partition("/")
         first, dash, last = span.partition("-")
         start: int | None = low
         end: int | None = high
-        if first not in ("*", "?"):  # of these what follows a dash is not read
+        if first not in ("*", "?"):  # a range that starts with * or ? is read as *
             start = _number(first, name)
             end = _number(last, name) if dash else high if slash else start
         if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
             return None
         if start is None or end is None or not low <= start <= end <= high:
             return None
-        known |= set(range(start, end + 1, int(step or 1)))
-    return known
+        numbers |= set(range(start, end + 1, int(step or 1)))
+    return numbers
 
 
 def _duration(text: str) -> bool:
     try:
-        seconds(text)
+        parse_seconds(text)
     except ValueError:
         return False
-    return text == "0" or (text[-1:].isalpha() and text == text.strip())  # seconds() takes more than Go does
+    return text == "0" or (text[-1:].isalpha() and text == text.strip())  # unlike parse_seconds, Go needs a unit
 
 
 def _number(text: str, name: str) -> int | None:
-    known = NAMED.get(name, {}).get(text.lower())
-    return int(text) if known is None and NUMBER.fullmatch(text) else known
+    number = VALUE_NAMES.get(name, {}).get(text.lower())
+    return int(text) if number is None and NUMBER.fullmatch(text) else number

@@ -1,10 +1,10 @@
 """Values that Argo and Kubernetes allow: types of templates and nodes, phases, policies."""
 
-# What a template may do: exactly one of these is in it. Source: workflow_types.go, Template.GetType.
+# A template has exactly one of these fields. Source: workflow_types.go, Template.GetType.
 TEMPLATE_TYPES = (
     "container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin",
 )  # fmt: skip
-NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # of all other templates: Pod
+NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # others: Pod
 
 # Phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})

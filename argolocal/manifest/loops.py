@@ -1,4 +1,4 @@
-"""withItems, withParam, withSequence: one step or task becomes several.
+"""Expand withItems, withParam and withSequence: one step or task becomes several.
 
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
@@ -14,19 +14,17 @@ from argolocal.language.substitute import ALL, TemplateError, substitute
 from argolocal.manifest.types import Task
 
 LOOPS = ("withItems", "withParam", "withSequence")
+MAX_ITEMS = 100_000  # of a loop; a workflow with more exceeds the object size on Argo, too
 
 
-MOST = 100_000  # items; on Argo a workflow with as many no longer fits into its object
-
-
-def loops(step: Mapping[str, Any]) -> bool:
-    """Whether a step or task has a loop."""
+def has_loop(step: Mapping[str, Any]) -> bool:
+    """Return True if a step or task has a loop."""
     return any(step.get(key) for key in LOOPS)
 
 
 def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
-    """The steps that `step` expands to, each with its own name. Raises TemplateError."""
-    if not loops(step):
+    """Return the steps that `step` expands to, each with its own name. Raises TemplateError."""
+    if not has_loop(step):
         return [step]
     try:
         items = _items(step)
@@ -39,19 +37,19 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             text = step["withParam"].strip()
             raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    seen = dict(scope)  # a view is slow to copy for each item
-    return [_one(body, index, item, seen) for index, item in enumerate(items)]
+    values = dict(scope)  # faster to copy for each item than a view
+    return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
 
 def _items(step: Task) -> list[str]:
-    """Compact JSON."""
+    """Return the items as compact JSON."""
     if step.get("withItems"):
-        return gofmt.parts(gofmt.dumps(step["withItems"]))  # as an API server keeps it
+        return gofmt.list_members(gofmt.dumps(step["withItems"]))  # as an API server stores it
     if step.get("withParam"):
         items = gofmt.compact(step["withParam"])
         if not items.startswith(("[", "null")):
             raise ValueError("json: cannot unmarshal it into a list")
-        return gofmt.parts(items)
+        return gofmt.list_members(items)
     sequence = step["withSequence"]
     start = whole(sequence.get("start") or 0)
     if sequence.get("end") is not None:
@@ -64,8 +62,8 @@ def _items(step: Task) -> list[str]:
         raise ValueError("neither end nor count was specified in withSequence")
     form = sequence.get("format") or "%d"
     numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
-    if numbers[MOST:]:
-        raise ValueError(f"withSequence from {start} to {end}: a loop may have {MOST} items at most")
+    if numbers[MAX_ITEMS:]:
+        raise ValueError(f"withSequence from {start} to {end}: a loop may have at most {MAX_ITEMS} items")
     return [gofmt.compact(f'"{gofmt.sprintf(form, number)}"') for number in numbers]
 
 
@@ -83,26 +81,26 @@ def _runs(when: str) -> bool:
         return True
 
 
-def _one(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> Any:
-    text, name, values = item, gofmt.item(item), {**scope}
+def _expand_item(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> Any:
+    text, name, values = item, gofmt.item_text(item), {**scope}
     if item.startswith("{"):
-        within = gofmt.parts(item)
-        fields = dict(zip(map(json.loads, within[::2]), within[1::2], strict=True))
+        members = gofmt.list_members(item)
+        fields = dict(zip(map(json.loads, members[::2]), members[1::2], strict=True))
         text = "{" + ",".join(f"{gofmt.dumps(key)}:{fields[key]}" for key in sorted(fields)) + "}"
-        values |= {f"item.{key}": gofmt.item(value) for key, value in fields.items()}
-        name = ",".join(sorted(f"{key}:{gofmt.item(value)}" for key, value in fields.items()))
+        values |= {f"item.{key}": gofmt.item_text(value) for key, value in fields.items()}
+        name = ",".join(sorted(f"{key}:{gofmt.item_text(value)}" for key, value in fields.items()))
     elif item.startswith('"'):
         text = json.loads(item)
-    elif item.startswith(("[", "null")):  # to Argo null is a list with nothing in it
-        name = "[" + " ".join(map(gofmt.item, gofmt.parts(item))) + "]"
+    elif item.startswith(("[", "null")):  # Argo reads null as an empty list
+        name = "[" + " ".join(map(gofmt.item_text, gofmt.list_members(item))) + "]"
     values["item"] = text
     try:
-        never = not should_execute(step.get("when", ""))
+        is_skipped = not should_execute(step.get("when", ""))
     except WhenError:
-        never = False
-    if never:
-        known = {key: value for key, value in values.items() if value is not None}
-        new = substitute(step, known)
+        is_skipped = False
+    if is_skipped:
+        present = {key: value for key, value in values.items() if value is not None}
+        new = substitute(step, present)
     else:
         new = substitute(step, values, ALL, artifacts=False)
     return {**new, "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})", "template": step.get("template", "")}

@@ -1,8 +1,8 @@
-"""podSpecPatch: a strategic merge patch of a pod. Applied here: variables, limits, and two deadlines.
+"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and two deadlines.
 
-    template = patched(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
+    template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
-The tags of the texts are replaced before. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
+Tags in the patches must be substituted before. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
 """
 
 from collections.abc import Iterable
@@ -14,40 +14,44 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PatchError, strategic
 from argolocal.manifest.schema import walk
 
-TIMES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
-DONE = ("env", "resources")
-OURS = ("wait", "init")  # containers of Argo's own
+POD_FIELDS = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+CONTAINER_FIELDS = ("env", "resources")
+ARGO_CONTAINERS = ("wait", "init")
 Template = dict[str, Any]
 
 
-def patched(template: Template, texts: Iterable[str | None]) -> Template:
-    """The template with the patches applied. Raises ConfigError, PatchError."""
+def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:
+    """Return the template with the patches applied. Raises ConfigError, PatchError."""
     for text in filter(None, texts):
-        patch = _loaded(text, "podSpecPatch")
+        patch = _load(text, "podSpecPatch")
         list(walk(patch, "PodPatch", "podSpecPatch"))
-        template = {**template, **{key: patch[key] for key in TIMES if key in patch}}
+        template = {**template, **{key: patch[key] for key in POD_FIELDS if key in patch}}
         for kind in ("containers", "initContainers"):
             for container in patch.get(kind) or []:
-                template = _container(template, kind, container)
+                template = _patch_container(template, kind, container)
     return template
 
 
-def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
-    name, given = patch["name"], {key: patch[key] for key in DONE if key in patch}
+def _patch_container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
+    name, fields = patch["name"], {key: patch[key] for key in CONTAINER_FIELDS if key in patch}
     main = next((key for key in ("container", "script") if key in template), None)
     if kind == "containers" and main and name == "main":
-        return {**template, main: strategic(template[main], given)}
-    group, beside = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
-    for holder, key in ((group, "containers"), (template, beside)) if kind == "containers" else ((template, kind),):
+        return {**template, main: strategic(template[main], fields)}
+    group, list_field = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
+    for holder, key in ((group, "containers"), (template, list_field)) if kind == "containers" else ((template, kind),):
         if any(container["name"] == name for container in holder.get(key) or []):
-            new = [strategic(container, given) if container["name"] == name else container for container in holder[key]]
+            new = [
+                strategic(container, fields) if container["name"] == name else container for container in holder[key]
+            ]
             return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
-    if name not in OURS and (name != "main" or "containerSet" in template):  # Argo's own where nothing of ours runs
+    if name not in ARGO_CONTAINERS and (
+        name != "main" or "containerSet" in template
+    ):  # Argo runs main next to a containerSet
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
     return template
 
 
-def _loaded(text: str, where: str) -> dict[str, Any]:
+def _load(text: str, where: str) -> dict[str, Any]:
     patch = parse_one(text, where)
     if not isinstance(patch, dict):
         raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
@@ -55,7 +59,7 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
 
 
 def check(holder: dict[str, Any], where: str) -> list[str]:
-    """Fields of the patch that are ignored. Raises ConfigError for fields that are not supported."""
+    """Return the fields of the patch that are ignored. Raises ConfigError for fields that are not supported."""
     text = holder.get("podSpecPatch")
     if not text:
         return []
@@ -63,7 +67,7 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
     errors: list[ConfigError] = []
     for value in ("0", "text", "{}"):  # possible values of a tag
         try:
-            ignored = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
+            ignored = walk(_load(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored]
         except ConfigError as error:
             errors.append(error)

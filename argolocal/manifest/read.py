@@ -1,4 +1,4 @@
-"""Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs."""
+"""Read a Workflow, WorkflowTemplate or CronWorkflow and build the Workflow that runs."""
 
 import copy
 import random
@@ -12,45 +12,51 @@ from argolocal.language.gofmt import timestamp
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import names
 from argolocal.manifest.kinds import WORKFLOW_KINDS
-from argolocal.manifest.resolve import Find, exit_handler, filled, joined, texts
+from argolocal.manifest.resolve import (
+    Find,
+    check_exit_handler,
+    fill_from_config_maps,
+    merge_template_ref,
+    stringify_parameters,
+)
 from argolocal.manifest.schema import TABLES, walk
 from argolocal.manifest.shape import shape_errors, without_nulls
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the API server gives a new object."""
+    """Values that the API server sets in a new object."""
 
     created: float = 0.0  # seconds since the epoch
     uid: str = "00000000-0000-0000-0000-000000000000"
-    suffix: str = "00000"  # of a name made from generateName
+    suffix: str = "00000"  # appended to generateName
 
     def name(self, prefix: str) -> str:
-        """A name from `generateName`, shortened as the API server does."""
+        """Return a name with the prefix `generateName`, shortened as the API server does."""
         return prefix[:58] + self.suffix
 
 
 def random_suffix() -> str:
-    """Five characters, as the API server appends to `generateName`."""
+    """Return five random characters, as the API server appends to `generateName`."""
     return "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
+    """Return the objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
     objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
-        raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
+        raise ConfigError("the manifest contains something that is not an object: each document must be a mapping.")
     return objects
 
 
 def _items(document: Any) -> list[Any]:
-    """The items of a List, as kubectl has them, or the object itself."""
-    listed = isinstance(document, dict) and str(document.get("kind")).endswith("List")
-    return document["items"] if listed and isinstance(document.get("items"), list) else [document]
+    """Return the items of a List, as kubectl does, or the object itself."""
+    is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
+    return document["items"] if is_list and isinstance(document.get("items"), list) else [document]
 
 
 def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The object of a file to run, and the other objects. Raises ConfigError."""
+    """Return the object to run, and the other objects. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
         main = [item for item in objects if item.get("kind") in kinds]
         if len(main) == 1 or len(objects) == 1:
@@ -58,24 +64,25 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
             return main[0], [item for item in objects if item is not main[0]]
         if main:
             break
-    named = [(item.get("kind"), item.get("metadata")) for item in objects]
-    titles = [
-        f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named
-    ]
-    raise ConfigError(f"it holds {len(objects)} objects ({', '.join(titles)}): it must hold one Argo Workflow to run.")
+    kinds_and_metadata = [(item.get("kind"), item.get("metadata")) for item in objects]
+    titles = ", ".join(
+        f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip()
+        for kind, metadata in kinds_and_metadata
+    )
+    raise ConfigError(f"it has {len(objects)} objects ({titles}): it must have exactly one Argo Workflow to run.")
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or the manifests in a folder (at least one). Raises ConfigError."""
+    """Return the file itself, or the manifests in a folder (at least one). Raises ConfigError."""
     if not path.is_dir():
         return [path]
     if files := sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json")):
         return files
-    raise ConfigError(f"{path} has no file that ends with .yaml, .yml or .json: give a folder of manifests.")
+    raise ConfigError(f"{path} does not contain .yaml, .yml or .json files: give a folder of manifests.")
 
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
-    """The objects in a YAML or JSON file (at least one). Raises ConfigError."""
+    """Return the objects in a YAML or JSON file (at least one). Raises ConfigError."""
     try:
         if objects := documents(read_text(file)):
             return objects
@@ -87,7 +94,7 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
 
 
 def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The object to run, and the other objects, of a file or a folder of manifests. Raises ConfigError."""
+    """Return the object to run, and the other objects, of a file or a folder of manifests. Raises ConfigError."""
     objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
     try:
         return split(objects)
@@ -102,7 +109,7 @@ def workflow(
     here: bool = True,
     identity: Identity = Identity(),
 ) -> dict[str, Any]:
-    """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
+    """Return the Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
 
     Raises ConfigError; with `here` also for fields that only a cluster supports.
     """
@@ -110,32 +117,31 @@ def workflow(
         raise ConfigError(f"{problem}.")
     kind = manifest.get("kind")
     if kind not in WORKFLOW_KINDS:
-        known = ", ".join(WORKFLOW_KINDS)
         hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
-        raise ConfigError(f"kind is {kind!r}: only {known} can be run.{hint}")
+        raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
     if here:
         list(walk(manifest, kind, ""))
     for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
         for key in value:
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
-                raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
+                raise ConfigError(f'"{where}{key}" is not a field of a {kind}.{hint} Remove it.')
     created = timestamp(identity.created)
     reference, spec = None, copy.deepcopy(without_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
-        name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
+        name, workflow_metadata = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
         metadata["name"] = f"{name}-{int(identity.created)}"
-        metadata["labels"] = {names.CRON_WORKFLOW: name, **(given.get("labels") or {})}
-        metadata["annotations"] = {names.SCHEDULED_TIME: created, **(given.get("annotations") or {})}
+        metadata["labels"] = {names.CRON_WORKFLOW: name, **(workflow_metadata.get("labels") or {})}
+        metadata["annotations"] = {names.SCHEDULED_TIME: created, **(workflow_metadata.get("annotations") or {})}
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
         reference = {"name": metadata.get("name") or "workflow"}
         metadata |= {"name": identity.name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
-        exit_handler(spec, parameters or {})
+        check_exit_handler(spec, parameters or {})
     elif not metadata.get("name"):
         metadata["name"] = identity.name(metadata.get("generateName") or "workflow-")
-    reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find, parameters or {})
+    reference, spec = reference or spec.get("workflowTemplateRef"), merge_template_ref(spec, find, parameters or {})
     if reference:
         label = names.CLUSTER_WORKFLOW_TEMPLATE if reference.get("clusterScope") else names.WORKFLOW_TEMPLATE
         metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
@@ -143,28 +149,26 @@ def workflow(
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
     metadata |= {"uid": identity.uid, "creationTimestamp": created}
     metadata.setdefault("namespace", "default")
-    texts(spec)
+    stringify_parameters(spec)
     _set(spec, parameters or {})
-    filled(spec, find)
+    fill_from_config_maps(spec, find)
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-        if isinstance(known := parameter.get("enum"), list) and parameter.get("value") not in known:
-            choices = ", ".join(known)
-            raise ConfigError(
-                f"the parameter {parameter.get('name')} is {parameter.get('value')!r}: it must be one of {choices}."
-            )
+        if isinstance(choices := parameter.get("enum"), list) and parameter.get("value") not in choices:
+            name, value = parameter.get("name"), parameter.get("value")
+            raise ConfigError(f"the parameter {name} is {value!r}: it must be one of {', '.join(choices)}.")
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
 def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
-    known = (spec.get("arguments") or {}).get("parameters") or []
+    declared = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
-        for parameter in known:
+        for parameter in declared:
             if parameter.get("name") == name:
                 parameter.pop("valueFrom", None)
                 parameter["value"] = value
                 break
         else:
-            hint = did_you_mean(name, {parameter.get("name", "") for parameter in known})
+            hint = did_you_mean(name, {parameter.get("name", "") for parameter in declared})
             raise ConfigError(
-                f'the workflow has no parameter "{name}": spec.arguments.parameters must declare it.{hint}'
+                f'the workflow does not have a parameter "{name}": declare it in spec.arguments.parameters.{hint}'
             )

@@ -1,9 +1,9 @@
-"""templateRef and workflowTemplateRef: inserts templates of other objects before the run.
+"""templateRef and workflowTemplateRef: insert templates of other objects before the run.
 
-    spec = joined(spec, find); workflow = resolved(workflow, find)       # find(kind, name) → an object, or None
+    spec = merge_template_ref(spec, find); workflow = store_templates(workflow, find, check)
 
-In the run a template of the WorkflowTemplate T is named `namespaced/T/NAME` (`cluster/...` for a
-ClusterWorkflowTemplate), and so are the templates that it calls.
+`find(kind, name)` returns an object or None. In the run, a template of the WorkflowTemplate T and the templates it
+calls are named `namespaced/T/NAME` (`cluster/...` for a ClusterWorkflowTemplate).
 Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 from argolocal.manifest.names import CONFIG_MAP_TYPE
-from argolocal.manifest.patch import merged
+from argolocal.manifest.patch import merge_over
 from argolocal.manifest.schema import walk
 from argolocal.manifest.shape import shape_errors, without_nulls
-from argolocal.manifest.tag_scope import supplied
+from argolocal.manifest.tag_scope import has_value
 from argolocal.manifest.types import Find
 
 OBJECTS = {
@@ -29,49 +29,50 @@ OBJECTS = {
 WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
 
 
-def joined(spec: dict[str, Any], find: Find, given: Iterable[str] = ()) -> dict[str, Any]:
-    """The spec merged over that of its workflowTemplateRef; `given`: parameters that get a value later.
-
-    Raises ConfigError.
-    """
+def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge the spec over its workflowTemplateRef. `late_parameters` get a value later. Raises ConfigError."""
     reference = spec.get("workflowTemplateRef")
     if not reference:
         return spec
     if not isinstance(reference, dict):
         raise ConfigError(f"spec.workflowTemplateRef is {reference!r}: it must be an object with a name.")
     if spec.get("templates"):
-        raise ConfigError("spec has templates beside workflowTemplateRef: Argo refuses that. Take one of them out.")
-    base = _found(reference, "spec.workflowTemplateRef", find)
+        raise ConfigError("spec has both templates and workflowTemplateRef, which Argo rejects: remove one of them.")
+    base = _load_template(reference, "spec.workflowTemplateRef", find)
     over = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
-    both = merged(base, over)
+    merged_spec = merge_over(base, over)
     if base.get("hooks") and over.get("hooks"):
-        both["hooks"] = {**base["hooks"], **over["hooks"]}
-    mine = {parameter.get("name"): parameter for parameter in (over.get("arguments") or {}).get("parameters") or []}
-    parameters = (both.get("arguments") or {}).get("parameters") or []
+        merged_spec["hooks"] = {**base["hooks"], **over["hooks"]}
+    own_parameters = {
+        parameter.get("name"): parameter for parameter in (over.get("arguments") or {}).get("parameters") or []
+    }
+    parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
-        if "value" in (override := mine.get(parameter.get("name"), {})):
+        if "value" in (override := own_parameters.get(parameter.get("name"), {})):
             parameters[index] = copy.deepcopy(override)
-    exit_handler(both, {*mine, *given})
-    return both
+    check_exit_handler(merged_spec, {*own_parameters, *late_parameters})
+    return merged_spec
 
 
-def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
-    """Raises ConfigError if the exit handler needs more than `given`: Argo ignores the WorkflowTemplate's arguments.
+def check_exit_handler(spec: dict[str, Any], passed: Collection[str | None]) -> None:
+    """Raise ConfigError unless `passed` has all inputs of the exit handler: Argo ignores the template's arguments.
 
     Source: validate.go, Workflow.
     """
     handler = next((body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {})
     for parameter in (handler.get("inputs") or {}).get("parameters") or []:
         name = parameter.get("name")
-        if name not in given and not supplied(parameter):
+        if name not in passed and not has_value(parameter):
             raise ConfigError(
-                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not take "
-                f"from the arguments of a WorkflowTemplate: give it a default there, or -p {name}=VALUE."
+                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not read "
+                f"from the arguments of a WorkflowTemplate: give it a default there, or pass -p {name}=VALUE."
             )
 
 
-def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> dict[str, Any]:
-    """The workflow with all referenced templates as `storedTemplates`; specs are checked first. Raises ConfigError."""
+def store_templates(
+    workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
+) -> dict[str, Any]:
+    """Return the workflow with all referenced templates in `storedTemplates`, after `check`. Raises ConfigError."""
     workflow, stored, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
     seen: set[str] = set()
@@ -80,7 +81,7 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
         if scope in seen:
             continue
         seen.add(scope)
-        spec = _found(reference, path, find)
+        spec = _load_template(reference, path, find)
         check(spec, f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}: spec")
         qualify(spec, scope, f"{scope}.spec", waiting)
         stored |= {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
@@ -90,12 +91,12 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
     return {**workflow, "storedTemplates": stored} if stored else workflow
 
 
-def filled(spec: dict[str, Any], find: Find) -> None:
+def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
     """Set the values of parameters that come from ConfigMaps. Raises ConfigError."""
-    given = [(spec.get("arguments") or {}, "spec.arguments")]
-    given += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
-    given += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in holders(spec, "spec")]
-    for holder, path in given:
+    holders = [(spec.get("arguments") or {}, "spec.arguments")]
+    holders += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in all_templates(spec, "spec")]
+    holders += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in callers(spec, "spec")]
+    for holder, path in holders:
         for index, parameter in enumerate(holder.get("parameters") or []):
             source = parameter.get("valueFrom") or {}
             reference = source.get("configMapKeyRef")
@@ -108,25 +109,27 @@ def filled(spec: dict[str, Any], find: Find) -> None:
                 raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter.")
             value = (config_map.get("data") or {}).get(key, source.get("default"))
             if value is None:
-                way = "Put it into the same file as the Workflow, separated by ---, or give a default."
-                raise ConfigError(f"{where}: there is no ConfigMap {name!r} with {key!r} here. {way}")
+                remedy = "Put it into the same file as the Workflow, separated by ---, or give a default."
+                raise ConfigError(f"{where}: a ConfigMap {name!r} with {key!r} does not exist here. {remedy}")
             parameter["value"] = value
 
 
-def needed(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
-    """Path, kind, name and key of every object that the pods of a spec require, where written without tags."""
+def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield path, kind, name and key of the objects that a spec's pods require, unless the name has tags."""
     sources: list[tuple[Any, str]] = [((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")]
     sources.append((spec.get("volumes"), "spec.volumes"))
-    for template, path in bodies(spec, "spec"):
-        for way in ("inputs", "outputs"):
-            sources.append(((template.get(way) or {}).get("artifacts"), f"{path}.{way}.artifacts"))
+    for template, path in all_templates(spec, "spec"):
+        for direction in ("inputs", "outputs"):
+            sources.append(((template.get(direction) or {}).get("artifacts"), f"{path}.{direction}.artifacts"))
         sources.append((template.get("volumes"), f"{path}.volumes"))
         group = template.get("containerSet") or {}
-        for holder, at in ((template, path), (group, f"{path}.containerSet")):
+        for holder, holder_path in ((template, path), (group, f"{path}.containerSet")):
             for kind in ("container", "script", "containers", "initContainers", "sidecars"):
-                given = holder.get(kind) or []
-                for index, container in enumerate(given if isinstance(given, list) else [given]):
-                    where = f"{at}.{kind}[{index}]" if isinstance(given, list) else f"{at}.{kind}"
+                containers = holder.get(kind) or []
+                for index, container in enumerate(containers if isinstance(containers, list) else [containers]):
+                    where = (
+                        f"{holder_path}.{kind}[{index}]" if isinstance(containers, list) else f"{holder_path}.{kind}"
+                    )
                     sources += [(container.get("env"), f"{where}.env"), (container.get("envFrom"), f"{where}.envFrom")]
     for source, path in sources:
         yield from _objects(source, path)
@@ -146,26 +149,27 @@ def _objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]
             yield from _objects(item, f"{path}.{key}")
 
 
-def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
+def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
     name = reference.get("name")
     if "{{" in str(name):
-        raise ConfigError(f"{path}.name is {name!r}: the local runner must know it before the run. Write it out.")
-    template = referred(reference, find)
+        raise ConfigError(f"{path}.name is {name!r}: tags are not supported here. Write the name itself.")
+    template = find_template(reference, find)
     if not template:
         raise ConfigError(
-            f"{path}: there is no {kind} {name!r} here. Put it into the same file as the Workflow, separated by ---."
+            f"{path}: the {kind} {name!r} does not exist here. Put it into the same file as the Workflow, separated by "
+            "---."
         )
     if problem := next(shape_errors(template), ""):
         raise ConfigError(f"{kind} {name}: {problem}.")
     list(walk(template.get("spec"), "Spec", f"{kind} {name}: spec"))
     spec = copy.deepcopy(dict(template.get("spec") or {}))
-    texts(spec)
+    stringify_parameters(spec)
     return spec
 
 
-def texts(value: Any, parameters: bool = False) -> None:
-    """Convert every parameter's value to the text that Argo sees."""
+def stringify_parameters(value: Any, parameters: bool = False) -> None:
+    """Convert the values of all parameters to texts in place, as Argo does."""
     if isinstance(value, list):
         for item in value:
             if parameters and isinstance(item, dict):
@@ -175,42 +179,42 @@ def texts(value: Any, parameters: bool = False) -> None:
                             holder[key] = anystring(holder[key])
                 if isinstance(item.get("enum"), list):
                     item["enum"] = [*map(anystring, item["enum"])]
-            texts(item)
+            stringify_parameters(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            texts(item, key == "parameters")
+            stringify_parameters(item, key == "parameters")
 
 
-def among(objects: Iterable[Mapping[str, Any]]) -> Find:
-    """A `Find` over these objects."""
-    known = {
+def find_in(objects: Iterable[Mapping[str, Any]]) -> Find:
+    """Return a `Find` that searches these objects."""
+    by_name = {
         (str(item.get("kind")), str(metadata.get("name"))): item
         for item in objects
         if isinstance(metadata := item.get("metadata"), dict)
     }
-    return lambda kind, name: known.get((kind, name))
+    return lambda kind, name: by_name.get((kind, name))
 
 
-def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
-    """The WorkflowTemplate of a templateRef or workflowTemplateRef, or None."""
+def find_template(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
+    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef, or None."""
     return without_nulls(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
-    """The prefix of a WorkflowTemplate's names in a run."""
+    """Return the prefix of a WorkflowTemplate's template names in a run."""
     return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
 
 
-def called(reference: Mapping[str, Any]) -> str:
-    """The name of a templateRef's template in a run."""
+def qualified_name(reference: Mapping[str, Any]) -> str:
+    """Return the name of a templateRef's template in a run."""
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
 def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
-    """Give callers in `spec` the full names of their templates; append references to other objects to `waiting`."""
-    for holder, where in holders(spec, path):
+    """Write the full template names into `spec`, and append its references to other objects to `waiting`."""
+    for holder, where in callers(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
-            holder.setdefault("template", called(reference))  # one that is there is for lint to find
+            holder.setdefault("template", qualified_name(reference))  # lint reports a caller with both
             waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"
@@ -218,21 +222,22 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
             holder["onExit"] = f"{scope}/{holder['onExit']}"
 
 
-def holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every step, task and hook."""
+def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every step, task and hook with its path."""
     for name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{name}"
-    for template, where in bodies(spec, path):
-        for task, at in _tasks(template, where):
-            yield task, at
-            yield from ((hook, f"{at}.hooks.{name}") for name, hook in (task.get("hooks") or {}).items())
+    for template, where in all_templates(spec, path):
+        for task, task_path in _tasks(template, where):
+            yield task, task_path
+            yield from ((hook, f"{task_path}.hooks.{name}") for name, hook in (task.get("hooks") or {}).items())
 
 
-def bodies(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """Every template and its path, including inline ones."""
+def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+    """Return every template with its path, including inline ones."""
     templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
     for template, where in templates:
-        templates += [(task["inline"], f"{at}.inline") for task, at in _tasks(template, where) if task.get("inline")]
+        tasks = _tasks(template, where)
+        templates += [(task["inline"], f"{task_path}.inline") for task, task_path in tasks if task.get("inline")]
     return templates
 
 

@@ -1,12 +1,11 @@
-"""The Argo API that the local runner supports, as a table: other fields and wrong types are refused by name.
+"""The fields of Argo's API that the local runner supports, as a table; other fields and wrong types are rejected.
 
-    ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError: the field, its path, and what to do
+    ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError
 
-One line of FIELDS is one object: `field` is supported, `field*` is required, `-field` has
-no effect on one machine (ignored with one notice), `!field` is refused for the reason in WHY; `field=Object`,
-`field=[Object]` and `field={Object}` (any keys) refer to that object, `field=type` has this type, else it is a
-text.
-The types are those of Argo 4.1's Go structs: a text may hold tags, a number may not.
+Each line of FIELDS is an object: `field` is supported, `field*` is required, `-field` does not matter on one machine
+(ignored with a notice), `!field` is rejected for the reason in WHY; `field=Object`, `field=[Object]` and
+`field={Object}` (any keys) refer to that object, `field=type` has this type, else it is a text.
+Types are as in Argo 4.1's Go structs: a text may contain tags, a number may not.
 """
 
 import re
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from argolocal.errors import ConfigError, did_you_mean
-from argolocal.language.gofmt import WHOLE, seconds
+from argolocal.language.gofmt import INTEGER, parse_seconds
 from argolocal.language.quantity import quantity
 from argolocal.manifest.kinds import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
 
@@ -49,8 +48,8 @@ Supplied name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -
   archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
 Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=timeout inputs=Inputs
   outputs=Outputs container=Container script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend
-  retryStrategy=Retry volumes=[Volume] synchronization=Locks memoize=Memoize daemon=bool initContainers=[Beside]
-  sidecars=[Beside] podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
+  retryStrategy=Retry volumes=[Volume] synchronization=Locks memoize=Memoize daemon=bool initContainers=[ExtraContainer]
+  sidecars=[ExtraContainer] podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
   -priorityClassName=text -hostAliases=list -securityContext -serviceAccountName=text -metadata -executor
   -automountServiceAccountToken=bool archiveLocation=Location -metrics -annotations=map -podResources
   containerSet=ContainerSet data=Data http=Request !plugin
@@ -92,7 +91,7 @@ Data source*=DataSource transformation=[Transformation]
 DataSource artifactPaths*=ArtifactPaths
 ArtifactPaths name s3*=S3 -artifactGC -deleted=bool
 Transformation expression
-Beside name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
+ExtraContainer name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
   mirrorVolumeMounts=bool -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
   -readinessProbe -startupProbe -tty=bool -stdin=bool
 PodPatch containers=[Patched] initContainers=[Patched] activeDeadlineSeconds=int64 terminationGracePeriodSeconds=int64
@@ -144,8 +143,8 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-TABLES: dict[str, dict[str, str]] = {}  # for each object and field: an object, a type, "-" or "!"
-TYPES: dict[str, dict[str, str]] = {}  # of what is no object
+TABLES: dict[str, dict[str, str]] = {}  # object → field → an object, a type, "-" or "!"
+TYPES: dict[str, dict[str, str]] = {}  # object → field → type
 REQUIRED: dict[str, list[str]] = {}
 for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
@@ -156,24 +155,24 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     REQUIRED[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
 WHY = (
     {
-        "plugin": "Argo's plugins do not run here",
+        "plugin": "the local runner does not run plugins",
         "auth": "give the header",
         "grpc": "use exec or tcpSocket",
-        "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
-        "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
-        "schedule": "Argo 4 has dropped it. Write schedules: [...]",
-        "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
+        "mutex": "Argo 4 removed it. Write mutexes: [...]",
+        "semaphore": "Argo 4 removed it. Write semaphores: [...]",
+        "schedule": "Argo 4 removed it. Write schedules: [...]",
+        "database": "locks are local files. Use a mutex, or a semaphore with a configMapKeyRef",
         "jqFilter": "use jsonPath",
-        "lifecycle": "a pod here has one process and no hooks",
-        "hostPath": "a pod here sees nothing of the machine that is not in its volumes. Use a claim",
+        "lifecycle": "local pods do not run hooks",
+        "hostPath": "local pods cannot access other files of the machine. Use a claim",
         "manifestFrom": "put the manifest into the template",
-        "serviceAccountToken": "there are no service accounts here",
+        "serviceAccountToken": "service accounts do not exist here",
     }
-    | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "artifacts are s3, http or raw here")
+    | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-Rule = Callable[[Any], str]  # what a value must be, in words, if it is not
-LONGEST = 2**63 // 10**9  # seconds of Go's time.Duration
+Rule = Callable[[Any], str]  # takes a value, returns the requirement that it violates, or ""
+MAX_DURATION_S = 2**63 // 10**9  # of Go's time.Duration
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 QUOTE = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
@@ -189,12 +188,12 @@ def _each(rule: Rule, words: str) -> Rule:
 
 
 def _map(value: Any) -> str:
-    other = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
-    return f"it must be a mapping of texts{f', but {other[0]} is none' * bool(other[0])}. {QUOTE}" if other else ""
+    wrong = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
+    return f"it must be a mapping of texts{f', but {wrong[0]} is not one' * bool(wrong[0])}. {QUOTE}" if wrong else ""
 
 
 def _number(lowest: int, highest: int, text: bool = False) -> Rule:
-    """A whole number; with `text` also an IntOrString of Kubernetes, which may hold tags."""
+    """Return the rule for a whole number; with `text`, also for a Kubernetes IntOrString, which may contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:
@@ -212,15 +211,15 @@ def _duration(value: Any) -> str:
     if not isinstance(value, str):
         return f"it must be a text like 1m30s. {QUOTE}"
     try:
-        if value and "{{" not in value and not -LONGEST <= seconds(value) <= LONGEST:
-            return f"it must be a duration of at most {LONGEST} seconds"
+        if value and "{{" not in value and not -MAX_DURATION_S <= parse_seconds(value) <= MAX_DURATION_S:
+            return f"it must be a duration of at most {MAX_DURATION_S} seconds"
     except ValueError as error:
         return f"{error}. Write it like 1m30s"
     return ""
 
 
 def _timeout(value: Any) -> str:
-    if (problem := _duration(value)) or not WHOLE.fullmatch(value):
+    if (problem := _duration(value)) or not INTEGER.fullmatch(value):
         return problem
     return "give a unit, as in 30s"
 
@@ -238,13 +237,13 @@ def _quantities(value: Any) -> str:
     return ""
 
 
-def _choice(*known: str) -> Rule:
-    words = f"it must be one of {', '.join(filter(None, known))}"
-    return lambda value: "" if isinstance(value, str) and value in known else words
+def _choice(*choices: str) -> Rule:
+    words = f"it must be one of {', '.join(filter(None, choices))}"
+    return lambda value: "" if isinstance(value, str) and value in choices else words
 
 
 _text = _is(str, f"a text. {QUOTE}")
-_any = _is(str | int | float, f"a text. {QUOTE}")  # of a parameter: Argo makes a text of numbers and true or false
+_any = _is(str | int | float, f"a text. {QUOTE}")  # of a parameter: Argo converts numbers and booleans to texts
 RULES: dict[str, Rule] = {
     "text": _text,
     "filled": lambda value: _text(value) or ("" if value else "it must not be empty"),
@@ -257,7 +256,7 @@ RULES: dict[str, Rule] = {
     "int32": _number(*INT32),
     "int64": _number(*INT64),
     "atleast1": _number(1, INT64[1]),
-    "seconds": _number(0, LONGEST),
+    "seconds": _number(0, MAX_DURATION_S),
     "mode": _number(0, 0o777),
     "intstr": _number(*INT32, text=True),
     "deadline": _number(0, INT32[1], text=True),
@@ -278,28 +277,28 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
         for index, item in enumerate(value):
-            yield from walk(_there(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
+            yield from walk(_require(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
         return
     if table.startswith("{") and isinstance(value, dict):
         for key, item in value.items():
-            yield from walk(_there(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
+            yield from walk(_require(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
         return
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r:.200}: it must be an object.")
     table = table.strip("{}")
     for key, item in (value or {}).items():
         where = f"{path}.{key}" if path else key
-        place = where if path else f"{key} of the {table}"
+        label = where if path else f"{key} of the {table}"
         rule, type = TABLES[table].get(key), TYPES[table].get(key, "")
         if rule is None:
             hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
-            raise ConfigError(f"{place} is not supported by the local runner.{hint}")
+            raise ConfigError(f"{label} is not supported by the local runner.{hint}")
         if rule == "!" and item:
             raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
         if type.strip("[]{}") in TABLES:
             yield from walk(item, type, where)
-        elif item is not None and type in RULES and (wanted := RULES[type](item)):
-            raise ConfigError(f"{place} is {item!r:.200}: {wanted}.")
+        elif item is not None and type in RULES and (problem := RULES[type](item)):
+            raise ConfigError(f"{label} is {item!r:.200}: {problem}.")
         if rule == "-":
             yield key
     for key in REQUIRED[table]:
@@ -307,7 +306,7 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
             raise ConfigError(f"{path}.{key} is missing: give it.".removeprefix("."))
 
 
-def _there(value: Any, path: str) -> Any:
+def _require(value: Any, path: str) -> Any:
     if value is None:
-        raise ConfigError(f"{path} is empty: it must hold something.")
+        raise ConfigError(f"{path} is empty: give it a value, or remove it.")
     return value

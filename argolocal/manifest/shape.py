@@ -1,4 +1,4 @@
-"""The shape of manifests: where a mapping or a list must be. Rules of `validate` rely on it."""
+"""The shape of manifests: the places that need a mapping or a list. The rules of `validate` rely on it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,33 +50,33 @@ MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "wor
 
 
 def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Messages for values that must be a mapping or a list and are not.
+    """Yield messages for values that are not the mapping or list that they must be.
 
-    In a shape the key "" stands for all keys, and an empty mapping or list may hold anything.
+    In a shape, the key "" matches all keys, and an empty mapping or list allows any items.
     """
     if value is None:
         return
     if not isinstance(value, type(shape)):
-        wanted = "a list" if isinstance(shape, list) else "a mapping"
-        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {wanted}"
+        expected = "a list" if isinstance(shape, list) else "a mapping"
+        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {expected}"
     elif isinstance(shape, list):
         for number, item in enumerate(value):
             if item is None:
-                yield f"{path}[{number}] is empty: it must hold something"
+                yield f"{path}[{number}] is empty: give it a value, or remove it"
             if shape:
                 yield from shape_errors(item, shape[0], f"{path}[{number}]")
     else:
         for key, item in value.items():
             if key == "name" and "" not in shape and not isinstance(item, str | None):
                 yield f"{path}.name".removeprefix("manifest.") + f" is {item!r}: it must be text. Quote it"
-            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # whose items may be null
+            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # its items may be null
                 yield f"{path}.withItems".removeprefix("manifest.") + f" is {item!r:.40}: it must be a list"
             if key in shape or "" in shape:
                 yield from shape_errors(item, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without nulls, which mean absent; items of a loop keep theirs."""
+    """Return `value` without nulls, which mean absent, except in the items of a loop."""
     if isinstance(value, dict):
         return {k: item if k == "withItems" else without_nulls(item) for k, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

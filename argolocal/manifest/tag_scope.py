@@ -1,4 +1,4 @@
-"""The scope of tags: which tags have a value at each place in a manifest."""
+"""Scope of tags: which tags have a value at each place in a manifest."""
 
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -12,53 +12,53 @@ WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", 
 WORKFLOW += ("labels", "annotations", "creationTimestamp", "scheduledTime")
 NODE = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT = ("exitCode", "outputs.result")
-PRINTS = ("container", "script", "data", "http", "plugin")  # templates that have a result
+WITH_RESULT = ("container", "script", "data", "http", "plugin")  # template types with outputs.result
 ANY_NODE = (*NODE, *RESULT, "ip", "outputs.parameters")
-# below these anything may follow; `outputs` are those of a template that is not here
+# tags below these may have any name; `outputs`: of a template that is not in the manifest
 OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
-PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")  # the name of one, or of an artifact
+PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 
 
 def names(items: Any) -> list[str]:
-    """The names of parameters, artifacts, tasks or templates."""
+    """Return the names of parameters, artifacts, tasks or templates."""
     return [str(item.get("name", "")) for item in items or []]
 
 
-def supplied(parameter: Data) -> bool:
-    """Whether an input parameter has a value if the caller passes none."""
+def has_value(parameter: Data) -> bool:
+    """Return True if an input parameter has a value without an argument."""
     return any(key in parameter for key in ("value", "default", "valueFrom"))
 
 
-def workflow(spec: Data) -> set[str]:
-    """Tags that have a value everywhere in the workflow; names with a leading = only in expressions."""
-    known = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}
-    known |= {"workflow.priority"} if spec.get("priority") is not None else set()
-    known |= {"workflow.failures"} if spec.get("onExit") else set()
-    known |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
-    known |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
-    return known
+def workflow_tags(spec: Data) -> set[str]:
+    """Return the tags that have a value everywhere in the workflow; names with a leading = only in expressions."""
+    tags = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}
+    tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
+    tags |= {"workflow.failures"} if spec.get("onExit") else set()
+    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
+    tags |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
+    return tags
 
 
-def exported(template: Data) -> set[str]:
-    """Global tags that a template's outputs set; a globalName with tags may set any."""
-    known = set[str]()
+def global_outputs(template: Data) -> set[str]:
+    """Return the global tags that a template's outputs set; a globalName that contains tags may set any."""
+    tags = set[str]()
     for kind in ("parameters", "artifacts"):
         for output in (template.get("outputs") or {}).get(kind) or []:
             if name := str(output.get("globalName") or ""):
-                known.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
-    return known
+                tags.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
+    return tags
 
 
-def declared(direction: str, template: Data) -> set[str]:
-    """Tags of a template's `inputs` or `outputs`."""
+def declared_tags(direction: str, template: Data) -> set[str]:
+    """Return the tags of a template's `inputs` or `outputs`."""
     items = template.get(direction) or {}
-    known = {f"{direction}.{kind}.{name}" for kind in ("parameters", "artifacts") for name in names(items.get(kind))}
-    return known | {f"{direction}.parameters"}
+    tags = {f"{direction}.{kind}.{name}" for kind in ("parameters", "artifacts") for name in names(items.get(kind))}
+    return tags | {f"{direction}.parameters"}
 
 
 class Names:
-    """A set of tags that have a value; a map that contains some of them has one, too."""
+    """Tags that have a value. A map that contains one of them has a value, too."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -74,21 +74,21 @@ class Names:
 
 
 class Items(Names):
-    """Tags of a loop's item; for a literal withItems only those that its items have.
+    """Tags of a loop's item. Tags of a literal withItems must exist in one of its items.
 
     Source: Argo's addItemsToScope.
     """
 
     def __init__(self, task: Data) -> None:
         self.open = bool(task.get("withParam"))
-        # `item` alone is never looked up by Argo; of a map or list it is the JSON
-        super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _of_item(item))})
+        # Argo does not check `item` itself, which is the JSON of a map or list
+        super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
 
     def __contains__(self, name: str) -> bool:
         return name in self.names or (self.open and _head(name) == "item")
 
 
-def _of_item(item: Any) -> list[str]:
+def _item_tags(item: Any) -> list[str]:
     if isinstance(item, Mapping):
         return [f"item.{key}" for key in item]
     return [f"item.[{index}]" for index in range(len(item))] if isinstance(item, list) else ["item"]
@@ -97,8 +97,8 @@ def _of_item(item: Any) -> list[str]:
 class Nodes:
     """Tags of the finished tasks or steps (`kind`) of a template.
 
-    Argo's check knows of a tag only what its kind of template gives (`exactly`); expressions it does not read (`of`).
-    `quiet`: those of which it knows no status.
+    Argo's validation allows only the tags that the type of the called template has (`exactly`), but does not check
+    expressions (`of`). `quiet`: tasks whose status it does not allow.
     Source: validate.go, addOutputsToScope.
     """
 
@@ -107,40 +107,40 @@ class Nodes:
     ) -> None:
         self.kind, self.tasks, self.templates = kind, tasks, templates
         self.quiet = quiet
-        self.found: dict[str, Names] = {}
+        self.cache: dict[str, Names] = {}
 
     def exactly(self, name: str) -> Container[str]:
-        """Tags that Argo's check knows for this task."""
+        """Return the tags of this task that Argo's validation allows."""
         task = self.tasks[name]
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
             return self.of(name)
-        known = {*NODE, *declared("outputs", template)} - {"outputs.parameters"}
+        tags = {*NODE, *declared_tags("outputs", template)} - {"outputs.parameters"}
         loops = any(task.get(key) for key in ("withItems", "withParam"))
-        known |= {"outputs.parameters"} if loops else set()
-        known -= {"status"} if name in self.quiet else set()
-        known |= {"ip"} if template.get("daemon") else set()
+        tags |= {"outputs.parameters"} if loops else set()
+        tags -= {"status"} if name in self.quiet else set()
+        tags |= {"ip"} if template.get("daemon") else set()
         group = (template.get("containerSet") or {}).get("containers") or []
-        if "main" in names(group) or (loops and group) or any(key in template for key in PRINTS):
-            known |= {*RESULT}
-        return known
+        if "main" in names(group) or (loops and group) or any(key in template for key in WITH_RESULT):
+            tags |= {*RESULT}
+        return tags
 
     def of(self, name: str) -> Names:
         task = self.tasks[name]
         if "inline" in task:
             return self._names(task["inline"])
         template = str(task.get("template"))
-        if template not in self.found:
-            self.found[template] = self._names(self.templates.get(template))
-        return self.found[template]
+        if template not in self.cache:
+            self.cache[template] = self._names(self.templates.get(template))
+        return self.cache[template]
 
     def _names(self, template: Data | None) -> Names:
-        return Names({*ANY_NODE, *({"outputs"} if template is None else declared("outputs", template))})
+        return Names({*ANY_NODE, *({"outputs"} if template is None else declared_tags("outputs", template))})
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Tags with a value at one place: all of `layers`, and those of the `nodes` that are `done` there."""
+    """Tags with a value at one place: all in `layers`, and the tags of `nodes` that are `done` there."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None
@@ -155,7 +155,7 @@ class Scope:
         return self._done(node) and rest in kind.exactly(node)
 
     def near(self, tag: str) -> tuple[str, set[str]]:
-        """The part of `tag` that may be misspelt, and the alternatives here."""
+        """Return the part of `tag` that may be misspelt, and its alternatives."""
         kind, node, _ = self._parts(tag)
         if not kind:
             return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
@@ -177,14 +177,14 @@ def _head(name: str) -> str:
 
 
 def _parents(name: str) -> Iterator[str]:
-    at = name.find(".")
-    while at >= 0:
-        yield name[:at]
-        at = name.find(".", at + 1)
+    end = name.find(".")
+    while end >= 0:
+        yield name[:end]
+        end = name.find(".", end + 1)
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Path and text of every string in `value`; items of lists are named by their `name`."""
+    """Yield the path and text of every string in `value`; list items appear by their `name`."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The kinds of job of Kubeflow's training operator: what its webhook asks of them, and what it adds.
+"""Job kinds of Kubeflow's training operator: the requirements of its webhook, and its defaults.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of each.
 """
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobKind:
-    """One kind; its roles are what the operator calls replica types."""
+    """A job kind."""
 
-    replicas: str  # the key of its roles in `spec`
-    container: str  # the name of its container
-    roles: tuple[str, ...]
-    port: tuple[str, int]  # name and default, by which its pods find each other
-    leaders: tuple[str, ...] = ()  # the job ends as the first of these that it has; without one, as its workers
-    single: tuple[str, ...] = ()  # roles of exactly one pod, which the webhook requires to be explicit
-    needed: tuple[str, ...] = ()
+    replicas: str  # key of its roles in `spec`
+    container: str  # name of its container
+    roles: tuple[str, ...]  # the operator's replica types
+    port: tuple[str, int]  # name and default of the port that its pods connect to
+    leaders: tuple[str, ...] = ()  # the first existing one decides how the job ends; if none exists, the workers do
+    single: tuple[str, ...] = ()  # roles whose `replicas` must be given as 1
+    needed: tuple[str, ...] = ()  # required roles
     restart: str = "Never"  # default restartPolicy
-    named: bool = True  # the operator refuses a container of another name
+    named: bool = True  # the operator rejects a container with another name
 
 
 JOBS = {
@@ -67,4 +67,4 @@ JOBS = {
         named=False,
     ),
 }
-GONE = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
+REMOVED = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}

@@ -1,7 +1,6 @@
-"""The types of Argo's objects, which are plain data: a task and a template have the fields of schema.py.
+"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required ones.
 
-Manifests come from users, so nothing is required but what `manifest/schema.py` has checked. Source: Argo's
-pkg/apis/workflow/v1alpha1/workflow_types.go.
+Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,13 +8,13 @@ from typing import Any, TypedDict
 
 Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # (kind, name) -> the object
-Object = dict[str, Any]  # a part of a manifest that is handed on as it is
-Task = Object  # a task of a DAG, a step or a hook: what calls a template
-Template = Object  # one of TEMPLATE_TYPES in kinds.py says what it does
+Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
+Task = Object  # a task of a DAG, a step or a hook: it calls a template
+Template = Object  # has one of the TEMPLATE_TYPES in kinds.py
 
 
 class Node(TypedDict, total=False):
-    """One entry of `status.nodes`."""
+    """An entry of `status.nodes`."""
 
     id: str
     name: str
@@ -33,7 +32,7 @@ class Node(TypedDict, total=False):
     children: list[str]
     outboundNodes: list[str]
     inputs: Object
-    outputs: Any  # None if it has none
+    outputs: Any
     daemoned: bool
     hostNodeName: str
     podIP: str

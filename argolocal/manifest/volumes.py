@@ -1,4 +1,4 @@
-"""Volumes of a workflow as plain data: those that a template mounts, and the claims made of volumeClaimTemplates.
+"""Volumes of a workflow, as plain data: volumes that a template mounts, and claims from volumeClaimTemplates.
 
 Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
 """
@@ -8,33 +8,32 @@ from typing import Any
 
 Volume = Mapping[str, Any]
 CONTAINERS = ("initContainers", "sidecars")
-GC = ("OnWorkflowSuccess", "OnWorkflowCompletion")
+GC_STRATEGIES = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
 
 def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of all containers of a template."""
-    group = (template.get("containerSet") or {}).get("containers") or []
-    several = [*group, *(container for kind in CONTAINERS for container in template.get(kind) or [])]
-    main = template.get("container") or template.get("script") or {}
-    own = (template.get("containerSet") or {}).get("volumeMounts") or []
-    return [*own, *(mount for container in (main, *several) for mount in container.get("volumeMounts") or [])]
+    """Return the volumeMounts of all containers of a template."""
+    group = template.get("containerSet") or {}
+    containers = [template.get("container") or template.get("script") or {}, *(group.get("containers") or [])]
+    containers += [container for kind in CONTAINERS for container in template.get(kind) or []]
+    return [mount for holder in (group, *containers) for mount in holder.get("volumeMounts") or []]
 
 
-def declared(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
-    """The volumes that a template mounts: its own, then those of the workflow, then the claims made for it."""
+def mounted_volumes(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
+    """Return the volumes that a template mounts, from its own volumes, the workflow's volumes and its claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
-    known = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
-    return [known[name] for name in dict.fromkeys(mount["name"] for mount in mounts(template)) if name in known]
+    volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
+    return [volumes[name] for name in dict.fromkeys(mount["name"] for mount in mounts(template)) if name in volumes]
 
 
 def claims(workflow: Mapping[str, Any]) -> list[Volume]:
-    """What the volumeClaimTemplates of a workflow become: `status.persistentVolumeClaims`."""
+    """Return `status.persistentVolumeClaims` for the volumeClaimTemplates of a workflow."""
     names = [claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []]
     prefix = workflow["metadata"]["name"]
     return [{"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names]
 
 
-def kept(spec: Mapping[str, Any], phase: str) -> bool:
-    """Whether the claims stay when the workflow has ended so."""
-    strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]
-    return strategy == GC[0] and phase != "Succeeded"
+def keeps_claims(spec: Mapping[str, Any], phase: str) -> bool:
+    """Return True if the claims are kept after a workflow has ended in this phase."""
+    strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
+    return strategy == GC_STRATEGIES[0] and phase != "Succeeded"

@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
-from argolocal.manifest.resolve import bodies
+from argolocal.manifest.resolve import all_templates
 from argolocal.pods.container_images import BASES, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
@@ -63,7 +63,7 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 def other_pythons(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
     """A sentence for each image `python:X.Y` in the spec of a workflow that is another Python here."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    templates = [template for template, _ in bodies(spec, "spec")]
+    templates = [template for template, _ in all_templates(spec, "spec")]
     images = (str(container.get("image")) for template in templates for _, container in containers_of(template))
     for image in dict.fromkeys(images):
         version = re.search(r":(\d+\.\d+)", image)

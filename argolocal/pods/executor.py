@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from argolocal.common.interrupts import Interrupts
-from argolocal.common.processes import signal_group, started
+from argolocal.common.processes import signal_group, start_time
 from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
@@ -334,7 +334,7 @@ class Executor:
     def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
         pod.descriptors[name] = os.pidfd_open(process.pid)
         self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
-        self.files.append({"pods": {self._key(pod, name): [process.pid, started(process.pid) or 0]}})
+        self.files.append({"pods": {self._key(pod, name): [process.pid, start_time(process.pid) or 0]}})
 
     def _unwatch(self, pod: PodRun, name: str) -> None:
         self.selector.unregister(descriptor := pod.descriptors.pop(name))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
@@ -85,7 +85,7 @@ def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
 
 
 def _prefix() -> str:
-    return f"{PREFIX}{os.getpid()}-{started(os.getpid())}"
+    return f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
 
 
 def limit_names(value: Any) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _sweep(folder: Path) -> None:
     """Removes cgroups left by dead runners."""
     for cgroup in folder.glob(f"{PREFIX}*-*-*"):
         pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
-        if str(started(int(pid))) != since:
+        if str(start_time(int(pid))) != since:
             with contextlib.suppress(OSError):  # still in use
                 cgroup.rmdir()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.errors import ConfigError
-from argolocal.manifest.volumes import GC, Volume, mounts
+from argolocal.manifest.volumes import GC_STRATEGIES, Volume, mounts
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
@@ -141,8 +141,8 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
     """Raises ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
     shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
-    if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]) not in GC:
-        raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC)}.")
+    if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]) not in GC_STRATEGIES:
+        raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC_STRATEGIES)}.")
     for owner, where in [(spec, "spec"), *templates]:
         for index, volume in enumerate(owner.get("volumes") or []):
             kinds = [key for key in volume if key != "name" and volume[key] is not None]

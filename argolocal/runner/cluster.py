@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
-from argolocal.common.processes import serves
+from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError
 from argolocal.pods.container_images import BASES, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
@@ -220,7 +220,7 @@ def trust(home: Path) -> None:
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
         with suppress(OSError, ValueError, *WRONG_SHAPE):  # not the record of a process
-            if not serves(json.loads(file.read_text())["pid"], home.resolve()):
+            if not mentions_home(json.loads(file.read_text())["pid"], home.resolve()):
                 file.unlink()
 
 

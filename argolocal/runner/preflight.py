@@ -19,7 +19,7 @@ from argolocal.language.sprig import ARGO, SPRIG
 from argolocal.language.substitute import EXPRESSION
 from argolocal.manifest import pod_patch
 from argolocal.manifest.kinds import TEMPLATE_TYPES
-from argolocal.manifest.resolve import bodies, holders, needed
+from argolocal.manifest.resolve import all_templates, callers, required_objects
 from argolocal.manifest.schema import walk
 from argolocal.pods import artifacts, containers, filesystem, limits, pod_run, volumes
 from argolocal.pods.kinds import container_set, daemon, sidecars
@@ -41,7 +41,7 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
                 f"the parameter {parameter['name']} has no value: give one, as with -p {parameter['name']}=..."
             )
     ignored |= dict.fromkeys(_bodies(workflow["spec"], cluster))
-    volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
+    volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
     notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
     named = dict.fromkeys(limits.limit_names(workflow["spec"]))
@@ -59,9 +59,9 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
 
 def _objects(spec: dict[str, Any], cluster: Any) -> None:
     """Reports missing objects before pods wait for them, unless a resource template may create them during the run."""
-    if any("resource" in template for template, _ in bodies(spec, "spec")):
+    if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
-    for where, kind, name, key in needed(spec):
+    for where, kind, name, key in required_objects(spec):
         if not cluster.has(kind, name, key):
             what = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
@@ -79,7 +79,7 @@ def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str
     """Checks all templates; returns the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
     _holders(spec)
-    for template, path in bodies(spec, where):
+    for template, path in all_templates(spec, where):
         _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
         ignored += pod_patch.check(template, path)
     _expressions(spec, where)
@@ -146,13 +146,13 @@ def _paths(template: dict[str, Any], where: str) -> None:
 
 
 def _holders(spec: dict[str, Any]) -> None:
-    for holder, path in holders(spec, "spec"):
+    for holder, path in callers(spec, "spec"):
         hook, expression = ".hooks." in path, holder.get("expression") or ""
         if hook and not path.endswith(".hooks.exit") and not expression:
             raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
         if expression and "{{" not in expression:
             try:
-                expr.calls(expression)
+                expr.find_calls(expression)
             except ExprError as error:
                 raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
         sequence = holder.get("withSequence")
@@ -181,7 +181,7 @@ def _expressions(value: Any, where: str) -> None:
 
 def _functions(source: str, where: str) -> None:
     try:
-        called = expr.calls(source)
+        called = expr.find_calls(source)
     except ExprError:
         return  # stays as text, or fails its node, as on Argo
     for name, arguments in called:

@@ -24,7 +24,7 @@ from argolocal import validate
 from argolocal.common import program
 from argolocal.common.files import write_atomically
 from argolocal.common.interrupts import Interrupts
-from argolocal.common.processes import alive, signal_group, started
+from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.memory import sweep_shared_memory
 from argolocal.engine import suspend
@@ -35,7 +35,7 @@ from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.manifest import read as manifests
 from argolocal.manifest.kinds import COMPLETED, FAILED
-from argolocal.manifest.resolve import resolved
+from argolocal.manifest.resolve import store_templates
 from argolocal.manifest.volumes import claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
@@ -120,7 +120,7 @@ class LocalRun:
         validate.check(workflow, find=cluster.find)
         if manifest["kind"] == "CronWorkflow":  # Argo refuses one whose Workflow could not run
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
-        workflow = resolved(
+        workflow = store_templates(
             labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
         )
         files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
@@ -255,13 +255,13 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     """Kills processes that pods left: of their sessions, with a pod's root as `/`, or with its environment."""
     sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
+    survivors = {pid: start_time(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
     for pid in survivors:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 5
-    while any(since and alive(pid, since) for pid, since in survivors.items()):
+    while any(since and is_alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > until:
             raise ArgolocalError(
                 f"processes {sorted(survivors)} that {files.name} left behind do not exit: they must first."
@@ -280,4 +280,4 @@ def _is_left_over(pid: int, sessions: Mapping[int, int], folder: str) -> bool:
         since = sessions.get(os.getsid(pid))
     except (ProcessLookupError, PermissionError):
         return False
-    return since is not None and (started(pid) or 0) >= since
+    return since is not None and (start_time(pid) or 0) >= since

@@ -77,7 +77,7 @@ class SharedLocks:
         if not KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
-            age = gofmt.duration(max_age) if max_age else None
+            age = gofmt.parse_duration(max_age) if max_age else None
         except ValueError as error:
             raise NodeError(f"invalid maxAge: {error}") from None
         with self._configmap(cache) as configmap:

@@ -1,11 +1,11 @@
-"""Checks a manifest before anything runs: what Argo refuses, and what it accepts but should not.
+"""Check a manifest before it runs, for mistakes that Argo rejects and mistakes that it accepts.
 
     argolocal lint workflow.yaml templates/ -o json
 
-Hera silently compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of
-these. Needs no cluster, network or Hera. The rules: workflow.py (workflow and templates), arguments.py, graph.py
-(dependencies of tasks), tag_rules.py, exported.py (scope of global outputs), metrics.py, objects.py (what resource
-templates apply), pods.py.
+Hera compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these. Works
+without cluster, network and Hera. The rules: workflow.py (workflow and templates), arguments.py, graph.py (dependencies
+of tasks), tag_rules.py, exported.py (scope of global outputs), metrics.py, objects.py (objects of resource templates),
+pods.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 from argolocal.errors import ConfigError
 from argolocal.manifest import shape
-from argolocal.manifest.resolve import Find, among
+from argolocal.manifest.resolve import Find, find_in
 from argolocal.validate import objects
 from argolocal.validate.findings import Finding, Findings
 from argolocal.validate.workflow import WorkflowRules
@@ -26,40 +26,42 @@ Reports = dict[tuple[Any, Any], list[Finding]]  # findings by kind and name of a
 
 
 def check(
-    manifest: Manifest, file: str = "", beside: Iterable[Manifest] = (), find: Find | None = None
+    manifest: Manifest, file: str = "", other_objects: Iterable[Manifest] = (), find: Find | None = None
 ) -> list[Finding]:
-    """Non-fatal findings of the manifest and the objects `beside` it (or, with `find`, those it refers to).
+    """Return the non-fatal findings of the manifest and `other_objects` (or, with `find`, the objects it refers to).
 
     Raises ConfigError with all fatal findings, one line each.
     """
-    together = [(file, manifest), *((file, item) for item in beside)]
-    findings = lint(manifest, file, find) if find else lint_all(together)
+    objects_ = [(file, manifest), *((file, item) for item in other_objects)]
+    findings = lint(manifest, file, find) if find else lint_all(objects_)
     if fatal := [str(finding) for finding in findings if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *fatal]))
     return findings
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """All findings of (file, object) pairs that may refer to each other."""
-    find, reports = among(manifest for _, manifest in objects), Reports()
+    """Return the findings of (file, object) pairs that may refer to each other."""
+    find, reports = find_in(manifest for _, manifest in objects), Reports()
     return [finding for file, manifest in objects for finding in lint(manifest, file, find, reports)]
 
 
 def lint(
     manifest: Manifest, file: str = "", find: Find = lambda kind, name: None, reports: Reports | None = None
 ) -> list[Finding]:
-    """All findings of a Workflow, WorkflowTemplate, CronWorkflow, or of an object such as a training job.
+    """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as a training job.
 
-    Includes those of objects that it refers to. With `reports` (filled here) they are left to the object itself, except
-    those about how it is used.
+    They include findings of objects that it refers to. `reports` (filled here) collects these by object instead, so
+    that the result has only the findings about how these objects are used.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
-    return findings.all() if rules is None or reports is None else list(_own(findings.all(), rules, reports))
+    return (
+        findings.all() if rules is None or reports is None else list(_without_reported(findings.all(), rules, reports))
+    )
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
-    """Add findings of the manifest; returns the rules if it is a workflow."""
+    """Add the findings of the manifest, and return the rules if it is a workflow."""
     other = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if other or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
@@ -73,19 +75,19 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
     return None
 
 
-def _own(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """Findings not already reported for other objects; paths inside their templates name those objects."""
-    theirs, root = set[tuple[str, str, bool]](), rules.root
-    for at, other in rules.others.items():
+def _without_reported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
+    """Yield findings that are not reported for other objects; paths inside their templates name those objects."""
+    reported, root = set[tuple[str, str, bool]](), rules.root
+    for path, other in rules.others.items():
         name = other.get("kind"), other["metadata"]["name"]
         if name not in reports:
             reports[name] = lint(other, find=rules.find)
-        theirs |= {(finding.path.replace("spec", at, 1), finding.rule, finding.fatal) for finding in reports[name]}
+        reported |= {(finding.path.replace("spec", path, 1), finding.rule, finding.fatal) for finding in reports[name]}
     base = (rules.others.get(root) or {}).get("metadata", {}).get("name")
     inside = f"{root}.workflowTemplateRef[{base}].templates" if base else f"{root}.templates"
-    away = tuple(rules.others.keys() - {root})  # where a warning is for who looks at that object
+    others = tuple(rules.others.keys() - {root})  # their warnings are reported with the object itself
     for finding in findings:
-        if (finding.path, finding.rule, finding.fatal) not in theirs and (
-            finding.fatal or not finding.path.startswith(away)
+        if (finding.path, finding.rule, finding.fatal) not in reported and (
+            finding.fatal or not finding.path.startswith(others)
         ):
             yield replace(finding, path=finding.path.replace(f"{root}.templates", inside, 1))

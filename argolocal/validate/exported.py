@@ -1,40 +1,42 @@
-"""The scope of `workflow.outputs`: Argo's check walks from the entrypoint and knows them in the order of its visits.
+"""The scope of `workflow.outputs`: Argo's validation walks from the entrypoint, and learns global outputs on its way.
 
-    known = Exported(templates, ["main", "exit"]); known.at(step)
+    outputs = GlobalOutputs(templates, ["main", "exit"]); outputs.tags_at(step)
 
-What a called template gives by a globalName is known once the check has been there: to later steps, to all of its DAG,
-and to what is only looked at later, as onExit and the templates of hooks. What the entrypoint, or a hook's template,
-gives itself is never known. A globalName with tags may be any. Source: validate.go, addOutputsToScope.
+An output with a globalName is known after the visit of its template: to later steps, to the whole DAG, and to templates
+that are visited later, such as onExit and hooks. Outputs of the entrypoint and of a hook's template are never known. A
+globalName with tags allows any name. Source: validate.go, addOutputsToScope.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from argolocal.manifest.resolve import bodies
-from argolocal.manifest.tag_scope import Data, Names, exported
+from argolocal.manifest.resolve import all_templates
+from argolocal.manifest.tag_scope import Data, Names, global_outputs
 
 ANY = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
-NOTHING: Data = {}  # a template that is not here
+MISSING: Data = {}  # a template that does not exist here
 
 
-class Exported:
-    """Global outputs known at each template and step; in expressions, which Argo does not check, all of them."""
+class GlobalOutputs:
+    """Global outputs that are known at each template and step. Argo does not check expressions: all are known there."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
         self.all = {
-            tag for template, _ in bodies({"templates": [*templates.values()]}, "") for tag in exported(template)
+            tag
+            for template, _ in all_templates({"templates": [*templates.values()]}, "")
+            for tag in global_outputs(template)
         }
         self.later = {f"={tag}" for tag in self.all} | (self.all & ANY)
         self.known: set[str] = set()
         self.names, self.everything = Names(self.later), Names(self.all | self.later)
-        self.found: dict[int, Names] = {}  # by the id of a template or step
-        if not self.all <= ANY and roots[0] in templates:  # else that is what is wrong
+        self.cache: dict[int, Names] = {}  # by the id of a template or step
+        if not self.all <= ANY and roots[0] in templates:  # a missing entrypoint is reported elsewhere
             self._walk([templates[name] for name in roots if name in templates])
 
-    def at(self, holder: Data) -> Names:
-        """Tags known when Argo checks this step or template."""
-        return self.found.get(id(holder), self.everything)
+    def tags_at(self, holder: Data) -> Names:
+        """Return the tags that are known when Argo checks this step or template."""
+        return self.cache.get(id(holder), self.everything)
 
     def _walk(self, roots: list[Data]) -> None:
         waiting = [self._visit(template) for template in reversed(roots)]
@@ -42,51 +44,51 @@ class Exported:
             template = next(waiting[-1], None)
             if template is None:
                 waiting.pop()
-            elif id(template) not in self.found:
+            elif id(template) not in self.cache:
                 waiting.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template; yields the templates to visit before it continues."""
-        if id(template) in self.found:
+        """Visit a template. Yields the templates that must be visited before it continues."""
+        if id(template) in self.cache:
             return
-        self.found[id(template)] = self.names
+        self.cache[id(template)] = self.names
         if "dag" in template:
             yield from self._tasks(template)
         for step, called in self._calls(template) if "steps" in template else ():
             yield called
-            after = self.known | exported(called)
+            after = self.known | global_outputs(called)
             if "onExit" in step or "exit" in (step.get("hooks") or {}):
-                self._know(after)
-            self.found[id(step)] = self.names
-            self._know(after)
-        self.found[id(template)] = self.names
+                self._set_known(after)
+            self.cache[id(step)] = self.names
+            self._set_known(after)
+        self.cache[id(template)] = self.names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Argo visits tasks in random order: at each one, any other may have been visited."""
+        """Visit the tasks: Argo does so in random order, so at each task any other may have been visited."""
         calls = [called for _, called in self._calls(dag)]
-        given = [self._given(called) for called in calls]
-        count, before = Counter(tag for tags in given for tag in tags), self.known
-        for called, own in zip(calls, given, strict=True):
-            self._know(before | {tag for tag in count if count[tag] > (tag in own)})
+        outputs = [self._outputs_below(called) for called in calls]
+        count, known_before = Counter(tag for tags in outputs for tag in tags), self.known
+        for called, own_outputs in zip(calls, outputs, strict=True):
+            self._set_known(known_before | {tag for tag in count if count[tag] > (tag in own_outputs)})
             yield called
-        self._know(before | set(count))
+        self._set_known(known_before | set(count))
 
-    def _know(self, known: set[str]) -> None:
-        if known != self.known:
-            self.known, self.names = known, Names(known | self.later)
+    def _set_known(self, tags: set[str]) -> None:
+        if tags != self.known:
+            self.known, self.names = tags, Names(tags | self.later)
 
-    def _given(self, called: Data) -> set[str]:
-        """Global tags set by a template and everything that it calls."""
+    def _outputs_below(self, called: Data) -> set[str]:
+        """Return the global tags that a template and its callees set."""
         tags, waiting, seen = set[str](), [called], set[int]()
         while waiting:
             if id(template := waiting.pop()) not in seen:
                 seen.add(id(template))
-                tags |= exported(template)
-                waiting += [below for _, below in self._calls(template)]
+                tags |= global_outputs(template)
+                waiting += [callee for _, callee in self._calls(template)]
         return tags
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
-        """Each step or task with the template that it calls."""
+        """Yield each step or task with the template that it calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
-            yield step, step.get("inline") or self.templates.get(str(step.get("template")), NOTHING)
+            yield step, step.get("inline") or self.templates.get(str(step.get("template")), MISSING)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from argolocal.errors import did_you_mean
 
-HINTS = 50
-SHOWN = 6  # most names listed in a hint
+MAX_HINTS = 50
+MAX_NAMES = 6  # listed in a hint
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem: path, rule, and a message with the fix. If not `fatal` it runs, but rarely as intended."""
+    """A problem: path, rule, and a message with the fix. If it is not `fatal`, the workflow runs, perhaps wrongly."""
 
     file: str
     path: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. An image is one finding, however many containers use it."""
+    """Findings in order, without duplicates. An image is a single finding, even if many containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -38,25 +38,25 @@ class Findings:
     def warn(self, path: str, rule: str, message: str) -> None:
         self.add(path, rule, message, fatal=False)
 
-    def near(self, word: str, known: Iterable[str]) -> str:
-        """`did_you_mean`, for the first HINTS mistakes only: its cost grows with the number of names."""
+    def suggest(self, word: str, names: Iterable[str]) -> str:
+        """Return `did_you_mean` for the first MAX_HINTS mistakes: its cost grows with the number of names."""
         self.hints += 1
-        return did_you_mean(word, set(known)) if self.hints <= HINTS else ""
+        return did_you_mean(word, set(names)) if self.hints <= MAX_HINTS else ""
 
-    def hint(self, word: str, known: Iterable[str]) -> str:
-        """A hint for an unknown name: a similar one, or those that exist."""
-        if (near := self.near(word, known)) or self.hints > HINTS:
-            return near or " Name one that is there."
-        names = sorted(set(known))
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        return f" There is {', '.join(names[:SHOWN])}{more}." if names else " There is none: add it, or take this out."
+    def hint(self, word: str, choices: Iterable[str]) -> str:
+        """Return a hint for an unknown name: a similar name, or the existing names."""
+        if (suggestion := self.suggest(word, choices)) or self.hints > MAX_HINTS:
+            return suggestion or " Correct the name."
+        names = sorted(set(choices))
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return f" Available: {', '.join(names[:MAX_NAMES])}{more}." if names else " Define it, or remove this."
 
-    def image(self, path: str, image: str, why: str) -> None:
-        self.images.setdefault((image, why), []).append(path)
+    def add_image(self, path: str, image: str, problem: str) -> None:
+        self.images.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
-        for (image, why), paths in self.images.items():
+        for (image, problem), paths in self.images.items():
             others = f" {len(paths)} containers run it." if len(paths) > 1 else ""
-            self.warn(paths[0], "image", f'"{image}" {why}{others}')
+            self.warn(paths[0], "image", f'"{image}" {problem}{others}')
         self.images.clear()
         return list(self.findings)

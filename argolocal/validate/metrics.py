@@ -1,4 +1,4 @@
-"""Prometheus metrics of a template: names, help and values that Argo requires.
+"""Check Prometheus metrics of a template: names, help and values that Argo requires.
 
 Source: workflow/metrics/util.go.
 """
@@ -17,9 +17,9 @@ def check(findings: Findings, path: str, metrics: Data) -> None:
         where = f"{path}.prometheus[{metric.get('name', number)}]"
         for name in [metric.get("name", ""), *(label.get("key", "") for label in metric.get("labels") or [])]:
             if "{{" not in str(name) and not NAME.fullmatch(str(name)):
-                findings.add(where, "metric", f'"{name}" must be letters, digits and _, beginning with no digit.')
+                findings.add(where, "metric", f'"{name}" must be letters, digits and _, and not begin with a digit.')
         if not metric.get("help"):
-            findings.add(f"{where}.help", "metric", "it is missing: say what is counted.")
+            findings.add(f"{where}.help", "metric", "it is missing: describe the metric.")
         for kind in KINDS:
             if kind in metric and not metric[kind].get("value"):
                 findings.add(f"{where}.{kind}.value", "metric", "it is missing: give one.")

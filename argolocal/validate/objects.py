@@ -1,4 +1,4 @@
-"""Rules for objects that resource templates apply: what the API server, a webhook or an operator refuses or misreads.
+"""Check objects of resource templates for mistakes that the API server, a webhook or an operator rejects or misreads.
 
 Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other by UNKNOWN.
 """
@@ -13,7 +13,7 @@ from argolocal.language import selector
 from argolocal.manifest.names import REPLICA_TYPE
 from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
 from argolocal.manifest.tag_scope import Data
-from argolocal.manifest.training_jobs import GONE, JOBS
+from argolocal.manifest.training_jobs import JOBS, REMOVED
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN, closed
@@ -33,34 +33,36 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "Pod": ("spec",),
 }
 SERVERS = ("Deployment", "StatefulSet")
-ROLES = ("predictor", "transformer", "explainer")  # of an InferenceService: PodSpecs
+ROLES = ("predictor", "transformer", "explainer")  # PodSpecs of an InferenceService
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-SELECTING = (*SERVERS, "DaemonSet", "ReplicaSet")
+WITH_SELECTOR = (*SERVERS, "DaemonSet", "ReplicaSet")
 NEEDED: dict[str, tuple[str, ...]] = {  # required fields of the spec
-    **dict.fromkeys(SELECTING, ("selector", "template")),
+    **dict.fromkeys(WITH_SELECTOR, ("selector", "template")),
     "Job": ("template",),
     "CronJob": ("schedule", "jobTemplate"),
     "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
 }
-# maximum length, pattern and reason
 LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
+# kind → maximum length of its name, pattern and reason
 NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
-    **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service is called so")),
+    **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service has this name")),
     "Service": (63, DNS_LABEL, "it is a DNS label"),
     "Job": (63, DNS_NAME, "it is a label of its pods"),
     "CronJob": (52, DNS_NAME, "its jobs are called NAME-MINUTES"),
 }
 
 
-def resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """Rules of a resource template; `workflow_name` has the length of the final name."""
+def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
+    """Check a resource template; `workflow_name` has the length of the final name."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
-        findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
+        findings.add(
+            f"{path}.action", "resource", f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
+        )
     _conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # a list of operations is no object
+        return  # its manifest is a list of operations
     if resource.get("manifest"):
         for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
@@ -69,90 +71,90 @@ def resource(findings: Findings, path: str, resource: Data, workflow_name: str) 
         findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
 
 
-def refuse(thing: Data) -> None:
-    """Raises ConfigError for an object that the API server, a webhook or an operator refuses."""
-    check(findings := Findings(f"{thing.get('kind')} {_at(thing, ('metadata',)).get('name')}"), "", thing)
+def reject_invalid(thing: Data) -> None:
+    """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
+    check(findings := Findings(f"{thing.get('kind')} {_get(thing, ('metadata',)).get('name')}"), "", thing)
     if fatal := [finding for finding in findings.all() if finding.fatal]:
         raise ConfigError(str(fatal[0]))
 
 
 def check(findings: Findings, path: str, thing: Data) -> None:
-    """The rules of one Kubernetes object, at `path` ("" if it is a file of its own)."""
-    kind, at = str(thing.get("kind")), f"{path}." if path else ""
-    if kind in GONE:
-        findings.add(f"{at}kind", "kind", f"{GONE[kind]}.")
+    """Check a Kubernetes object at `path` ("" for an object in its own file)."""
+    kind, prefix = str(thing.get("kind")), f"{path}." if path else ""
+    if kind in REMOVED:
+        findings.add(f"{prefix}kind", "kind", f"{REMOVED[kind]}.")
         return
     if problems := list(shape_errors(thing, _shape(kind), path or "manifest")):
-        for where, _, why in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
-            findings.add(where, "shape", f"{why}.")
+        for where, _, message in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
+            findings.add(where, "shape", f"{message}.")
         return
-    _metadata(findings, at, kind, thing.get("metadata") or {})
+    _metadata(findings, prefix, kind, thing.get("metadata") or {})
     for field in NEEDED.get(kind, ()):
         if not (thing.get("spec") or {}).get(field):
-            findings.add(f"{at}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
-    if kind in SELECTING:
-        _selector(findings, f"{at}spec", thing.get("spec") or {})
+            findings.add(f"{prefix}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
+    if kind in WITH_SELECTOR:
+        _selector(findings, f"{prefix}spec", thing.get("spec") or {})
     if kind in JOBS:
-        _job(findings, f"{at}spec", kind, thing.get("spec") or {})
+        _job(findings, f"{prefix}spec", kind, thing.get("spec") or {})
     if kind in OF_KIND:
-        OF_KIND[kind](findings, f"{at}spec", thing.get("spec") or {})
+        OF_KIND[kind](findings, f"{prefix}spec", thing.get("spec") or {})
     if kind in TEMPLATES:
-        spec = _at(thing, TEMPLATES[kind])
-        where = at + ".".join(TEMPLATES[kind])
-        pods.check(findings, where, spec, pods.named(where, spec))
-        labels = (_at(thing, TEMPLATES[kind][:-1]).get("metadata") or {}).get("labels") or {}
-        if kind in SERVERS and REPLICA_TYPE not in labels:  # a worker beside a training job answers nobody
-            pods.probes(findings, pods.named(where, spec, "containers"))
+        spec = _get(thing, TEMPLATES[kind])
+        where = prefix + ".".join(TEMPLATES[kind])
+        pods.check(findings, where, spec, pods.containers_in(where, spec))
+        labels = (_get(thing, TEMPLATES[kind][:-1]).get("metadata") or {}).get("labels") or {}
+        if kind in SERVERS and REPLICA_TYPE not in labels:  # an extra training worker does not serve requests
+            pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
-            _plain_job(findings, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)
+            _plain_job(findings, where.removesuffix(".template.spec"), _get(thing, TEMPLATES[kind][:-2]), spec)
 
 
 def _inference(findings: Findings, path: str, spec: Data) -> None:
-    """Its roles are PodSpecs. Source: KServe v1beta1, PredictorSpec and TransformerSpec."""
+    """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec, TransformerSpec."""
     for role in filter(spec.__contains__, ROLES):
         where, pod = f"{path}.{role}", spec[role]
-        # a model without an image of its own is served by the container of a runtime, which is not here
+        # a model without its own image runs in the container of a runtime, which is not in this object
         model = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
-        pods.check(findings, where, pod, [*pods.named(where, pod), *model])
-        pods.probes(findings, [*pods.named(where, pod, "containers"), *model])
+        pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model])
+        pods.check_probes(findings, [*pods.containers_in(where, pod, "containers"), *model])
 
 
 def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
-    """Source: Kubeflow Trainer v2, TrainingRuntimeSpec: a JobSet."""
-    _job_set(findings, f"{path}.template.spec", _at(spec, ("template", "spec")), whole)
+    """Check a training runtime, which has a JobSet. Source: Kubeflow Trainer v2, TrainingRuntimeSpec."""
+    _job_set(findings, f"{path}.template.spec", _get(spec, ("template", "spec")), whole)
 
 
 def _job_set(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
-    """Source: JobSet 0.12, JobSetSpec and its webhook, which adds a missing restartPolicy."""
+    """Check a JobSet. Source: JobSet 0.12, JobSetSpec and its webhook, which adds a missing restartPolicy."""
     jobs = spec.get("replicatedJobs") or []
     names = [str(job.get("name")) for job in jobs]
     if whole and (not jobs or len(set(names)) < len(names)):
-        findings.add(f"{path}.replicatedJobs", "job", "it must have jobs, each with a name of its own.")
+        findings.add(f"{path}.replicatedJobs", "job", "it must have jobs with different names.")
     failure = spec.get("failurePolicy") or {}
     for rule in [spec.get("successPolicy") or {}, *(failure.get("rules") or [])]:
         for target in map(str, rule.get("targetReplicatedJobs") or []):
             if whole and target not in names and UNKNOWN not in "".join([target, *names]):
-                findings.add(path, "job", f"a policy names {target}, which is none of its jobs: {sorted(names)}.")
+                findings.add(path, "job", f"a policy names {target}: it must be one of its jobs: {sorted(names)}.")
         if (action := str(rule.get("action", UNKNOWN))) not in (*ON_JOB_FAILURE, UNKNOWN):
-            why = f'the action "{action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
-            findings.add(f"{path}.failurePolicy", "job", why)
+            message = f'the action "{action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
+            findings.add(f"{path}.failurePolicy", "job", message)
     for number, job in enumerate(jobs):
         where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec"
-        template = _at(job, ("template", "spec"))
-        pod = _at(template, ("template", "spec"))
+        template = _get(job, ("template", "spec"))
+        pod = _get(template, ("template", "spec"))
         _job_pods(findings, where, template, {"restartPolicy": "OnFailure", **pod})
-        pods.check(findings, f"{where}.template.spec", pod, pods.named(f"{where}.template.spec", pod), whole)
+        pods.check(findings, f"{where}.template.spec", pod, pods.containers_in(f"{where}.template.spec", pod), whole)
 
 
 def _train_job(findings: Findings, path: str, spec: Data) -> None:
-    """The overrides of its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
+    """Check overrides of a TrainJob's runtime. Source: Kubeflow Trainer, TrainJobSpec; patches replace them in 2.2."""
     trainer = spec.get("trainer") or {}
     pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], whole=False)
     if "resourcesPerNode" in trainer:
-        pods.resources(findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
+        pods.check_resources(findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
     for number, override in enumerate(spec.get("podTemplateOverrides") or []):
         where, pod = f"{path}.podTemplateOverrides[{number}].spec", override.get("spec") or {}
-        pods.check(findings, where, pod, pods.named(where, pod), whole=False)
+        pods.check(findings, where, pod, pods.containers_in(where, pod), whole=False)
     for number, override in enumerate(spec.get("runtimePatches") or []):
         patch = override.get("trainingRuntimeSpec") or {}
         _runtime(findings, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", patch, whole=False)
@@ -169,30 +171,30 @@ OF_KIND = {
 def _conditions(findings: Findings, path: str, resource: Data) -> None:
     success, failure = resource.get("successCondition"), resource.get("failureCondition")
     if failure and not success:
-        why = "without a successCondition it succeeds at the first look: give one."
-        findings.add(f"{path}.failureCondition", "condition", why)
+        message = "without a successCondition, the template succeeds immediately: give one."
+        findings.add(f"{path}.failureCondition", "condition", message)
     if resource.get("action") == "delete" and (success or failure):
-        findings.add(path, "condition", "a delete has nothing to wait for: take its conditions out.")
+        findings.add(path, "condition", "a delete does not wait: remove the conditions.")
     for field, condition in (("successCondition", success), ("failureCondition", failure)):
         try:
             selector.parse(TAG.sub("x", str(condition or "")))
         except selector.SelectorError as error:
-            findings.add(f"{path}.{field}", "condition", f'"{condition}" is no label selector: {error}.')
+            findings.add(f"{path}.{field}", "condition", f'"{condition}" is not a label selector: {error}.')
 
 
 def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """The objects in a manifest's text. JSON is parsed as JSON, which is faster; a bare tag in it is a number."""
-    filled = TAG.sub(UNKNOWN, text)
-    if filled.lstrip().startswith("{"):
+    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; a bare tag in it is a number."""
+    substituted = TAG.sub(UNKNOWN, text)
+    if substituted.lstrip().startswith("{"):
         try:
-            value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], filled))
+            value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted))
             return [without_nulls(value)]
         except (ValueError, RecursionError):
-            pass  # YAML that begins with a brace, or too much of something
+            pass  # YAML that begins with a brace, or JSON that is nested too deeply
     from argolocal.manifest.read import documents
 
     try:
-        return [without_nulls(document) for document in documents(filled)]
+        return [without_nulls(document) for document in documents(substituted)]
     except ConfigError as error:
         if not closed(Findings(), path, TAG.sub("", text)):
             findings.warn(path, "resource", f"{error}")
@@ -230,30 +232,30 @@ def _shape(kind: str) -> dict[str, Any]:
     return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec or kind in NEEDED else {})}
 
 
-def _at(value: Any, path: Sequence[str]) -> Data:
+def _get(value: Any, path: Sequence[str]) -> Data:
     for key in path:
         value = value.get(key) or {}
     return value
 
 
-def _metadata(findings: Findings, at: str, kind: str, metadata: Data) -> None:
+def _metadata(findings: Findings, prefix: str, kind: str, metadata: Data) -> None:
     name = str(metadata.get("name") or "")
-    most, pattern, why = NAMES.get(kind, (253, DNS_NAME, ""))
-    if not name and not metadata.get("generateName") and (at or kind in {*NAMES, *TEMPLATES}):
-        findings.add(f"{at}metadata.name", "name", "it is missing: give a name.")
-    elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > most):
-        rule = LETTERS.format(most) if pattern is DNS_LABEL else LETTERS.format(most).partition(" and ")[2]
-        because = f", as {why}" if why else ""
+    max_length, pattern, reason = NAMES.get(kind, (253, DNS_NAME, ""))
+    if not name and not metadata.get("generateName") and (prefix or kind in {*NAMES, *TEMPLATES}):
+        findings.add(f"{prefix}metadata.name", "name", "it is missing: give a name.")
+    elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length):
+        rule = LETTERS.format(max_length) if pattern is DNS_LABEL else LETTERS.format(max_length).partition(" and ")[2]
+        ending = f", as {reason}" if reason else ""
         shown = name.replace(UNKNOWN, "…")
         findings.add(
-            f"{at}metadata.name",
+            f"{prefix}metadata.name",
             "name",
-            f'the name will be "{shown}" ({len(name)} characters): it must {rule}{because}.',
+            f'the name will be "{shown}" ({len(name)} characters): it must {rule}{ending}.',
         )
-    labels(findings, f"{at}metadata.labels", metadata.get("labels") or {})
+    check_labels(findings, f"{prefix}metadata.labels", metadata.get("labels") or {})
 
 
-def labels(findings: Findings, path: str, labels: Data) -> None:
+def check_labels(findings: Findings, path: str, labels: Data) -> None:
     for key, value in labels.items():
         if not isinstance(value, str) or not LABEL.fullmatch(TAG.sub("x", value.replace(UNKNOWN, "x"))):
             rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
@@ -261,14 +263,12 @@ def labels(findings: Findings, path: str, labels: Data) -> None:
 
 
 def _selector(findings: Findings, path: str, spec: Data) -> None:
-    """The selector must match the pod template's labels. A tag matches anything."""
-    carried = _at(spec, ("template", "metadata", "labels"))
-    for key, value in _at(spec, ("selector", "matchLabels")).items():
-        if UNKNOWN not in f"{key}{value}{''.join(map(str, carried.items()))}" and carried.get(key) != value:
-            why = (
-                f"the pods have {'no such label' if key not in carried else repr(carried[key])}: let the two be equal."
-            )
-            findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {why}')
+    """Check that the selector matches the pod template's labels. A tag matches anything."""
+    labels = _get(spec, ("template", "metadata", "labels"))
+    for key, value in _get(spec, ("selector", "matchLabels")).items():
+        if UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}" and labels.get(key) != value:
+            reason = f"the pods have {'no such label' if key not in labels else repr(labels[key])}: they must be equal."
+            findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {reason}')
 
 
 def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
@@ -277,54 +277,54 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     where = f"{path}.{job.replicas}"
     for name in job.needed or (() if replicas else job.roles[-1:]):
         if name not in replicas:
-            findings.add(where, "job", f"a {kind} has no {name}: give it one.")
+            findings.add(where, "job", f"a {kind} needs a {name}: add one.")
     if {"Chief", "Master"} <= replicas.keys():
-        findings.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
+        findings.add(where, "job", "Chief and Master are names of the same role: keep one of them.")
     for name, replica in replicas.items():
         if name not in job.roles:
-            why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.roles)} are.'
-            findings.add(f"{where}.{name}", "job", why + findings.near(name, job.roles))
+            message = f'"{name}" is not a replica type of a {kind}: it must be one of {", ".join(job.roles)}.'
+            findings.add(f"{where}.{name}", "job", message + findings.suggest(name, job.roles))
         number = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
         if name in job.single and number not in (1, UNKNOWN):
-            why = f"it is {number}: it must be there and be 1, or the job is refused."
-            findings.add(f"{where}.{name}.replicas", "job", why)
+            message = f"it is {number}: it must be 1, or the job is rejected."
+            findings.add(f"{where}.{name}.replicas", "job", message)
         if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
             findings.add(
-                f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook refuses the job."
+                f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook rejects the job."
             )
         if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
             findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
-        wanted = job.container if job.named else ""
-        _replica(findings, f"{where}.{name}.template.spec", wanted, _at(replica, ("template", "spec")))
+        container_name = job.container if job.named else ""
+        _replica(findings, f"{where}.{name}.template.spec", container_name, _get(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}
     if "activeDeadlineSeconds" not in policy:
-        why = "nothing ends a job that hangs: give a number of seconds."
-        findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", why)
+        message = "a job that hangs would never end: give a number of seconds."
+        findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", message)
     if (clean := policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))) not in (
         *CLEAN_POD_POLICIES,
         UNKNOWN,
     ):
-        why = f'"{clean}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
-        findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", why)
+        message = f'"{clean}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
+        findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", message)
     if clean == "None":
-        why = "pods that still run when the job is over stay, with their nodes: set Running."
-        findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", why)
+        message = "pods that still run when the job ends are kept, with their nodes: set Running."
+        findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", message)
     if kind == "PyTorchJob" and "elasticPolicy" in spec:
         _elastic(findings, path, spec, replicas)
 
 
-def _replica(findings: Findings, path: str, wanted: str, pod: Data) -> None:
+def _replica(findings: Findings, path: str, container_name: str, pod: Data) -> None:
     containers = pod.get("containers") or []
     if not containers:
         findings.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
-    elif wanted and not any(container.get("name") in (wanted, UNKNOWN) for container in containers):
+    elif container_name and not any(container.get("name") in (container_name, UNKNOWN) for container in containers):
         findings.add(
-            f"{path}.containers", "job", f'one container must be called "{wanted}": the operator looks for it.'
+            f"{path}.containers", "job", f'one container must be called "{container_name}": the operator looks for it.'
         )
-    for where, container in pods.named(path, pod, "containers"):
+    for where, container in pods.containers_in(path, pod, "containers"):
         if not container.get("image"):
             findings.add(f"{where}.image", "job", "it is missing: give the container an image.")
-    pods.check(findings, path, pod, pods.named(path, pod))
+    pods.check(findings, path, pod, pods.containers_in(path, pod))
 
 
 def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
@@ -332,30 +332,32 @@ def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
     if "Worker" not in replicas:
         findings.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
     if elastic.get("rdzvConf") == []:
-        findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: take rdzvConf out.")
+        findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf.")
     if elastic.get("standalone"):
-        findings.add(f"{where}.standalone", "job", "torchrun cannot read what the operator makes of it: take it out.")
+        findings.add(
+            f"{where}.standalone", "job", "torchrun cannot parse the value that the operator passes: remove it."
+        )
     if "nProcPerNode" in elastic and "nprocPerNode" in spec:
-        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is there as well: keep that one only.")
+        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set as well: keep only that one.")
     least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
     workers = (replicas.get("Worker") or {}).get("replicas")
     numbers = [number for number in (least, workers, most) if isinstance(number, int)]
     if numbers != sorted(numbers):
-        why = f"minReplicas ({least}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({most}) must hold: change one."
-        findings.warn(where, "job", why)
+        message = f"it must be minReplicas ({least}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({most}): change one."
+        findings.warn(where, "job", message)
 
 
 def _plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
     _job_pods(findings, path, spec, pod)
     if "activeDeadlineSeconds" not in spec:
-        why = "nothing ends a job that hangs: give a number of seconds."
-        findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+        message = "a job that hangs would never end: give a number of seconds."
+        findings.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
 
 
 def _job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
-    """Rules of Kubernetes for the pods of a Job."""
+    """Check Kubernetes' rules for the pods of a Job."""
     if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
-        why = f'it is "{restart}": for the pods of a Job it must be OnFailure or Never.'
-        findings.add(f"{path}.template.spec.restartPolicy", "job", why)
+        message = f'it is "{restart}": for the pods of a Job it must be OnFailure or Never.'
+        findings.add(f"{path}.template.spec.restartPolicy", "job", message)
     if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
         findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")

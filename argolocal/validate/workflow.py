@@ -1,4 +1,4 @@
-"""A Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates and arguments."""
+"""Check a Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates and arguments."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ from argolocal.manifest.kinds import TEMPLATE_TYPES
 from argolocal.manifest.loops import LOOPS
 from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
 from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules
-from argolocal.validate.exported import Exported
+from argolocal.validate.exported import GlobalOutputs
 from argolocal.validate.findings import Findings
 
 Manifest = Mapping[str, Any]
@@ -24,8 +24,8 @@ REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypo
 POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-PREFIX = 58  # of a generated name; five characters follow
-LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
+MAX_PREFIX_LENGTH = 58  # of a generated name; five characters follow
+MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
 METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
@@ -42,345 +42,354 @@ class WorkflowRules:
         self.spec: dict[str, Any] = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
 
     @cached_property
-    def stored(self) -> dict[str, dict[str, Manifest] | None]:
-        """The templates of each referenced object by scope; None: the object is missing."""
+    def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
+        """Templates of each referenced object by scope; None: the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         waiting: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, waiting)
         while waiting:
             scope, reference, _ = waiting.pop()
             if scope not in templates:
-                other = resolve.referred(reference, self.find)
+                other = resolve.find_template(reference, self.find)
                 spec, templates[scope] = {}, None
                 if other and not any(shape.shape_errors(other)):  # shape errors are reported elsewhere
-                    self.others[self.away(scope)] = other
+                    self.others[self.object_path(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
-                    templates[scope] = _named(spec)
+                    templates[scope] = _by_name(spec)
                 resolve.qualify(spec, scope, f"{scope}.spec", waiting)
         return templates
 
-    def away(self, scope: str) -> str:
-        """The path of the spec of another object."""
+    def object_path(self, scope: str) -> str:
+        """Return the path of another object's spec."""
         return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        stored = self.stored.items()  # also gives callers their full names
-        return _named(self.spec) | {
+        stored = self.stored_templates.items()  # also writes full template names into the callers
+        return _by_name(self.spec) | {
             f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
 
     @cached_property
-    def everywhere(self) -> Names:
-        return Names(tag_scope.workflow(self.spec))
+    def workflow_tags(self) -> Names:
+        return Names(tag_scope.workflow_tags(self.spec))
 
     @cached_property
-    def exported(self) -> Exported:
+    def global_outputs(self) -> GlobalOutputs:
         first = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
-        return Exported(self.templates, [*first, *names(self.spec.get("templates"))])
+        return GlobalOutputs(self.templates, [*first, *names(self.spec.get("templates"))])
 
     @cached_property
-    def reached(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, where workflow.failures is unknown."""
-        return {id(template) for template in self.called([str(self.spec.get("entrypoint"))]).values()}
+    def running_ids(self) -> set[int]:
+        """Ids of templates that run before the workflow completes, when workflow.failures is unknown."""
+        return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
 
-    def called(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """The templates named by `waiting` and all that they call, with or without `hooks`."""
+    def called_templates(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
+        """Return the templates named in `waiting` and all that they call, with or without `hooks`."""
         templates: dict[str, Manifest] = {}
         while waiting:
             if (name := waiting.pop()) in self.templates and name not in templates:
                 templates[name] = self.templates[name]
-                callers = resolve.holders({"templates": [templates[name]]}, "")
-                waiting += [str(caller.get("template")) for caller, at in callers if hooks or ".hooks." not in at]
+                callers = resolve.callers({"templates": [templates[name]]}, "")
+                waiting += [str(caller.get("template")) for caller, path in callers if hooks or ".hooks." not in path]
         return templates
 
     @cached_property
-    def running(self) -> Names:
-        return Names(self.everywhere.names - {"workflow.failures", "=workflow.failures"})
+    def tags_while_running(self) -> Names:
+        return Names(self.workflow_tags.names - {"workflow.failures", "=workflow.failures"})
 
-    def known(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
-        """Global tags known in a template, or at one of its steps."""
-        everywhere = self.running if id(template) in self.reached else self.everywhere
-        return everywhere, self.exported.at(template if step is None else step)
+    def global_tags(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
+        """Return the global tags that are known in a template, or at one of its steps."""
+        everywhere = self.tags_while_running if id(template) in self.running_ids else self.workflow_tags
+        return everywhere, self.global_outputs.tags_at(template if step is None else step)
 
     def run(self) -> None:
-        self.metadata()
+        self.check_metadata()
         if self.kind == "CronWorkflow":
-            self.cron(self.manifest.get("spec") or {})
+            self.check_cron(self.manifest.get("spec") or {})
         tag_rules.closed(
             self.findings, self.root, {key: value for key, value in self.spec.items() if key != "templates"}
         )
-        if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.joined()):
+        if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.merge_template_ref()):
             return
-        given = self.spec.get("arguments") or {}
-        arguments.check(self.findings, f"{self.root}.arguments", given, later=True)
+        workflow_arguments = self.spec.get("arguments") or {}
+        arguments.check(self.findings, f"{self.root}.arguments", workflow_arguments, later=True)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
-                self.target(f"{self.root}.{field}", str(name), given, loose=True)
+                self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True)
             elif field == "entrypoint" and self.kind not in REUSED:
-                self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with.")
-        self.hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
+                self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template that runs first.")
+        self.check_hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
         if "activeDeadlineSeconds" not in self.spec:
-            why = "nothing ends a workflow that hangs: give a number of seconds."
-            self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
+            message = "a workflow that hangs would never end: give a number of seconds."
+            self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", message)
         if (strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC[0]) not in POD_GC:
             hint = self.findings.hint(str(strategy), POD_GC)
-            self.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
+            self.add(f"{self.root}.podGC.strategy", "shape", f'the strategy "{strategy}" does not exist.{hint}')
         for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
-            self.retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
-        self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
+            self.check_retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
+        self.check_names(f"{self.root}.templates", names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
-            self.template(f"{self.root}.templates[{template.get('name')}]", template)
-        for name, template in self.called(names(self.spec.get("templates")), hooks=False).items():
+            self.check_template(f"{self.root}.templates[{template.get('name')}]", template)
+        for name, template in self.called_templates(names(self.spec.get("templates")), hooks=False).items():
             if scope := name.rpartition("/")[0]:
-                self.template(f"{self.away(scope)}.templates[{template.get('name')}]", template)
+                self.check_template(f"{self.object_path(scope)}.templates[{template.get('name')}]", template)
 
-    def joined(self) -> bool:
-        """Merge our spec over that of the WorkflowTemplate; False if it is missing."""
-        base = resolve.referred(self.spec["workflowTemplateRef"], self.find)
+    def merge_template_ref(self) -> bool:
+        """Merge the spec over its WorkflowTemplate; returns False if that is missing."""
+        base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
         if not base:
             return False
         self.others[self.root] = base
         try:
-            self.spec = shape.without_nulls(resolve.joined(self.spec, self.find))
+            self.spec = shape.without_nulls(resolve.merge_template_ref(self.spec, self.find))
         except ConfigError as error:
             self.add(f"{self.root}.workflowTemplateRef", "template", str(error))
             return False
         return True
 
-    def metadata(self) -> None:
+    def check_metadata(self) -> None:
         metadata = self.manifest.get("metadata") or {}
         name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "")
-        longest = LENGTHS.get(self.kind, 63)
+        max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
-            hint = self.findings.near(self.kind, KINDS)
+            hint = self.findings.suggest(self.kind, KINDS)
             self.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
             self.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
-        elif len(name) > longest or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
-            rule = f"lower-case letters, digits and dashes, at most {longest} characters"
+        elif len(name) > max_length or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
+            rule = f"lower-case letters, digits and dashes, at most {max_length} characters"
             where = "metadata." + ("name" if name else "generateName")
             self.add(where, "name", f'"{name or prefix}" must be {rule}.')
-        elif not name and len(prefix) > PREFIX:
-            self.warn("metadata.generateName", "name", f'only {PREFIX} characters of "{prefix}" stay: shorten it.')
-        objects.labels(self.findings, "metadata.labels", metadata.get("labels") or {})
+        elif not name and len(prefix) > MAX_PREFIX_LENGTH:
+            message = f'"{prefix}" is cut to {MAX_PREFIX_LENGTH} characters: shorten it.'
+            self.warn("metadata.generateName", "name", message)
+        objects.check_labels(self.findings, "metadata.labels", metadata.get("labels") or {})
 
     @cached_property
     def workflow_name(self) -> str:
-        """A name as long as the names of this manifest's workflows."""
+        """Example name with the length of the names of this manifest's workflows."""
         metadata = self.manifest.get("metadata") or {}
         if self.kind == "Workflow":
-            return metadata.get("name") or f"{str(metadata.get('generateName', ''))[:PREFIX]}xxxxx"
+            return metadata.get("name") or f"{str(metadata.get('generateName', ''))[:MAX_PREFIX_LENGTH]}xxxxx"
         return f"{metadata.get('name', '')}-1700000000"
 
-    def cron(self, spec: Manifest) -> None:
+    def check_cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
-            old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
-            self.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
+            effect = "Argo 4 removed `schedule`" if spec.get("schedule") else "the workflow never runs"
+            self.add("spec.schedules", "cron", f"it is missing ({effect}): give a list of cron expressions.")
         schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
-            if why := crontab.schedule_error(str(schedule)):
-                self.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
-        if why := crontab.timezone_error(str(spec.get("timezone") or "")):
-            self.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
-        self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
+            if problem := crontab.schedule_error(str(schedule)):
+                self.add("spec.schedules", "cron", f'"{schedule}" is not a schedule: {problem}.')
+        if problem := crontab.timezone_error(str(spec.get("timezone") or "")):
+            self.add("spec.timezone", "cron", f'"{spec["timezone"]}" is not a time zone: {problem.rstrip(".")}.')
+        self.warn_shell_calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
-    def calls(self, path: str, given: Manifest) -> None:
-        """Warn about `$(date)` in arguments, which no shell expands."""
-        for parameter in given.get("parameters") or []:
+    def warn_shell_calls(self, path: str, passed: Manifest) -> None:
+        """Warn about `$(date)` in arguments, which is not expanded."""
+        for parameter in passed.get("parameters") or []:
             for inside in pods.CALL.findall(str(parameter.get("value", ""))):
-                self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.call(inside))
+                self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.shell_message(inside))
 
     # parts of templates and tasks
 
-    def unique(self, path: str, there: list[str]) -> None:
-        for name, count in Counter(there).items():
+    def check_names(self, path: str, used_names: list[str]) -> None:
+        for name, count in Counter(used_names).items():
             if count > 1:
-                self.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
+                self.add(path, "name", f'"{name}" is used {count} times: names must be unique.')
             if not NAME.fullmatch(name) or len(name) > 128:
-                why = "must be at most 128 letters, digits and dashes, beginning with no dash."
-                self.add(path, "name", f'"{name}" {why}')
+                rule = "must be at most 128 letters, digits and dashes, and not begin with a dash."
+                self.add(path, "name", f'"{name}" {rule}')
 
-    def retry(self, path: str, retry: Manifest | None) -> None:
+    def check_retry(self, path: str, retry: Manifest | None) -> None:
         if retry is not None and "limit" not in retry:
-            self.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
+            self.warn(path, "retry", "without a limit it retries forever, without backoff: give a limit.")
 
-    def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
-        """`around`: the scope of the task, which an inline template sees as well."""
+    def check_template(self, path: str, template: Manifest, outer: Scope | None = None) -> None:
+        """Check a template; `outer`: the scope of the task, which an inline template can read as well."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
-            actual = f"it is {' and '.join(types)}" if types else "it does nothing"
+            actual = f"it has {' and '.join(types)}" if types else "its type is missing"
             self.add(path, "template", f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.")
         for direction in ("inputs", "outputs"):
-            arguments.unique(self.findings, f"{path}.{direction}", template.get(direction) or {})
+            arguments.check_names(self.findings, f"{path}.{direction}", template.get(direction) or {})
         metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
-        arguments.outputs(self.findings, path, template.get("outputs") or {}, types[0] if types else "")
-        self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
+        arguments.check_outputs(self.findings, path, template.get("outputs") or {}, types[0] if types else "")
+        self.check_retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tag_rules.TAG.sub("x", str(template["memoize"].get("key")))):
             self.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
-        inputs, outputs = tag_scope.declared("inputs", template), tag_scope.declared("outputs", template)
+        inputs, outputs = tag_scope.declared_tags("inputs", template), tag_scope.declared_tags("outputs", template)
         if "dag" in template:
-            self.dag(path, template, inputs)
+            self.check_dag(path, template, inputs)
         elif "steps" in template:
-            self.steps(path, template, inputs)
+            self.check_steps(path, template, inputs)
         else:
-            self.only(path, template, "dag or steps", "parallelism")
+            self.forbid(path, template, "dag or steps", "parallelism")
             if "suspend" in template:
-                self.only(path, template, "a pod", "timeout")
+                self.forbid(path, template, "a pod", "timeout")
             if "resource" in template:
-                objects.resource(self.findings, f"{path}.resource", template["resource"], self.workflow_name)
-            self.pod(path, template)
-            own = {f"{name}.path" for name in inputs | outputs}
-            here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            own_scope = Scope((here, *self.known(template)))
-            if around:
-                own_scope = replace(around, layers=(here, *around.layers))
-            self.tags(path, template, own_scope)
+                objects.check_resource(self.findings, f"{path}.resource", template["resource"], self.workflow_name)
+            self.check_pod(path, template)
+            paths = {f"{name}.path" for name in inputs | outputs}
+            template_tags = Names(
+                {*inputs, *outputs, *paths, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"}
+            )
+            own_scope = Scope((template_tags, *self.global_tags(template)))
+            if outer:
+                own_scope = replace(outer, layers=(template_tags, *outer.layers))
+            self.check_tags(path, template, own_scope)
 
-    def pod(self, path: str, template: Manifest) -> None:
-        """Rules for pods; `templateDefaults` and the spec supply what the template lacks."""
+    def check_pod(self, path: str, template: Manifest) -> None:
+        """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
         defaults = self.spec.get("templateDefaults") or {}
-        given = {**defaults, **template}
+        effective = {**defaults, **template}
         for kind in ("container", "script", "containerSet"):
             if kind not in template:
                 continue
             where = f"{path}.{kind}"
-            containers = [*pods.named(where, template[kind], "containers")]
+            containers = [*pods.containers_in(where, template[kind], "containers")]
             if kind != "containerSet":
                 containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
-            if "activeDeadlineSeconds" not in given and "timeout" not in given:
-                why = "an attempt that hangs is never tried again: give a number of seconds."
-                self.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
-            containers = [*containers, *pods.named(path, given, "initContainers", "sidecars")]
-            spec = {key: given.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
-            pods.check(self.findings, path, {**spec, "volumes": given.get("volumes") or []}, containers)
+            if "activeDeadlineSeconds" not in effective and "timeout" not in effective:
+                message = "an attempt that hangs would never be retried: give a number of seconds."
+                self.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
+            containers = [*containers, *pods.containers_in(path, effective, "initContainers", "sidecars")]
+            spec = {key: effective.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
+            pods.check(self.findings, path, {**spec, "volumes": effective.get("volumes") or []}, containers)
 
-    def dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
-        at, listed = f"{path}.dag", template["dag"].get("tasks") or []
-        tasks = {str(task.get("name")): task for task in listed}
-        self.unique(f"{at}.tasks", names(listed))
-        self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
-        if not listed:
-            self.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
-        before = graph.check(self.findings, at, template["dag"], tasks)
-        if before is None:
+    def check_dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        dag_path, task_list = f"{path}.dag", template["dag"].get("tasks") or []
+        tasks = {str(task.get("name")): task for task in task_list}
+        self.check_names(f"{dag_path}.tasks", names(task_list))
+        self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+        if not task_list:
+            self.add(f"{dag_path}.tasks", "template", "it is empty: a DAG must have a task.")
+        predecessors = graph.check(self.findings, dag_path, template["dag"], tasks)
+        if predecessors is None:
             return
-        nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
-        layers = (Names(inputs), *self.known(template))
+        nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished_before(predecessors)
+        layers = (Names(inputs), *self.global_tags(template))
         for name, task in tasks.items():
             for parameter in (task.get("arguments") or {}).get("parameters") or []:
                 if str(parameter.get("value", "")).startswith("{{tasks.name}}"):
-                    why = "Argo takes what begins with {{tasks.name}} for the output of a task: use it in the template."
-                    self.add(f"{at}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", why)
-            items = (Items(task),) if _loops(task) else ()
-            self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
+                    message = "Argo reads a leading {{tasks.name}} as an output: use it in the called template instead."
+                    self.add(f"{dag_path}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", message)
+            items = (Items(task),) if _has_loop(task) else ()
+            self.check_task(f"{dag_path}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
         nodes = Nodes("tasks", tasks, self.templates, [name for name, task in tasks.items() if "hooks" not in task])
-        self.tags(path, rest, Scope(layers, nodes, lambda name: True))
+        self.check_tags(path, rest, Scope(layers, nodes, lambda name: True))
 
-    def steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
-        listed = [(number, step) for number, group in enumerate(template["steps"]) for step in group]
-        everything = {str(step.get("name")): step for _, step in listed}
-        group_of = {str(step.get("name")): number for number, step in listed}
-        self.unique(f"{path}.steps", names(step for _, step in listed))
-        self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
-        nodes, own = Nodes("steps", everything, self.templates), Names(inputs)
+    def check_steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        step_list = [(number, step) for number, group in enumerate(template["steps"]) for step in group]
+        everything = {str(step.get("name")): step for _, step in step_list}
+        group_of = {str(step.get("name")): number for number, step in step_list}
+        self.check_names(f"{path}.steps", names(step for _, step in step_list))
+        self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+        nodes, input_tags = Nodes("steps", everything, self.templates), Names(inputs)
         items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
-        for number, step in listed:
+        for number, step in step_list:
             name = str(step.get("name"))
-            items += (Items(step),) if _loops(step) else ()
-            layers = (own, *self.known(template, step), *items)
+            items += (Items(step),) if _has_loop(step) else ()
+            layers = (input_tags, *self.global_tags(template, step), *items)
             scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
-            self.task(f"{path}.steps[{number}][{name}]", name, step, scope)
+            self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
         rest = {key: value for key, value in template.items() if key != "steps"}
-        self.tags(path, rest, Scope((own, *self.known(template)), nodes, lambda name: True))
+        self.check_tags(path, rest, Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True))
 
-    def only(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
-        """`fields` are only allowed in another type of template."""
+    def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
+        """Report `fields`, which only another type of template may have."""
         for field in filter(template.__contains__, fields):
-            why = f"only a template with {kind} may have it: put it there, or on the whole workflow."
-            self.add(f"{path}.{field}", "template", why)
+            message = f"only a template with {kind} may have it: move it there, or to the workflow."
+            self.add(f"{path}.{field}", "template", message)
 
-    def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
-        given = task.get("arguments") or {}
-        self.reference(path, task)
+    def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
+        passed = task.get("arguments") or {}
+        self.check_reference(path, task)
         if task.get("template"):
-            self.target(path, str(task["template"]), given)
+            self.check_call(path, str(task["template"]), passed)
         elif inline := task.get("inline"):
             stored = path.startswith(tuple(self.others))  # its own scope is used there
-            self.template(f"{path}.inline", inline, None if stored else scope)
-            arguments.supplied(self.findings, f"{path}.arguments", "the inline template", inline, given, loose=True)
+            self.check_template(f"{path}.inline", inline, None if stored else scope)
+            arguments.check_inputs(
+                self.findings, f"{path}.arguments", "the inline template", inline, passed, allow_extra=True
+            )
         else:
-            self.add(path, "template", "it names no template: give template, templateRef or inline.")
-        arguments.check(self.findings, f"{path}.arguments", given)
-        if len(over := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
-            self.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
-        if self.kind == "CronWorkflow" and not pods.shell(self.templates.get(str(task.get("template"))) or {}):
-            self.calls(f"{path}.arguments", given)
+            self.add(path, "template", "the template is missing: give template, templateRef or inline.")
+        arguments.check(self.findings, f"{path}.arguments", passed)
+        if len(loop_fields := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
+            self.add(path, "loop", f"it has {' and '.join(loop_fields)}: keep one of them.")
+        if self.kind == "CronWorkflow" and not pods.runs_shell(self.templates.get(str(task.get("template"))) or {}):
+            self.warn_shell_calls(f"{path}.arguments", passed)
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks["onExit"] = {"template": task["onExit"]}
-        self.hooks(f"{path}.hooks", hooks)
+        self.check_hooks(f"{path}.hooks", hooks)
         when = str(task.get("when") or "")
         if METRIC.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
-            way = "{{=asFloat(...) > ...}}"
-            why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
-            self.warn(f"{path}.when", "when", why)
+            remedy = "{{=asFloat(...) > ...}}"
+            message = f"it compares an output as text, which fails for 5e-05 or NaN: write {remedy}."
+            self.warn(f"{path}.when", "when", message)
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
-        self.tags(path, plain, scope)
-        self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
-        self.early(path, name, task)
+        self.check_tags(path, plain, scope)
+        self.check_tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
+        self.check_step_tags(path, name, task)
 
-    def early(self, path: str, name: str, task: Manifest) -> None:
-        """Tags unknown to Argo's check of a step, although set at run time. Source: resolveAllVariables."""
+    def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
+        """Report tags of a step that Argo's validation rejects, although they have a value at run time.
+
+        Source: resolveAllVariables.
+        """
         exits = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
-                why = ""
+                message = ""
                 if tag.startswith("pod."):
-                    why = "Argo knows it only in a template that is called by its name: put it with the others."
+                    message = "Argo accepts it only inside of templates in spec.templates: move it there."
                 elif (
                     not exits and ".hooks" in where and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
-                    why = f"Argo knows it only beside an exit hook: write {{{{={tag}}}}}."
-                if why:
-                    self.add(where, "tag", f"{{{{{tag}}}}}: {why}")
+                    message = f"Argo accepts it only with an exit hook: write {{{{={tag}}}}}."
+                if message:
+                    self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
 
-    def hooks(self, path: str, hooks: Manifest) -> None:
+    def check_hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
             if name not in ("exit", "onExit") and not hook.get("expression"):
-                why = "it has no expression, and Argo refuses it: say when it runs, or call it exit."
-                self.add(f"{path}[{name}].expression", "hook", why)
-            self.reference(f"{path}[{name}]", hook)
-            self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
+                message = "it is missing: say when the hook runs, or name the hook exit."
+                self.add(f"{path}[{name}].expression", "hook", message)
+            self.check_reference(f"{path}[{name}]", hook)
+            self.check_call(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
-    def reference(self, path: str, caller: Manifest) -> None:
-        if "templateRef" in caller and caller.get("template") != resolve.called(caller["templateRef"]):
-            self.add(path, "template", "it has a template beside its templateRef: take one of them out.")
+    def check_reference(self, path: str, caller: Manifest) -> None:
+        if "templateRef" in caller and caller.get("template") != resolve.qualified_name(caller["templateRef"]):
+            self.add(path, "template", "it has both template and templateRef: remove one of them.")
 
-    def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
-        """A template must exist and get its inputs; `loose`: extra arguments are allowed."""
+    def check_call(self, path: str, name: str, passed: Manifest, allow_extra: bool = False) -> None:
+        """Check that a called template exists and gets its inputs; `allow_extra`: ignore extra arguments."""
         template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
         of = f" of {scope.partition('/')[2]}" if scope else ""
         if template is None:
-            there = self.stored.get(scope) if scope else self.templates
-            if there is not None and not (scope and "{{" in short):
-                known = [key for key in there if "/" not in key]  # not those of other objects
-                self.add(path, "template", f'"{short}" is no template{of}.{self.findings.hint(short, known)}')
+            templates = self.stored_templates.get(scope) if scope else self.templates
+            if templates is not None and not (scope and "{{" in short):
+                choices = [key for key in templates if "/" not in key]  # without templates of other objects
+                hint = self.findings.hint(short, choices)
+                self.add(path, "template", f'the template "{short}"{of} does not exist.{hint}')
             return
-        brought = loose and self.kind in REUSED  # the workflow that uses the template may supply it
+        allow_missing = allow_extra and self.kind in REUSED  # the workflow that uses the template may supply it
         where, called = f"{path}.arguments", f"template {short}{of}"
-        arguments.supplied(self.findings, where, called, template, given, loose, brought)
-        arguments.timeout(self.findings, where, template, given, self.spec.get("arguments") or {})
+        arguments.check_inputs(self.findings, where, called, template, passed, allow_extra, allow_missing)
+        arguments.check_timeout(self.findings, where, template, passed, self.spec.get("arguments") or {})
 
-    def tags(self, path: str, value: Any, scope: Scope) -> None:
+    def check_tags(self, path: str, value: Any, scope: Scope) -> None:
         tag_rules.check(self.findings, path, value, scope, whole=self.kind not in REUSED)
 
 
-def _named(spec: Manifest) -> dict[str, Manifest]:
+def _by_name(spec: Manifest) -> dict[str, Manifest]:
     return {str(template["name"]): template for template in spec.get("templates") or [] if template.get("name")}
 
 
-def _loops(task: Manifest) -> bool:
+def _has_loop(task: Manifest) -> bool:
     return any(key in task for key in LOOPS)

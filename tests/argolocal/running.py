@@ -1,4 +1,4 @@
-"""Runs to their end, without a display."""
+"""Run and resume workflows without a display."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,6 @@ def execute(
     on_change: OnChange | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Status:
-    """Run a manifest."""
     return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
 
 

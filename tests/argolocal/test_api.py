@@ -1,4 +1,4 @@
-"""Workflows as the tests of somebody's own pipelines run them: after Hera's own examples, and with a kind of theirs."""
+"""The Python API as users' tests call it: with workflows like Hera's examples, and with a custom kind."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def read() -> None:
     print(open("/tmp/mail/letter.txt").read())  # noqa: SIM115
 
 
-def test_a_coin_that_is_flipped_takes_one_of_two_ways() -> None:
+def test_a_condition_on_a_result_skips_the_other_branch() -> None:
     with Workflow(generate_name="coin-flip-", entrypoint="main") as workflow, Steps(name="main") as steps:
         coin = flip(name="flip")
         with steps.parallel():
@@ -61,7 +61,7 @@ def test_a_coin_that_is_flipped_takes_one_of_two_ways() -> None:
     assert all(node.name == name for name, node in outcome.nodes.items())
 
 
-def test_a_diamond_passes_its_parameter_to_every_corner() -> None:
+def test_a_workflow_parameter_reaches_every_task() -> None:
     word = [Parameter(name="word", value="hello")]
     with Workflow(generate_name="diamond-", entrypoint="main", arguments=word) as workflow, DAG(name="main"):
         corners = (
@@ -75,7 +75,7 @@ def test_a_diamond_passes_its_parameter_to_every_corner() -> None:
     assert {name: node.log for name, node in outcome.nodes.items()} == {name: f"goodbye {name}\n" for name in "ABCD"}
 
 
-def test_an_artifact_travels_from_step_to_step(tmp_path: Path) -> None:
+def test_an_artifact_is_passed_to_the_next_step(tmp_path: Path) -> None:
     with Workflow(generate_name="letters-", entrypoint="main") as workflow, Steps(name="main"):
         letter = write(name="write")
         read(name="read", arguments=[letter.get_artifact("letter")])
@@ -85,7 +85,7 @@ def test_an_artifact_travels_from_step_to_step(tmp_path: Path) -> None:
     assert outcome.artifact("write", "letter", tmp_path / "letter").read_text() == "dear reader"
 
 
-def test_a_kind_of_ones_own_is_applied_and_waited_for() -> None:
+def test_a_resource_of_a_custom_kind_is_applied_and_awaited() -> None:
     class Counters(argolocal.Controller):
         kind = "Counter"
 
@@ -104,7 +104,7 @@ def test_a_kind_of_ones_own_is_applied_and_waited_for() -> None:
         argolocal.run(workflow)
 
 
-def test_a_failure_says_which_step_failed_and_why() -> None:
+def test_a_failure_names_the_step_and_the_reason() -> None:
     template = {"name": "print", "script": {"image": "busybox", "command": ["sh"], "source": "echo no ink; exit 3"}}
     outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
     (node,) = outcome.nodes.values()
@@ -112,7 +112,7 @@ def test_a_failure_says_which_step_failed_and_why() -> None:
     assert "exit code 3" in str(outcome) and "no ink" in str(outcome)
 
 
-def test_a_file_is_run_with_the_objects_beside_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_runs_with_the_objects_in_it_and_leaves_no_files(tmp_path: Path) -> None:
     file = tmp_path / "workflow.yaml"
     file.write_text("""
 kind: Workflow
@@ -136,7 +136,7 @@ spec:
     assert not home.exists() and [*tmp_path.iterdir()] == [file]
 
 
-def test_a_mistake_is_found_without_a_run() -> None:
+def test_lint_finds_a_mistake_without_a_run() -> None:
     wrong = {**HELLO, "spec": {**HELLO["spec"], "entrypoint": "prnt"}}
     (finding,) = (finding for finding in argolocal.lint(wrong) if finding.fatal)
     assert 'Did you mean "print"?' in str(finding)
@@ -144,13 +144,13 @@ def test_a_mistake_is_found_without_a_run() -> None:
         argolocal.run(wrong)
 
 
-def test_an_import_of_argolocal_loads_nothing_else() -> None:
+def test_importing_argolocal_imports_no_other_module() -> None:
     program = "import argolocal, sys; print(*sorted(name for name in sys.modules if name.startswith('argolocal')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "argolocal\n"
 
 
-def test_the_log_of_a_step_that_was_tried_again_is_that_of_its_last_attempt() -> None:
+def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
     script = {"image": "busybox", "command": ["sh"], "source": "echo try {{retries}}; exit $((1 - {{retries}}))"}
     template = {"name": "main", "retryStrategy": {"limit": "2", "retryPolicy": "Always"}, "script": script}
     steps = {"name": "all", "steps": [[{"name": "again", "template": "main"}]]}

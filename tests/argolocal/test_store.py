@@ -1,4 +1,4 @@
-"""A bucket as a folder: every key of S3 is possible, and no key leads out of the folder."""
+"""FolderStore stores an object under any S3 key, and never outside its folder."""
 
 from pathlib import Path
 
@@ -23,13 +23,13 @@ def put(store: FolderStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [KEYS, KEYS[::-1]], ids=["", "backwards"])
-def test_every_key_is_an_object_of_its_own(store: FolderStore, keys: list[str], tmp_path: Path) -> None:
+def test_every_key_is_a_separate_object(store: FolderStore, keys: list[str], tmp_path: Path) -> None:
     for key in keys:
         put(store, key)
     assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
     assert [entry.key for entry in store.list("a/b")] == ["a/b", "a/b%00", "a/b/c"]
     for key in keys:
-        if not key.endswith("/"):  # S3 takes that for a folder
+        if not key.endswith("/"):  # a folder in S3
             store.download(key, tmp_path / "got")
             assert (tmp_path / "got").read_text() == f"text of {key!r}"
     assert {path.name for path in tmp_path.iterdir()} == {"store", "file", "got"}
@@ -37,7 +37,7 @@ def test_every_key_is_an_object_of_its_own(store: FolderStore, keys: list[str], 
     assert [*store.list("")] == []
 
 
-def test_a_folder_comes_back_as_it_was_and_links_only_if_they_are_wanted(store: FolderStore, tmp_path: Path) -> None:
+def test_a_folder_downloads_as_it_was_uploaded_and_links_are_optional(store: FolderStore, tmp_path: Path) -> None:
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/deep/file").write_text("x")
     (tmp_path / "in/link").symlink_to("deep/file")
@@ -49,11 +49,11 @@ def test_a_folder_comes_back_as_it_was_and_links_only_if_they_are_wanted(store: 
     assert not (tmp_path / "without/link").exists()
 
 
-def test_what_is_not_there_and_what_would_land_elsewhere_is_said(store: FolderStore, tmp_path: Path) -> None:
+def test_missing_objects_and_buckets_and_unsafe_keys_are_reported(store: FolderStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="s3://runs/none does not exist"):
         store.download("none", tmp_path / "got")
     put(store, "a/../../../evil")
     with pytest.raises(StorageError, match="not a safe path"):
         store.download("a", tmp_path / "got")
-    with pytest.raises(ConfigError, match='no bucket "other" here'):
+    with pytest.raises(ConfigError, match='bucket "other" does not exist'):
         list(FolderStore(tmp_path / "store", "other").list(""))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from tests.cluster.kube import Kube
 from tests.kinds import FAIL, PASS, Kind, kinds
 from tests.waiting import until
@@ -119,7 +119,7 @@ def _watched(space: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool]:
         status = _timeless(job.get("status", {}))
         if status not in seen[-1:]:
             seen.append(status)
-        good, _ = verdict({"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure))
+        good, _ = evaluate_conditions({"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure))
         found.extend([] if good is None else [good])
         return bool(found)
 

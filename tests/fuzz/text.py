@@ -128,7 +128,7 @@ def expressions(folder: Path) -> Case:
         with suppress(WhenError):
             should_execute(source)
         with suppress(ExprError):
-            expr.calls(source)
+            expr.find_calls(source)
         with suppress(ExprError):
             expr.evaluate(source, {"a": {"b": 1}})
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hera.workflows import models as m
 
-from argolocal.language.expr import truth
-from argolocal.language.substitute import expanded, substitute
+from argolocal.language.expr import evaluate_bool
+from argolocal.language.substitute import nest_scope, substitute
 from argolocal.validate import lint
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
@@ -234,7 +234,7 @@ def test_what_a_retry_cannot_cure_is_not_tried_again(
 ) -> None:
     retry = templates["prepare"]["retryStrategy"]
     assert retry["retryPolicy"] == "Always" and retry["limit"] == 4
-    assert truth(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
+    assert evaluate_bool(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
 
 
 def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is_final(
@@ -247,7 +247,7 @@ def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
 
     def again(message: str, retries: int) -> bool:
-        return truth(expression, expanded({"lastRetry.message": message, "retries": str(retries)}))
+        return evaluate_bool(expression, nest_scope({"lastRetry.message": message, "retries": str(retries)}))
 
     assert not again(f"main: Error (exit code 64): {failed}", 0)
     assert again("pod deleted", 500) and again("OOMKilled (exit code 137)", 500), "its job trains on"

@@ -52,7 +52,7 @@ class ContainerSet(Sidecars):
         self.containers = {container["name"]: container for container in members(template)}
         self.sidecar_specs = [container for container in self.containers.values() if container["name"] != "main"]
         strategy = template["containerSet"].get("retryStrategy") or {}
-        self.retry_delay = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        self.retry_delay = gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
         self.retry_at: dict[str, float] = {}  # when failed containers are retried
         self.codes: dict[str, int] = {}  # exit codes of completed containers

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from argolocal.language.expr import ExprError, truth
+from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
 MAX_BODY_SIZE = 10_000_000  # bytes; a cluster keeps less than two million of a whole workflow
@@ -39,7 +39,7 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
         request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
         response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
         try:
-            succeeded = truth(condition, {"request": request, "response": response})
+            succeeded = evaluate_bool(condition, {"request": request, "response": response})
         except ExprError as error:
             return "Failed", str(error), None
         why = f"successCondition '{condition}' evaluated false"

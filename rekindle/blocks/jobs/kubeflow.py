@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from argolocal.manifest.training_jobs import GONE, JOBS
+from argolocal.manifest.training_jobs import JOBS, REMOVED
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod import Manifest, container, pod_spec
@@ -121,8 +121,8 @@ def training_job(
 def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
     """Raises ConfigError for what the operator would refuse, or never finish."""
     job = f"{kind} {name}"
-    if kind in GONE:
-        raise ConfigError(f"{job}: {GONE[kind]}.")
+    if kind in REMOVED:
+        raise ConfigError(f"{job}: {REMOVED[kind]}.")
     framework = FRAMEWORKS[kind]
     for role in replicas.keys() - framework.roles.keys():
         known = f" It has {', '.join(framework.roles)}."

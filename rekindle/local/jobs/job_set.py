@@ -13,7 +13,7 @@ from typing import Any
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
-from argolocal.validate.objects import refuse
+from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, finished, suspended
 
@@ -41,7 +41,7 @@ class JobSets(TrainingJobs):
     def check(self, obj: Object) -> None:
         """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
         Controller.check(self, obj)
-        refuse(obj)
+        reject_invalid(obj)
         name, spec = obj["metadata"]["name"], obj["spec"]
         if spec.get("startupPolicy"):
             raise ConfigError(f"JobSet {name}: spec.startupPolicy is not supported here: all jobs start at once.")

@@ -21,7 +21,7 @@ from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from argolocal.manifest.training_jobs import JOBS
-from argolocal.validate.objects import refuse
+from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
@@ -62,7 +62,7 @@ class TrainingJobs(Controller):
         where = f"{self.kind} {obj['metadata']['name']}"
         if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
             raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
-        refuse(obj)
+        reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
             sole_container(replica["template"]["spec"], f"{where}: {role}")
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from argolocal.common import homes
 from argolocal.common.files import write_atomically, write_once
-from argolocal.common.processes import alive, confirm_recorded, end_group, python, started
+from argolocal.common.processes import confirm_recorded, end_group, is_alive, python, start_time
 from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
 
 BUCKET = "rekindle"
@@ -52,7 +52,7 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        return alive(self.pid, self.since)
+        return is_alive(self.pid, self.since)
 
 
 class Services:
@@ -207,7 +207,7 @@ class Services:
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
-            record = Record(name, listening.getsockname()[1], child.pid, started(child.pid) or 0)
+            record = Record(name, listening.getsockname()[1], child.pid, start_time(child.pid) or 0)
         self._write(record)
         confirm_recorded(child)
 

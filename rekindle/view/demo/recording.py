@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from argolocal.controllers.base import Controller
 from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
@@ -85,7 +85,7 @@ class Training:
         self.controller.delete(self.name)
         self.secret.delete(self.name)
         until = time.monotonic() + CHILDREN_GRACE
-        while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
+        while time.monotonic() < until and any(start_time(pid) for pid in pids):  # workers die with their launchers
             time.sleep(OBSERVE_INTERVAL)
 
     def poll_until_done(self, patience: float = 120) -> Iterator[None]:

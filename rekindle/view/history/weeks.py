@@ -46,7 +46,7 @@ def weeks(config: Config, manifest_hash: str, first: date, last: date, now: date
     Raises ConfigError if there is none, or one in the future.
     """
     schedule = config.schedule
-    times = list(cron.times(schedule.cron, schedule.timezone, first, last)) if first <= last else []
+    times = list(cron.run_times(schedule.cron, schedule.timezone, first, last)) if first <= last else []
     if not times:
         raise ConfigError(
             f"schedule.cron ({schedule.cron}) has no run from {first} to {last}: give days with one in between."

@@ -19,7 +19,7 @@ import pytest
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments
 from argolocal.errors import ConfigError
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from tests import polling
@@ -102,7 +102,7 @@ def wait(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: fl
 
 
 def rolled_out(status: dict) -> bool | None:
-    return verdict({"status": status}, SUCCESS, FAILURE)[0]
+    return evaluate_conditions({"status": status}, SUCCESS, FAILURE)[0]
 
 
 def answering(port: int, version: str) -> bool:

@@ -1,4 +1,4 @@
-"""`when` has traps that let a model be released, or not, for the wrong reason: each is one line here."""
+"""`when` conditions are evaluated as in Argo, with all its surprises: a mistake could release the wrong model."""
 
 import pytest
 from hypothesis import given
@@ -15,8 +15,8 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("", True),
         ("1 == 1", True),
         ("true", True),
-        ("True == true", False),  # Python prints True, a word and no bool
-        ("'10' > '9'", False),  # texts compare letter by letter
+        ("True == true", False),  # True, as Python prints it, is a word
+        ("'10' > '9'", False),  # texts are compared alphabetically
         ("10 > 9", True),
         ("prod == prod", True),  # bare words are texts
         ("a != b && !(1 > 2)", True),
@@ -26,7 +26,7 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("dev !~ '^d'", False),
         ("2 * 3 + 1 == 7", True),
         ("10 - 3 - 2 == 5", True),
-        ("false && foo", False),  # the right side is not looked at
+        ("false && foo", False),  # the right side is not evaluated
         ("0x1F == 31", True),
         ("[a b] == 'a b'", True),
         ("'2020-01-01' < '2020-01-02'", True),
@@ -34,7 +34,7 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("-1 < 0", True),
     ],
 )
-def test_a_condition_means_what_argo_takes_it_to_mean(when: str, runs: bool) -> None:
+def test_a_condition_has_the_result_of_argo(when: str, runs: bool) -> None:
     assert should_execute(when) is runs
 
 
@@ -68,20 +68,20 @@ def test_a_condition_means_what_argo_takes_it_to_mean(when: str, runs: bool) -> 
         ("(1 == 1", "Invalid 'when' expression '(1 == 1': Unbalanced parenthesis"),
     ],
 )
-def test_what_argo_refuses_is_refused_in_its_words(when: str, message: str) -> None:
+def test_an_invalid_condition_fails_with_the_message_of_argo(when: str, message: str) -> None:
     with pytest.raises(WhenError) as error:
         should_execute(when)
     assert str(error.value) == message
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e9, max_value=1e9), st.integers(-1000, 1000))
-def test_fixed_point_numbers_compare_as_numbers(left: float, right: int) -> None:
-    text = f"{left:.6f}"
-    assert should_execute(f"{text} < {right}") is (float(text) < right)
+def test_fixed_point_numbers_compare_as_numbers(a: float, b: int) -> None:
+    text = f"{a:.6f}"
+    assert should_execute(f"{text} < {b}") is (float(text) < b)
 
 
 @given(st.text(alphabet="abc-1 .{}()[]<>=!&|'\"~,?:", max_size=20))
-def test_no_text_crashes_it(when: str) -> None:
+def test_an_invalid_condition_raises_only_when_error(when: str) -> None:
     try:
         assert should_execute(when) in (True, False)
     except WhenError:

@@ -1,11 +1,11 @@
-"""What Argo's library (evilmonkeyinc/jsonpath v0.8.1) gave for each path; what is not understood is refused."""
+"""Paths select the same values as Argo's library (evilmonkeyinc/jsonpath v0.8.1); unsupported paths are rejected."""
 
 from typing import Any
 
 import pytest
 
 from argolocal.errors import ConfigError
-from argolocal.language.json_path import PathError, found
+from argolocal.language.json_path import PathError, select
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
 
@@ -23,7 +23,7 @@ DATA: dict[str, Any] = {
     "e": [],
 }
 MISSING = object()
-GIVEN = [
+RESULTS = [
     ("$.z.b", 1),
     ("$['odd key']", 3),
     ("$.a-b", 4),
@@ -69,13 +69,13 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value"), GIVEN, ids=[path for path, _ in GIVEN])
-def test_a_path_selects_here_what_it_selects_on_argo(path: str, value: Any) -> None:
+@pytest.mark.parametrize(("path", "value"), RESULTS, ids=[path for path, _ in RESULTS])
+def test_a_path_selects_the_same_values_as_on_argo(path: str, value: Any) -> None:
     if value is MISSING:
         with pytest.raises(PathError):
-            found(DATA, path)
+            select(DATA, path)
     else:
-        assert found(DATA, path) == value
+        assert select(DATA, path) == value
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_path_selects_here_what_it_selects_on_argo(path: str, value: Any) -> N
     ["z", "$z", "$.", "$..name", "$.z[0,1]", "$.z[(@.length-1)]", "$[?(@.n + 1 == 2)]", "$[?(!@.n)]",
      "$[?(@.a =~ /x/)]", "$[?(@.pinned)]", "$[?(@.a in [1])]", "$[?()]", "$[?(@.a ==)]", "$[?(@.a == 1 &&)]"],
 )  # fmt: skip
-def test_a_path_that_is_not_understood_is_refused_before_anything_starts(path: str, tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="not understood"):
-        found(DATA, path)
+def test_an_unsupported_path_is_rejected_before_the_run_starts(path: str, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="not supported"):
+        select(DATA, path)
     echo = {"image": "busybox", "command": ["echo", f'{{{{=jsonpath(workflow.name, "{path}")}}}}']}
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": echo}]}
-    with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not understood"):
+    with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"):
         execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))

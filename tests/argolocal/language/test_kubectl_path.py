@@ -1,10 +1,10 @@
-"""Outputs of resource templates: what kubectl would print of an object. Expected is what its own library printed."""
+"""Outputs of resource templates: paths print the same text as kubectl's own library."""
 
 from typing import Any
 
 import pytest
 
-from argolocal.language.kubectl_path import KubectlPathError, parse, printed
+from argolocal.language.kubectl_path import KubectlPathError, parse, render
 
 OBJECT: dict[str, Any] = {
     "kind": "Pod",
@@ -67,12 +67,12 @@ OBJECT: dict[str, Any] = {
         ("{5}{true}{-1.50}", "5true-1.5"),
     ],
 )
-def test_a_path_prints_what_kubectl_prints(path: str, text: str) -> None:
-    assert printed(OBJECT, path) == text
+def test_a_path_prints_the_same_text_as_kubectl(path: str, text: str) -> None:
+    assert render(OBJECT, path) == text
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("{.list[9]}", "array index out of bounds: index 9, length 5"),
         ("{.list[3:1]}", "starting index 3 is greater than ending index 1"),
@@ -82,14 +82,14 @@ def test_a_path_prints_what_kubectl_prints(path: str, text: str) -> None:
         ("{.data[?(@.x)]}", "map[a/b:3 x:1 y.z:2] is not array or slice and cannot be filtered"),
     ],
 )
-def test_a_path_that_does_not_fit_the_object_fails_in_the_words_of_kubectl(path: str, said: str) -> None:
+def test_a_path_that_does_not_match_the_object_fails_with_the_message_of_kubectl(path: str, message: str) -> None:
     with pytest.raises(KubectlPathError) as raised:
-        printed(OBJECT, path)
-    assert str(raised.value) == said
+        render(OBJECT, path)
+    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("{.data", "unclosed action"),
         ("{#}", "unrecognized character in action: U+0023 '#'"),
@@ -102,7 +102,7 @@ def test_a_path_that_does_not_fit_the_object_fails_in_the_words_of_kubectl(path:
         ("{1.5.2}", "cannot parse number 1.5.2"),
     ],
 )
-def test_a_path_that_cannot_be_read_says_why(path: str, said: str) -> None:
+def test_an_invalid_path_fails_with_the_reason(path: str, message: str) -> None:
     with pytest.raises(KubectlPathError) as raised:
         parse(path)
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(message)

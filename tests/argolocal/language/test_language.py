@@ -1,4 +1,4 @@
-"""Tags, expressions, conditions and Go's numbers: what goes wrong here goes wrong silently, in somebody's model."""
+"""Tags, expressions, conditions and Go's number formats: mistakes here would be silent."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argolocal.language import gofmt, selector
-from argolocal.language.expr import calls, evaluate, identifiers
+from argolocal.language.expr import evaluate, find_calls, identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.sprig import ARGO
 from argolocal.language.substitute import ALL, STEPS, Missing, TemplateError, substitute
@@ -29,7 +29,7 @@ SCOPE = {
     ("text", "result"),
     [
         ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
-        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),  # left as it is, without a word
+        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),  # unchanged, without an error
         ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),  # the next pass resolves it
         ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
         ("{{=workflow.parameters.num + '1'}}", "71"),
@@ -45,7 +45,7 @@ SCOPE = {
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # known later
+        ("{{=retries}}", "{{=retries}}"),  # resolved later
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
@@ -71,12 +71,12 @@ def test_tags_that_are_errors(text: str, strict: object, error: type[Exception])
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=50))
-def test_a_value_arrives_as_it_was_whatever_it_holds(value: str) -> None:
+def test_a_value_is_substituted_unchanged(value: str) -> None:
     assert substitute({"a": "<{{v}}>"}, {"v": value}) == {"a": f"<{value}>"}
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda s: st.lists(s, max_size=4)))
-def test_what_has_no_tag_is_not_touched(value: object) -> None:
+def test_a_value_without_tags_is_unchanged(value: object) -> None:
     text = json.dumps(value)
     if "{{" not in text:
         assert substitute(value, SCOPE) == value
@@ -127,7 +127,7 @@ def test_expressions(source: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # as expr-lang 1.17.8 gives them
+    ("source", "result"),  # of expr-lang 1.17.8
     [
         ("1e6 * 2 == 2000000", "true"),
         ("string(1234567.5)", '"1.2345675e+06"'),
@@ -177,7 +177,7 @@ def test_expressions(source: str, value: object) -> None:
         ("len(repeat('ab', 499999))", "999998"),
     ],
 )
-def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result: str) -> None:
+def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
     assert gofmt.dumps(evaluate(source, {**ARGO, "p": {"text": "éa"}})) == result
 
 
@@ -208,12 +208,12 @@ def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result
         "{a: nil}.a.b ?? 1",
         "5 % 0",
         "5.5 % 2",
-        "'a' matches '\\d'",  # in expr-lang's texts a backslash is two
+        "'a' matches '\\d'",  # expr-lang needs a double backslash
         'fromJSON(\'{"a": NaN, "b": 1}\').b',
         "fromBase64('YWI')",
         "len(1..100000000)",
         "len(repeat('ab', 500000))",
-        "count(1..1000, count(1..1000, # > 1) > 0)",  # all that one evaluation makes counts
+        "count(1..1000, count(1..1000, # > 1) > 0)",  # the budget is for the whole evaluation
         "len(map(1..600000, #)) + len(1..300000)",
     ],
 )
@@ -222,25 +222,29 @@ def test_expressions_that_are_errors(source: str) -> None:
         evaluate(source, ARGO)
 
 
-def test_a_number_that_is_too_big_is_said_in_the_words_of_go() -> None:
+def test_an_infinite_result_fails_with_the_message_of_go() -> None:
     with pytest.raises(TemplateError, match=r"json: unsupported value: \+Inf$"):
         substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEPS)
 
 
-def test_the_names_an_expression_needs_are_those_that_nothing_guards() -> None:
+def test_identifiers_are_the_unguarded_names() -> None:
     assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
     assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
-    assert calls("sprig.upper(x) + foo(len(y), 'z')") == [("sprig.upper", []), ("foo", [None, "z"]), ("len", [None])]
+    assert find_calls("sprig.upper(x) + foo(len(y), 'z')") == [
+        ("sprig.upper", []),
+        ("foo", [None, "z"]),
+        ("len", [None]),
+    ]
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
-def test_arithmetic_agrees_with_python(left: int, right: int) -> None:
-    assert evaluate(f"{left} + {right} - ({left})", {}) == right
-    assert evaluate(f"{left} < {right} || {left} >= {right}", {}) is True
+def test_arithmetic_agrees_with_python(a: int, b: int) -> None:
+    assert evaluate(f"{a} + {b} - ({a})", {}) == b
+    assert evaluate(f"{a} < {b} || {a} >= {b}", {}) is True
 
 
 @given(st.text(alphabet="ab01.+-*/%()[]{}#'\"?:|&<>=! ,", max_size=25))
-def test_no_expression_crashes_it(source: str) -> None:
+def test_an_invalid_expression_raises_only_expr_error(source: str) -> None:
     try:
         evaluate(source, {"a": 1, "b": "x"})
     except ExprError:
@@ -274,19 +278,19 @@ JOB = {
     ],
 )
 def test_conditions_of_resources(success: str, failure: str, verdict: bool | None) -> None:
-    assert selector.verdict(JOB, success, failure)[0] is verdict
+    assert selector.evaluate_conditions(JOB, success, failure)[0] is verdict
 
 
 @pytest.mark.parametrize(
     "bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"]
 )
-def test_conditions_that_are_no_label_selectors_are_refused(bad: str) -> None:
+def test_a_condition_must_be_a_label_selector(bad: str) -> None:
     with pytest.raises(selector.SelectorError):
         selector.parse(bad)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_float_in_a_manifest_survives_its_text(value: float) -> None:
+def test_a_float_in_a_manifest_keeps_its_value(value: float) -> None:
     text = gofmt.anystring(value)
     assert "e" not in text
     assert math.isclose(float(text), value, rel_tol=1e-15)
@@ -295,7 +299,7 @@ def test_a_float_in_a_manifest_survives_its_text(value: float) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")]
 )
-def test_parameter_values_are_written_as_argo_writes_them(value: object, text: str) -> None:
+def test_parameter_values_are_formatted_as_in_argo(value: object, text: str) -> None:
     assert gofmt.anystring(value) == text
 
 
@@ -303,17 +307,17 @@ def test_parameter_values_are_written_as_argo_writes_them(value: object, text: s
     ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert gofmt.seconds(text) == pytest.approx(seconds)
+    assert gofmt.parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5 m", "1d", "s", "1m30", "abc"])
-def test_durations_that_go_does_not_read(text: str) -> None:
+def test_durations_that_go_rejects(text: str) -> None:
     with pytest.raises(ValueError, match="unable to parse"):
-        gofmt.seconds(text)
+        gofmt.parse_seconds(text)
 
 
 @pytest.mark.parametrize(
-    ("form", "number", "name"),  # as Go 1.24 gives them
+    ("form", "number", "name"),  # of Go 1.24
     [
         ("h-%v", 5, "h-5"),
         ("host-%04X.x", 254, "host-00FE.x"),
@@ -332,13 +336,13 @@ def test_durations_that_go_does_not_read(text: str) -> None:
         ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
     ],
 )
-def test_the_names_of_a_sequence_are_formatted_as_go_does(form: str, number: int, name: str) -> None:
+def test_sequence_names_are_formatted_as_in_go(form: str, number: int, name: str) -> None:
     assert gofmt.sprintf(form, number) == name
 
 
 @pytest.mark.parametrize("form", ["%s", "%.3d", "%", "%[1]d"])
-def test_a_format_that_is_not_known_is_no_name(form: str) -> None:
-    with pytest.raises(ValueError, match="is not known here; use one of %d %v"):
+def test_an_unsupported_format_is_rejected(form: str) -> None:
+    with pytest.raises(ValueError, match="is not supported; use one of %d %v"):
         gofmt.sprintf(form, 1)
 
 
@@ -350,10 +354,10 @@ def test_a_format_that_is_not_known_is_no_name(form: str) -> None:
         ("Monday, January 2, 06 (002) 1/4/5 03pm", "Saturday, March 7, 09 (066) 3/5/9 02pm"),
     ],
 )
-def test_a_time_is_written_in_the_layout_of_go(layout: str, text: str) -> None:
-    assert gofmt.date(layout, datetime(2009, 3, 7, 14, 5, 9, 12345, UTC)) == text
+def test_a_time_is_formatted_in_a_go_layout(layout: str, text: str) -> None:
+    assert gofmt.format_date(layout, datetime(2009, 3, 7, 14, 5, 9, 12345, UTC)) == text
 
 
-def test_a_date_of_sprig_is_that_of_a_number_and_now_for_any_text() -> None:
+def test_sprig_date_formats_a_number_and_ignores_a_text() -> None:
     assert evaluate("sprig.date('2006', 86400 * 365)", ARGO) == "1971"
     assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO) == str(datetime.now().year)

@@ -1,4 +1,4 @@
-"""Patterns of expressions: Go's, in Go's time, or somebody's file names are cut up in another way here than there."""
+"""Patterns in expressions match as in Go, in linear time."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from argolocal.language.sprig import ARGO
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # as expr-lang 1.17.8 and sprig 3.3.0 give them
+    ("source", "result"),  # of expr-lang 1.17.8 and sprig 3.3.0
     [
         ("'é1' matches '^\\\\pL\\\\d$'", "true"),
         ("'a\\n' matches 'a$'", "false"),
@@ -30,7 +30,7 @@ from argolocal.language.sprig import ARGO
         ("sprig.regexQuoteMeta('a.b-c[é]')", '"a\\\\.b-c\\\\[é\\\\]"'),
     ],
 )
-def test_what_a_pattern_finds_is_what_go_finds(source: str, result: str) -> None:
+def test_a_pattern_matches_as_in_go(source: str, result: str) -> None:
     assert dumps(evaluate(source, ARGO)) == result
 
 
@@ -38,17 +38,17 @@ def test_what_a_pattern_finds_is_what_go_finds(source: str, result: str) -> None
     "source",
     [
         "'abc' matches '['",
-        "'ab' matches '(?=a)b'",  # RE2 has no look-around
+        "'ab' matches '(?=a)b'",  # RE2 does not support look-around
         "'ab' matches '(a)\\\\1'",
         "sprig.regexReplaceAll('(', 'a', 'b')",
     ],
 )
-def test_a_pattern_that_go_refuses_is_an_error_of_the_expression(source: str) -> None:
+def test_a_pattern_that_go_rejects_is_an_expression_error(source: str) -> None:
     with pytest.raises(ExprError, match="error parsing regexp"):
         evaluate(source, ARGO)
 
 
 @pytest.mark.timeout(10)
-def test_no_pattern_holds_a_run_up_for_ever() -> None:
+def test_a_pattern_cannot_backtrack_exponentially() -> None:
     assert evaluate(f"'{'a' * 99}!' matches '^(a+)+$'", ARGO) is False
     assert should_execute(f"'{'a' * 99}!' !~ '^(a+)+$'")

@@ -1,4 +1,4 @@
-"""sprig's functions: a run that is green here with other texts than on Argo costs somebody a day."""
+"""sprig's functions return the same results as in Go."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from argolocal.language.sprig import ARGO
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # as sprig 3.3.0 gives them
+    ("source", "result"),  # of sprig 3.3.0
     [
         ('sprig.title("it\'s ONE a_b x-y")', '"It\'S ONE A_b X-Y"'),
         ("sprig.int('3.7')", "3"),
@@ -127,10 +127,10 @@ from argolocal.language.sprig import ARGO
         ("sprig.nospace('ü x')", '"Ã¼x"'),
         ("sprig.nospace('üx')", '"üx"'),
         ("sprig.ternary('a', 'b', nil)", '"b"'),
-        ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),  # nobody checks the types of these arguments
+        ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),  # the types of these arguments are not checked
     ],
 )
-def test_a_function_gives_what_sprig_gives(source: str, result: str) -> None:
+def test_a_function_returns_the_result_of_sprig(source: str, result: str) -> None:
     assert dumps(evaluate(source, {**ARGO, "p": {}})) == result
 
 
@@ -163,6 +163,6 @@ def test_a_function_gives_what_sprig_gives(source: str, result: str) -> None:
         "sprig.dig('a', {'a': 1})",
     ],
 )
-def test_what_has_no_value_is_an_error_of_the_expression(source: str) -> None:
+def test_a_call_that_fails_in_sprig_is_an_expression_error(source: str) -> None:
     with pytest.raises(ExprError):
         evaluate(source, ARGO)

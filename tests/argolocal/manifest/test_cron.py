@@ -1,4 +1,4 @@
-"""A schedule that Argo refuses never fires, and one that it takes is not refused."""
+"""Schedules are accepted and rejected as by Argo."""
 
 import pytest
 from hypothesis import given
@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from argolocal.manifest.cron import schedule_error
 
-TAKEN = [
+ACCEPTED = [
     "0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *", "5/10 * ? * ?", "@daily", "@every 1h30m",
     "TZ=Europe/Paris 0 3 * * *", "CRON_TZ=UTC @hourly", "  0   3 * * 1 ", "+5 3 * * 1", "*/2,30-40/5 * * * *",
 ]  # fmt: skip
-REFUSED = {
+REJECTED = {
     "every day": "five fields", "0 3 * *": "five fields", "0 3 * * 1 2026": "five fields", "": "five fields",
     "0 24 * * *": "hour", "60 * * * *": "minute", "* * 0 * *": "day of the month", "* * * 13 *": "month",
     "* * * * 7": "day of the week", "*/0 * * * *": "minute", "10-5 * * * *": "minute", "1-2-3 * * * *": "minute",
@@ -20,16 +20,16 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", TAKEN)
-def test_what_argo_reads_is_taken(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ACCEPTED)
+def test_a_schedule_that_argo_accepts_is_accepted(schedule: str) -> None:
     assert schedule_error(schedule) == ""
 
 
-@pytest.mark.parametrize("schedule", REFUSED, ids=lambda text: text[:20])
-def test_what_argo_refuses_is_named_with_its_rule(schedule: str) -> None:
-    assert REFUSED[schedule] in schedule_error(schedule)
+@pytest.mark.parametrize("schedule", REJECTED, ids=lambda text: text[:20])
+def test_a_schedule_that_argo_rejects_is_rejected_with_the_reason(schedule: str) -> None:
+    assert REJECTED[schedule] in schedule_error(schedule)
 
 
 @given(st.text(max_size=30) | st.text("0123456789*/-,? @TZ=", max_size=20))
-def test_no_text_is_a_crash(text: str) -> None:
+def test_an_invalid_schedule_does_not_crash_the_parser(text: str) -> None:
     assert isinstance(schedule_error(text), str)

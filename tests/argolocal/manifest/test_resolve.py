@@ -1,4 +1,4 @@
-"""Templates that lie in other objects: a manifest that runs on a cluster must run here, from the same file."""
+"""Templates in other objects: a manifest that runs on a cluster must run here, from the same file."""
 
 import re
 from pathlib import Path
@@ -50,16 +50,16 @@ spec:
 """
 
 
-def kept(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
-    """The object to run, and where those beside it are."""
-    main, beside = split(documents(text))
+def load(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
+    """Return the object to run, and a cluster with the other objects."""
+    main, others = split(documents(text))
     cluster = LocalCluster(home)
-    cluster.keep(beside)
+    cluster.keep(others)
     return main, cluster
 
 
-def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workflows(tmp_path: Path) -> None:
-    main, cluster = kept(FILE, tmp_path)
+def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> None:
+    main, cluster = load(FILE, tmp_path)
     status = execute(main, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
@@ -68,8 +68,8 @@ def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workf
     assert nodes["w.a[0].once"]["templateScope"] == "namespaced/tools"
 
 
-def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp_path: Path) -> None:
-    main, cluster = kept(
+def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -> None:
+    main, cluster = load(
         FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"), tmp_path
     )
     main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
@@ -79,10 +79,10 @@ def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
 
 
-def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_run(tmp_path: Path) -> None:
+def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_path: Path) -> None:
     text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
     text = text.replace('command: ["true"]', 'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]')
-    main, cluster = kept(text, tmp_path)
+    main, cluster = load(text, tmp_path)
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
     del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
     with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
@@ -90,47 +90,46 @@ def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_r
 
 
 @pytest.mark.parametrize(
-    ("field", "wrong", "said"),
+    ("field", "wrong", "message"),
     [
         ("say, arguments: {parameters: [{name: x", "say, arguments: {parameters: [{name: z", 'needs the input "x"'),
-        ("say, arguments: {parameters: [", "say, arguments: {parameters: [{name: x, value: z}, ", "there once"),
-        ('"{{inputs.parameters.x}}!"', '"{{inputs.parameters.y}}!"', "gives a value to inputs.parameters.y"),
-        ('"{{inputs.parameters.x}}!"', '"{{workflow.parameters.y}}!"', "gives a value to workflow.parameters.y"),
-        ("template: say, arguments", "template: sya, arguments", '"sya" is no template of tools'),
+        ("say, arguments: {parameters: [", "say, arguments: {parameters: [{name: x, value: z}, ", "and unique"),
+        ('"{{inputs.parameters.x}}!"', '"{{inputs.parameters.y}}!"', "inputs.parameters.y does not have a value"),
+        ('"{{inputs.parameters.x}}!"', '"{{workflow.parameters.y}}!"', "workflow.parameters.y does not have a value"),
+        ("template: say, arguments", "template: sya, arguments", 'the template "sya" of tools does not exist'),
     ],
 )
-def test_a_mistake_within_a_template_of_another_object_is_found_before_the_run(
-    tmp_path: Path, field: str, wrong: str, said: str
+def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
+    tmp_path: Path, field: str, wrong: str, message: str
 ) -> None:
-    """If it is called: what else lies there is nobody's, as to Argo."""
     text = FILE.replace(field, wrong, 1)
     assert text != FILE
-    main, cluster = kept(text, tmp_path)
-    with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(said)}"):
+    main, cluster = load(text, tmp_path)
+    with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"):
         execute(main, {}, cluster)
     main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
 
 
-def test_an_inline_template_of_another_object_sees_no_inputs_around_it_as_on_argo(tmp_path: Path) -> None:
-    """Argo takes it from where it is stored; that of the workflow itself is filled in with its task."""
+def test_an_inline_template_of_a_stored_template_cannot_read_its_inputs(tmp_path: Path) -> None:
+    """Argo substitutes tags in an inline template only if it belongs to the workflow itself."""
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
-    main, beside = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
-    cluster.keep(beside)
-    with pytest.raises(ConfigError, match=r"templates\[twice\].*inline.*gives a value to inputs.parameters.x"):
+    main, others = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
+    cluster.keep(others)
+    with pytest.raises(ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"):
         execute(main, {}, cluster)
-    main["spec"]["templates"].append({**beside[0]["spec"]["templates"][0], "name": "own"})
+    main["spec"]["templates"].append({**others[0]["spec"]["templates"][0], "name": "own"})
     task = main["spec"]["templates"][1]["dag"]["tasks"][0]
     del task["templateRef"]
     task["template"] = "own"
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
 
 
-def test_templates_of_objects_may_call_each_other_in_a_circle(tmp_path: Path) -> None:
+def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> None:
     def call(other: str, x: str) -> dict[str, Any]:
-        given = {"parameters": [{"name": "x", "value": x}]}
-        return {"name": "next", "templateRef": {"name": other, "template": "t"}, "arguments": given}
+        arguments = {"parameters": [{"name": "x", "value": x}]}
+        return {"name": "next", "templateRef": {"name": other, "template": "t"}, "arguments": arguments}
 
     def stored(name: str, other: str) -> dict[str, Any]:
         step = call(other, "{{=asInt(inputs.parameters.x) - 1}}") | {"when": "{{inputs.parameters.x}} > 0"}
@@ -160,52 +159,52 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 """
 
 
-def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_path: Path) -> None:
-    main, cluster = kept(REFERRED, tmp_path)
+def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) -> None:
+    main, cluster = load(REFERRED, tmp_path)
     spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
     assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
 
 
-def test_an_exit_handler_gets_no_arguments_of_a_template_as_on_argo(tmp_path: Path) -> None:
+def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     text = REFERRED.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
     text = text.replace("templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, ")
-    main, beside = split(documents(text))
-    cluster.keep(beside)
-    for each in (main, beside[0]):  # which may be run by itself
+    main, others = split(documents(text))
+    cluster.keep(others)
+    for each in (main, others[0]):  # the WorkflowTemplate can be run, too
         with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
             workflow(each, {}, cluster.find)
         assert workflow(each, {"x": "2"}, cluster.find)
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("{name: nowhere, template: x}", r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*same file"),
-        ("{name: tools, template: sya}", r'"sya" is no template of tools. Did you mean "say"'),
-        ("{name: '{{workflow.name}}', template: say}", r"before the run"),
+        ("{name: tools, template: sya}", r'the template "sya" of tools does not exist. Did you mean "say"'),
+        ("{name: '{{workflow.name}}', template: say}", r"tags are not supported here"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_refused_with_its_path(tmp_path: Path, reference: str, said: str) -> None:
-    main, cluster = kept(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_reference_is_rejected_with_its_path(tmp_path: Path, reference: str, message: str) -> None:
+    main, cluster = load(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
+    with pytest.raises(ConfigError, match=message):
         execute(main, {}, cluster)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_template_that_is_referred_to_is_checked_like_the_workflow_itself(tmp_path: Path) -> None:
-    main, cluster = kept(FILE.replace("envFrom", "lifecycle"), tmp_path)
+def test_fields_of_stored_templates_are_checked_as_in_the_workflow(tmp_path: Path) -> None:
+    main, cluster = load(FILE.replace("envFrom", "lifecycle"), tmp_path)
     with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
         execute(main, {}, cluster)
 
 
-def test_a_file_with_two_workflows_is_refused_with_their_names() -> None:
+def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
     with pytest.raises(ConfigError, match=r"2 objects \(Workflow a, Workflow b\)"):
         split([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
 
 
-def test_a_parameter_from_a_configmap_has_its_value_and_a_missing_one_is_refused(tmp_path: Path) -> None:
+def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path: Path) -> None:
     cluster, label = LocalCluster(tmp_path), {"workflows.argoproj.io/configmap-type": "Parameter"}
     cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}])
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
@@ -213,11 +212,11 @@ def test_a_parameter_from_a_configmap_has_its_value_and_a_missing_one_is_refused
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
     assert workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "hello"
     assert workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "mine"
-    with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: there is no ConfigMap 'm'"):
+    with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: a ConfigMap 'm'"):
         workflow(manifest, {})
 
 
-def test_a_run_of_a_template_has_its_name_as_a_label_and_none_of_its_own() -> None:
+def test_a_run_of_a_workflow_template_has_a_label_with_its_name_instead_of_its_labels() -> None:
     metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
     meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
@@ -228,14 +227,14 @@ def test_a_run_of_a_template_has_its_name_as_a_label_and_none_of_its_own() -> No
 @pytest.mark.parametrize(
     ("cluster_scope", "label"), [(False, "workflow-template"), (True, "cluster-workflow-template")]
 )
-def test_a_workflow_over_a_template_has_its_name_as_a_label_too(cluster_scope: bool, label: str) -> None:
+def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(cluster_scope: bool, label: str) -> None:
     reference = {"name": "t", "clusterScope": cluster_scope}
     manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"a": "b"}}}
     found = workflow({**manifest, "spec": {"workflowTemplateRef": reference}}, {}, lambda kind, name: {"spec": {}})
     assert found["metadata"]["labels"] == {"a": "b", f"workflows.argoproj.io/{label}": "t"}
 
 
-def test_a_value_outside_its_enum_is_refused() -> None:
+def test_a_value_outside_its_enum_is_rejected() -> None:
     parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
     spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
@@ -257,7 +256,7 @@ def test_a_value_outside_its_enum_is_refused() -> None:
         ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
     ],
 )
-def test_objects_that_pods_would_wait_for_are_missed_before_the_run(
+def test_missing_objects_of_pods_are_reported_before_the_run(
     tmp_path: Path, template: dict[str, Any], message: str
 ) -> None:
     cluster = LocalCluster(tmp_path)

@@ -87,7 +87,8 @@ def test_what_a_step_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     script = "setsid sleep 300 & echo $!; sleep 0.2"
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-    assert not left() and processes.started(int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())) is None
+    pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
+    assert not left() and processes.start_time(pid) is None
 
 
 @needs_cgroups

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from argolocal.controllers.base import Controller
-from argolocal.manifest.pod_patch import patched
+from argolocal.manifest.pod_patch import apply_patches
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from rekindle import project
@@ -308,7 +308,7 @@ def test_an_output_loses_one_line_end_and_nothing_else(tmp_path: Path) -> None:
 def test_what_a_step_leaves_behind_in_a_session_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
     source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
     assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
-    assert started(int(said(tmp_path))) is None
+    assert start_time(int(said(tmp_path))) is None
 
 
 @needs_namespaces
@@ -358,9 +358,9 @@ def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
     patch = (
         '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait", "resources": {}}]}'
     )
-    assert patched({"resource": {"action": "get"}}, [patch, None]) == {"resource": {"action": "get"}}
+    assert apply_patches({"resource": {"action": "get"}}, [patch, None]) == {"resource": {"action": "get"}}
     group = {"containerSet": {"containers": [{"name": "main"}, {"name": "b"}]}, "sidecars": [{"name": "s"}]}
-    changed = patched(group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"])
+    changed = apply_patches(group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"])
     assert changed["containerSet"]["containers"] == [
         {"name": "main", "env": [{"name": "A", "value": "1"}]},
         {"name": "b"},

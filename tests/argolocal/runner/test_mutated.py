@@ -129,8 +129,8 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # with words of the refus
     (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
     (lambda data: b"\xef\xbb\xbf" + data, ""),
     (lambda data: data + b"\x00", "control characters are not allowed"),
-    (lambda data: data + b"\n---\n" + data, "it holds 2 objects"),
-    (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is there twice'),
+    (lambda data: data + b"\n---\n" + data, "it has 2 objects"),
+    (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is duplicated'),
     (lambda data: data.replace(b"[1, {k: v}, [2]]", bomb(9), 1), "more than 200,000 values"),
     (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + bomb(6), 1), "more than 200,000 values"),
     (

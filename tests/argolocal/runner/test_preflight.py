@@ -48,7 +48,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec", [], r"spec is list .*must be a mapping"),
         ("spec.templates.0.resource", "x", r"resource is str .*must be a mapping"),
         ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
-        ("spec.workflowTemplateRef", {"name": "x"}, r"beside workflowTemplateRef.*Take one"),
+        ("spec.workflowTemplateRef", {"name": "x"}, r"both templates and workflowTemplateRef.*remove one"),
         ("spec.synchronization", {"mutex": {"name": "m"}}, r"synchronization\.mutex .*Write mutexes"),
         ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
         ("spec.templates.0.container", {"image": "nginx"}, r"container\.command is missing"),
@@ -146,7 +146,7 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
         ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
         ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
-        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is none"),
+        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is not one"),
         ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),
@@ -309,7 +309,7 @@ def test_json_is_read_as_json_where_yaml_would_not_take_it() -> None:
     assert documents(json.dumps(named)) == documents(f"# YAML\n{json.dumps(named, ensure_ascii=False)}") == [named]
     assert documents('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [{"a": 1}, {"b": "/"}]
     assert documents("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
-    for text, said in {'{"a": 1, "a": 2}': '"a" is there twice', '{"a": "\\ud83d"}': "surrogates"}.items():
+    for text, said in {'{"a": 1, "a": 2}': '"a" is duplicated', '{"a": "\\ud83d"}': "surrogates"}.items():
         with pytest.raises(ConfigError, match=said):
             documents(text)
 

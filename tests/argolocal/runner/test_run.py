@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.common.processes import alive
+from argolocal.common.processes import is_alive
 from argolocal.common.program import POD
 from argolocal.controllers.base import Controller
 from argolocal.errors import ConfigError
@@ -442,8 +442,8 @@ def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> Non
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is no schedule: the minute'),
-        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is no time zone'),
+        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
+        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
         ({"schedules": []}, r"spec\.schedules: it is missing"),
     ],
 )
@@ -489,4 +489,4 @@ def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalClust
     pods = [
         json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]
-    assert not any(alive(*process) for entry in pods for process in entry.values() if process)
+    assert not any(is_alive(*process) for entry in pods for process in entry.values() if process)

@@ -1,4 +1,4 @@
-"""What is found before anything runs: each mistake alone, in a manifest that is right without it."""
+"""Lint finds each mistake before anything runs: one mistake at a time in an otherwise correct manifest."""
 
 # ruff: noqa: E501 (a table)
 
@@ -122,7 +122,7 @@ def step(manifest: Any, name: str) -> Any:
 
 
 def late(manifest: Any, text: str, **spec: Any) -> None:
-    """What runs as the workflow is over says `text`."""
+    """Run a container with the argument `text` as exit hook."""
     body = {"container": {**template(manifest, "finish")["container"], "args": [text]}}
     del manifest["spec"]["onExit"]
     manifest["spec"] |= {"hooks": {"exit": {"template": "late"}}, **spec}
@@ -138,13 +138,13 @@ def cron(name: str) -> Any:
     return {"kind": "CronWorkflow", "metadata": {"name": name}, "spec": spec}
 
 
-def test_a_right_manifest_has_no_findings() -> None:
+def test_a_correct_manifest_passes() -> None:
     assert lint(RIGHT) == []
     assert lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample"}}) == []
     assert lint(cron("sample")) == []
 
 
-def gives(manifest: Any, **output: Any) -> None:
+def set_output(manifest: Any, **output: Any) -> None:
     template(manifest, "score")["outputs"]["parameters"][0] = {"name": "auc", **output}
 
 
@@ -157,61 +157,61 @@ def metric(manifest: Any, **fields: Any) -> None:
 
 
 def only_late(manifest: Any) -> Any:
-    """A template that gives `late` to everything after it."""
+    """Return a template with the global output `late`."""
     outputs = {"parameters": [{"name": "p", "globalName": "late", "valueFrom": {"path": "/tmp/p"}}]}
     return {"outputs": outputs, "container": template(manifest, "score")["container"] | {"args": []}}
 
 
-def exported(manifest: Any, by: str, to: str) -> None:
-    """Of the steps one gives what another reads."""
+def pass_output(manifest: Any, by: str, to: str) -> None:
+    """Let the step `to` read a global output of the step `by`."""
     manifest["spec"]["templates"].append({"name": "gives", **only_late(manifest)})
     step(manifest, by)["template"] = "gives"
     step(manifest, to)["arguments"] = arguments(note="{{workflow.outputs.parameters.late}}")
 
 
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "output from nowhere": (lambda w: gives(w), "output", r"outputs\.parameters\[auc\].*from nowhere.*of path"),
-    "output with a default only": (lambda w: gives(w, valueFrom={"default": "1"}), "output", "from nowhere"),
+    "output from nowhere": (lambda w: set_output(w), "output", r"outputs\.parameters\[auc\].*no source.*with path"),
+    "output with a default only": (lambda w: set_output(w, valueFrom={"default": "1"}), "output", "no source"),
     "output from two places": (
-        lambda w: gives(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
-    "output with a value and a default": (lambda w: gives(w, value="1", valueFrom={"default": "2"}), "output", "it is from"),
+        lambda w: set_output(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
+    "output with a value and a default": (lambda w: set_output(w, value="1", valueFrom={"default": "2"}), "output", "it has value"),
     "output of another kind": (
-        lambda w: gives(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
+        lambda w: set_output(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
     "output of steps": (
         lambda w: template(w, "main")["outputs"]["parameters"][0].update(valueFrom={"path": "/a"}),
         "output", r"valueFrom\.path: .* give parameter or expression"),
-    "global name": (lambda w: gives(w, globalName="a b", valueFrom={"path": "/a"}), "name", 'globalName: "a b" must'),
+    "global name": (lambda w: set_output(w, globalName="a b", valueFrom={"path": "/a"}), "name", 'globalName: "a b" must'),
     "entrypoint": (lambda w: w["spec"].update(entrypoint="mian"), "template", 'entrypoint.*Did you mean "main"'),
     "no entrypoint": (lambda w: w["spec"].pop("entrypoint"), "entrypoint", "missing"),
     "exit handler": (lambda w: w["spec"].update(onExit="finnish"), "template", 'onExit.*Did you mean "finish"'),
     "template": (lambda w: task(w, "make").update(template="mke"), "template", r'tasks\[make\].*Did you mean "make"'),
-    "no template": (lambda w: task(w, "make").pop("template"), "template", "names no template"),
+    "no template": (lambda w: task(w, "make").pop("template"), "template", "the template is missing"),
     "step's template": (lambda w: step(w, "one").update(template="finsh"), "template", r"steps\[0\]\[one\]"),
     "hook's template": (
         lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"), "template", r"hooks\[exit\].*finish"),
     "hook": (
         lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}), "hook", r"hooks\[running\]\.expression"),
     "workflow's hook": (
-        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\].*no expression"),
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\]\.expression: it is missing"),
     "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
         "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
         "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
-    "pod of a step": (lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")), "tag", "by its name"),
+    "pod of a step": (lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")), "tag", r"in spec\.templates"),
     "argument": (
-        lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'no input "noet".*mean "note"'),
+        lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'the input "noet".*mean "note"'),
     "input": (lambda w: task(w, "make").pop("arguments"), "input", 'make needs the input "rows"'),
     "entrypoint's input": (lambda w: w["spec"]["arguments"]["parameters"].pop(0), "input", 'main needs the input "rows"'),
     "artifact": (lambda w: task(w, "score")["arguments"].pop("artifacts"), "input", 'score needs the input "data"'),
-    "depends": (lambda w: task(w, "ship").update(depends="scor"), "depends", 'no task of this DAG. Did you mean "score"'),
+    "depends": (lambda w: task(w, "ship").update(depends="scor"), "depends", 'a task "scor". Did you mean "score"'),
     "result": (lambda w: task(w, "ship").update(depends="score.Suceeded"), "depends", 'mean "Succeeded"'),
     "result of a loop": (
         lambda w: task(w, "ship").update(depends="score.AllFailed"), "depends", "does not loop.*score.Failed"),
-    "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be read"),
+    "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be parsed"),
     "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
-    "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "no value"),
+    "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "value is missing"),
     "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
     "own name": (
-        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")), "tag", "use it in the template"),
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")), "tag", "use it in the called template"),
     "key of an item": (
         lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
     "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
@@ -249,19 +249,19 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "argument", r"spec\.arguments\.parameters\[p\]\.valueFrom"),
     "not of the enum": (
         lambda w: step(w, "three")["arguments"]["parameters"][0].update(value=1, enum=[2, "3"]),
-        "argument", r'three\].*"1" is none of its enum: it must be 2 or 3'),
+        "argument", r'three\].*"1" is not in its enum: it must be 2 or 3'),
     "parameter twice": (
         lambda w: w["spec"]["arguments"]["parameters"].append({"name": "rows", "value": "6"}),
-        "name", r'spec\.arguments\.parameters: "rows" must be .* there once'),
+        "name", r'spec\.arguments\.parameters: "rows" must be .* unique'),
     "argument twice": (
-        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}), "name", r"loop\].*once"),
+        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}), "name", r"loop\].*unique"),
     "artifact by expression": (
         lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"), "argument", "fromExpression alone"),
     "artifact from two": (
         lambda w: artifact(w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}),
         "argument", r"score\]\.arguments\.artifacts\[data\]: it has both"),
-    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "it comes from nowhere.*optional or not"),
-    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "it comes from nowhere"),
+    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "its source is missing.*also if it is optional"),
+    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "its source is missing"),
     "workflow's artifact": (
         lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]), "argument", r"spec\.arguments\.artifacts\[x\]"),
     "inline input": (
@@ -281,7 +281,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: it is missing"),
     "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
     "global of a later step": (
-        lambda w: exported(w, "two", "one"), "tag", r"steps\[0\]\[one\].*nothing before this gives a value to .*\.late"),
+        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*does not find a value of .*\.late before this"),
     "global of the entrypoint": (
         lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
         container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
@@ -290,38 +290,38 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         step(w, "one").update(hooks={"exit": {"template": "hooked"}}) or
         template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.late}}"]), "tag", r"finish\].*late"),
     "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
-    "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "first look"),
+    "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "succeeds immediately"),
     "condition": (
         lambda w: template(w, "apply")["resource"].update(successCondition="status.conditions.#(type==x).status == True"),
-        "condition", "no label selector"),
+        "condition", "not a label selector"),
     "or": (lambda w: template(w, "apply")["resource"].update(successCondition="a == b || c == d"), "condition", "selector"),
     "action": (lambda w: template(w, "apply")["resource"].update(action="aply"), "resource", 'mean "apply"'),
-    "delete waits": (lambda w: template(w, "apply")["resource"].update(action="delete"), "condition", "nothing to wait"),
+    "delete waits": (lambda w: template(w, "apply")["resource"].update(action="delete"), "condition", "does not wait"),
     "no manifest": (lambda w: template(w, "apply")["resource"].pop("manifest"), "resource", "give a manifest"),
     "job name": (lambda w: w["metadata"].update(generateName="a" * 45 + "-"), "name", "57 characters"),
     "job letter": (lambda w: w["metadata"].update(generateName="1-"), "name", "begin with a letter"),
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "timeout": (
         lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
-        arguments(of="30")), "argument", r"tasks\[score\].arguments: the timeout of score is .30. by it: give a unit"),
+        arguments(of="30")), "argument", r"tasks\[score\].arguments: they set the timeout of score to .30.: give a unit"),
     "timeout by an argument's tag": (
         lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
-        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'the timeout of make is "5" by it'),
+        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'they set the timeout of make to "5"'),
     "timeout of all": (
         lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
-        'the timeout of make is "5" by it'),
+        'they set the timeout of make to "5"'),
     "template beside": (
-        lambda w: task(w, "away").update(template="make"), "template", "beside its templateRef: take one of them out"),
+        lambda w: task(w, "away").update(template="make"), "template", "both template and templateRef: remove one of them"),
     "hook's template beside": (
         lambda w: task(w, "score")["hooks"]["exit"].update(templateRef={"name": "other", "template": "t"}), "template",
-        "beside its templateRef"),
+        "both template and templateRef"),
     "no name": (lambda w: w.update(metadata={}), "name", "missing"),
     "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
     "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),
     "twice": (lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}), "name", "2 times"),
     "task twice": (lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")), "name", "2 times"),
     "two types": (lambda w: template(w, "score").update(suspend={}), "template", "container and suspend"),
-    "no type": (lambda w: template(w, "score").pop("container"), "template", "does nothing"),
+    "no type": (lambda w: template(w, "score").pop("container"), "template", "its type is missing"),
     "parameter name": (
         lambda w: template(w, "finish")["inputs"]["parameters"].append({"name": "a.b", "default": ""}), "name", "a.b"),
     "memoize": (lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}), "name", "memoize"),
@@ -332,7 +332,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_found_before_anything_runs(mistake: str) -> None:
+def test_a_mistake_is_found_before_the_run(mistake: str) -> None:
     change, rule, message = MISTAKES[mistake]
     manifest = copy.deepcopy(RIGHT)
     change(manifest)
@@ -353,21 +353,21 @@ WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         lambda w: task(w, "ship").update(when="{{workflow.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
     "retry by default": (
         lambda w: w["spec"]["templateDefaults"].update(retryStrategy={}), "retry", r"spec\.templateDefaults\.retryStrategy"),
-    "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*for ever"),
+    "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*forever"),
     "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
-    "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Take it out"),
-    "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be read"),
+    "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Remove it"),
+    "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be parsed"),
     "deadline": (lambda w: w["spec"].pop("activeDeadlineSeconds"), "deadline", "a workflow that hangs"),
-    "no tag": (lambda w: container(w).update(image="python"), "image", "no tag.*pin it by digest"),
-    "latest": (lambda w: container(w).update(image="host:5000/python:latest"), "image", "pushed last"),
+    "no tag": (lambda w: container(w).update(image="python"), "image", "without a tag.*pin it by digest"),
+    "latest": (lambda w: container(w).update(image="host:5000/python:latest"), "image", "every push"),
     "tag": (lambda w: container(w).update(image="host:5000/python:3.11"), "image", 'the tag "3.11"'),
     "short digest": (lambda w: container(w).update(image="python@sha256:12"), "image", "64 hexadecimal"),
-    "resources": (lambda w: container(w).update(resources={"requests": {"cpu": 1}}), "resources", "no requests.memory, no limits"),
+    "resources": (lambda w: container(w).update(resources={"requests": {"cpu": 1}}), "resources", "give requests.memory, limits"),
     "security": (lambda w: container(w).update(securityContext={"privileged": True}), "security", "drop.*privileged: false"),
     "root": (
         lambda w: template(w, "score").update(securityContext={**w["spec"]["securityContext"], "runAsUser": 0}),
         "security", "a runAsUser that is not 0"),
-    "host": (lambda w: template(w, "score").update(hostNetwork=True), "security", "hostNetwork.*refuses"),
+    "host": (lambda w: template(w, "score").update(hostNetwork=True), "security", "hostNetwork.*rejects"),
     "host path": (
         lambda w: template(w, "score").update(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "security", "hostPath"),
     "sidecar": (
@@ -393,7 +393,7 @@ WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", WARNINGS)
-def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(mistake: str) -> None:
+def test_a_mistake_that_argo_accepts_is_a_warning(mistake: str) -> None:
     change, rule, message = WARNINGS[mistake]
     manifest = copy.deepcopy(RIGHT)
     change(manifest)
@@ -402,14 +402,14 @@ def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(mistake: str) -> No
     check(manifest)
 
 
-def test_a_generated_name_that_kubernetes_cuts_short_is_said() -> None:
+def test_a_generated_name_that_kubernetes_shortens_is_a_warning() -> None:
     manifest = copy.deepcopy(RIGHT)
     manifest["metadata"]["generateName"] = "a" * 59
     template(manifest, "apply")["resource"]["manifest"] = "kind: ConfigMap\nmetadata: {name: a}"
     assert [(f.rule, f.fatal) for f in lint(manifest)] == [("name", False)]
 
 
-def test_a_template_may_leave_its_inputs_and_a_tag_its_name_to_whoever_uses_it() -> None:
+def test_a_workflow_template_may_get_inputs_and_global_names_from_its_user() -> None:
     manifest = RIGHT | {
         "kind": "WorkflowTemplate",
         "metadata": {"name": "sample"},
@@ -425,19 +425,19 @@ def test_a_template_may_leave_its_inputs_and_a_tag_its_name_to_whoever_uses_it()
     ("text", "spec"),
     [
         ("{{workflow.failures}}", {"onExit": "late", "hooks": {}}),
-        ("{{=toJson(workflow.failures)}}", {}),  # Argo's check reads no expressions
+        ("{{=toJson(workflow.failures)}}", {}),  # Argo's validation does not check expressions
         ("{{workflow.priority}}", {"priority": 0}),
     ],
 )
-def test_what_has_a_value_in_time_is_no_finding(text: str, spec: dict[str, Any]) -> None:
+def test_a_tag_with_a_value_at_that_time_passes(text: str, spec: dict[str, Any]) -> None:
     manifest = copy.deepcopy(RIGHT)
     late(manifest, text, **spec)
     assert not [each for each in lint(manifest) if each.fatal]
 
 
-def test_a_global_output_is_known_to_later_steps_and_all_of_a_dag() -> None:
+def test_a_global_output_is_known_in_later_steps_and_in_the_whole_dag() -> None:
     manifest = copy.deepcopy(RIGHT)
-    exported(manifest, "one", "three")
+    pass_output(manifest, "one", "three")
     task(manifest, "make")["arguments"]["parameters"][0]["value"] = "{{workflow.outputs.parameters.auc}}"
     assert lint(manifest) == []
     step(manifest, "two")["arguments"] = arguments()
@@ -449,7 +449,7 @@ def test_a_global_output_is_known_to_later_steps_and_all_of_a_dag() -> None:
     assert lint(manifest) == []
 
 
-def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
+def test_variables_that_a_shell_or_kubernetes_expands_pass() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
     assert lint(manifest) == []
@@ -465,21 +465,21 @@ def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
         assert lint(manifest) == [], command
     container(manifest).update(command=["/usr/bin/env"], args=["bash", "-ec", "echo $(date)"])
     assert lint(manifest) == []
-    own = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
-    container(manifest).update(own)
+    env = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
+    container(manifest).update(env)
     assert lint(manifest) == []
 
 
 @pytest.mark.parametrize(
     "name", ["PAD_TOKEN", "MAX_NEW_TOKEN", "eos_token", "COMPASS", "PWD", "TOKEN_FILE", "MAX_NEW_TOKENS"]
 )
-def test_what_only_sounds_like_a_secret_is_no_finding(name: str) -> None:
+def test_a_name_that_only_resembles_a_secret_passes(name: str) -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(env=[{"name": name, "value": "5"}], args=[f"--{name.lower().replace('_', '-')}=5"])
     assert lint(manifest) == []
 
 
-def test_a_secret_that_comes_from_elsewhere_is_no_finding() -> None:
+def test_a_reference_to_a_secret_passes() -> None:
     manifest = copy.deepcopy(RIGHT)
     passed = [
         "--password=$(DB_PASSWORD)",
@@ -495,20 +495,21 @@ def test_a_secret_that_comes_from_elsewhere_is_no_finding() -> None:
     assert lint(manifest) == []
 
 
-def test_a_wrong_name_that_is_near_to_none_is_told_what_there_is() -> None:
+def test_an_unknown_name_without_a_similar_one_gets_a_list_of_names() -> None:
     manifest = copy.deepcopy(RIGHT)
     manifest["spec"]["entrypoint"] = "qqqq"
     task(manifest, "ship").update(depends="zzzz")
     found = {f.rule: f.message for f in lint(manifest)}
-    assert found["template"] == '"qqqq" is no template. There is apply, finish, main, make, score, stages.'
-    assert found["depends"] == '"zzzz" is no task of this DAG. There is after, away, loop, make, score, ship.'
+    templates, tasks = "apply, finish, main, make, score, stages", "after, away, loop, make, score, ship"
+    assert found["template"] == f'the template "qqqq" does not exist. Available: {templates}.'
+    assert found["depends"] == f'this DAG does not have a task "zzzz". Available: {tasks}.'
     task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
-    assert all("There is" in f.message or "Name one" in f.message for f in lint(manifest) if f.rule == "depends")
+    assert all("Available" in f.message or "Correct the" in f.message for f in lint(manifest) if f.rule == "depends")
     manifest["spec"]["templates"] = []
-    assert "There is none: add it" in next(f.message for f in lint(manifest) if f.rule == "template")
+    assert "Define it, or remove this" in next(f.message for f in lint(manifest) if f.rule == "template")
 
 
-def test_a_step_without_a_deadline_is_named_once_each() -> None:
+def test_each_step_without_a_deadline_is_reported_once() -> None:
     manifest = copy.deepcopy(RIGHT)
     del manifest["spec"]["templateDefaults"]["activeDeadlineSeconds"]
     template(manifest, "make")["timeout"] = "30s"
@@ -518,32 +519,32 @@ def test_a_step_without_a_deadline_is_named_once_each() -> None:
     ]
 
 
-def test_an_image_that_many_run_is_one_finding() -> None:
+def test_an_image_of_many_containers_is_one_finding() -> None:
     manifest = yaml.safe_load(yaml.safe_dump(RIGHT).replace(PINNED, "python:3.11"))
     (found,) = lint(manifest)
     assert "5 containers run it" in found.message
 
 
-def test_a_cron_name_leaves_room_for_its_workflows() -> None:
+def test_a_cron_name_is_short_enough_for_its_workflows_and_jobs() -> None:
     assert "at most 52" in str(lint(cron("a" * 53))[0])
     assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
 
 
-def test_a_cron_that_never_fires_or_takes_its_arguments_for_a_shell_is_found() -> None:
+def test_a_cron_without_schedule_and_shell_syntax_in_its_arguments_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"]["schedules"] = []
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
     found = {f.rule: str(f) for f in lint(manifest)}
     assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
     manifest["spec"] |= {"schedule": "0 3 * * *"}
-    assert "gone in Argo 4" in str(lint(manifest)[0])
+    assert "Argo 4 removed" in str(lint(manifest)[0])
 
 
-def test_a_schedule_that_is_none_is_found_and_its_tasks_arguments_are_not_for_a_shell() -> None:
+def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
-    told = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
-    assert told.keys() == {"spec.schedules", "spec.timezone"} and "five fields" in told["spec.schedules"]
+    messages = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
+    assert messages.keys() == {"spec.schedules", "spec.timezone"} and "five fields" in messages["spec.schedules"]
     manifest["spec"] |= {"schedules": ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"], "timezone": "Europe/Paris"}
     spec = {"spec": manifest["spec"]["workflowSpec"]}
     day = arguments(note="$(date +%F)")
@@ -553,7 +554,7 @@ def test_a_schedule_that_is_none_is_found_and_its_tasks_arguments_are_not_for_a_
         ("shell", "[main].dag.tasks[loop].arguments.parameters[note]"),
         ("shell", "[stages].steps[0][one].arguments.parameters[note]"),
     ]
-    template(spec, "finish")["container"].update(command=["sh", "-c"])  # which a shell reads
+    template(spec, "finish")["container"].update(command=["sh", "-c"])  # a shell expands them
     assert lint(manifest) == []
 
 
@@ -567,11 +568,11 @@ def replicas(**types: Any) -> Any:
 
 
 def job(kind: str, key: str, container: str, **types: int) -> Any:
-    made = replicas(**types)
-    for each in made.values():
+    roles = replicas(**types)
+    for each in roles.values():
         each["template"]["spec"]["containers"][0]["name"] = container
     policy = {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Running"}
-    spec = {"runPolicy": policy, key: made}
+    spec = {"runPolicy": policy, key: roles}
     return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "job"}, "spec": spec}
 
 
@@ -636,9 +637,9 @@ def jobset() -> Any:
 
 
 def served(**more: Any) -> Any:
-    made = plain("Job")["spec"]["template"]["spec"]
-    made["containers"][0].update(readinessProbe={}, livenessProbe={})
-    spec = {"predictor": made, **more}
+    predictor = plain("Job")["spec"]["template"]["spec"]
+    predictor["containers"][0].update(readinessProbe={}, livenessProbe={})
+    spec = {"predictor": predictor, **more}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -647,7 +648,7 @@ def served(**more: Any) -> Any:
     }
 
 
-# kinds whose servers are not in the cluster of the tests
+# kinds that the cluster of the tests does not have
 OTHERS = {
     "InferenceService": served,
     "TrainingRuntime": lambda: trainer("TrainingRuntime", **jobset()),
@@ -706,7 +707,7 @@ OTHER_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", OTHER_WARNINGS)
-def test_pods_of_servers_and_runtimes_are_looked_at_as_any(mistake: str) -> None:
+def test_pods_of_servers_and_runtimes_are_checked(mistake: str) -> None:
     kind, change, rule, path = OTHER_WARNINGS[mistake]
     thing = OTHERS[kind]()
     assert lint(thing) == []
@@ -714,7 +715,7 @@ def test_pods_of_servers_and_runtimes_are_looked_at_as_any(mistake: str) -> None
     assert [(f.rule, f.path, f.fatal) for f in lint(thing)] == [(rule, path, False)]
 
 
-def test_what_the_blocks_make_has_no_findings() -> None:
+def test_the_objects_of_the_blocks_pass() -> None:
     for kind, one in kinds(image=PINNED).items():
         assert [str(f) for f in lint(one.manifest)] == [], kind
 
@@ -744,16 +745,16 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
         "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: it is 2"),
     "unsaid": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"), "job", "is missing"),
     "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
-    "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "has no Worker"),
-    "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "has no Master"),
+    "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "needs a Worker"),
+    "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "needs a Master"),
     "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
     "chief and master": (
-        "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "two names of one role"),
+        "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "names of the same role"),
     "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be Always, OnFailure"),
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
-    "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot read"),
+    "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot parse"),
     "processes": (
-        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep that one"),
+        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep only that one"),
     "elastic master": (
         "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
     "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
@@ -769,7 +770,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "failure policy": (
         "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
     "two jobs of a name": (
-        "JobSet", lambda j: j["spec"]["replicatedJobs"].extend(j["spec"]["replicatedJobs"]), "job", "a name of its own"),
+        "JobSet", lambda j: j["spec"]["replicatedJobs"].extend(j["spec"]["replicatedJobs"]), "job", "different names"),
     "no jobs": ("JobSet", lambda j: j["spec"]["replicatedJobs"].clear(), "job", "must have jobs"),
     "no such job": (
         "JobSet", lambda j: j["spec"].update(successPolicy={"targetReplicatedJobs": ["lead"]}), "job", "names lead"),
@@ -790,7 +791,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", OBJECTS)
-def test_a_right_object_has_no_findings(kind: str) -> None:
+def test_a_correct_object_passes(kind: str) -> None:
     probes = {"readinessProbe": {}, "livenessProbe": {}}
     right = OBJECTS[kind]()
     if kind == "Deployment":
@@ -800,7 +801,7 @@ def test_a_right_object_has_no_findings(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mistake", WRONG_OBJECTS)
-def test_an_object_that_a_cluster_refuses_is_found_before_it_is_applied(mistake: str) -> None:
+def test_an_object_that_a_cluster_rejects_is_found(mistake: str) -> None:
     kind, change, rule, message = WRONG_OBJECTS[mistake]
     wrong = OBJECTS[kind]()
     change(wrong)
@@ -824,14 +825,14 @@ OBJECT_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", OBJECT_WARNINGS)
-def test_an_object_that_seldom_does_what_is_meant_is_said(mistake: str) -> None:
+def test_a_mistake_in_an_object_that_a_cluster_accepts_is_a_warning(mistake: str) -> None:
     kind, change, rule = OBJECT_WARNINGS[mistake]
     wrong = OBJECTS[kind]()
     change(wrong)
     assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
 
 
-def test_what_a_tag_will_give_is_not_guessed() -> None:
+def test_values_of_tags_in_objects_pass() -> None:
     manifest = copy.deepcopy(RIGHT)
     applied = OBJECTS["PyTorchJob"]()
     tag = "{{inputs.parameters.x}}"
@@ -851,7 +852,7 @@ def test_what_a_tag_will_give_is_not_guessed() -> None:
         assert lint(manifest) == []
 
 
-def test_a_manifest_that_is_not_yaml_is_said() -> None:
+def test_an_object_that_is_not_yaml_is_a_warning() -> None:
     manifest = copy.deepcopy(RIGHT)
     template(manifest, "apply")["resource"]["manifest"] = "kind: [PyTorchJob"
     assert [(f.rule, f.fatal) for f in lint(manifest)] == [("resource", False)]
@@ -866,7 +867,7 @@ def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
 
-def test_the_command_names_the_file_of_each_finding_and_fails_for_what_cannot_run(tmp_path: Path) -> None:
+def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_ones(tmp_path: Path) -> None:
     wrong = copy.deepcopy(RIGHT)
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
@@ -878,23 +879,23 @@ def test_the_command_names_the_file_of_each_finding_and_fails_for_what_cannot_ru
             "file": "both.yaml",
             "path": "spec.entrypoint",
             "rule": "template",
-            "message": '"mian" is no template. Did you mean "main"?',
+            "message": 'the template "mian" does not exist. Did you mean "main"?',
             "fatal": True,
         },
         {
             "file": "job.json",
             "path": "spec.activeDeadlineSeconds",
             "rule": "deadline",
-            "message": "nothing ends a job that hangs: give a number of seconds.",
+            "message": "a job that hangs would never end: give a number of seconds.",
             "fatal": False,
         },
     ]
     plainly = command(tmp_path, "--manifest", "job.json")
     assert plainly.returncode == 0
-    assert plainly.stderr.startswith("warning: job.json: spec.activeDeadlineSeconds: nothing ends a job")
+    assert plainly.stderr.startswith("warning: job.json: spec.activeDeadlineSeconds: a job that hangs")
 
 
-def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_path: Path) -> None:
+def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Path) -> None:
     config = str(GOLDEN / "config.yaml")
     done = command(tmp_path, config, config)
     assert (done.returncode, done.stdout) == (0, "no problems found\n")
@@ -903,8 +904,8 @@ def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_p
         assert command(tmp_path, *args).returncode == 2
 
 
-def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: Path) -> None:
-    """In a List, a folder, or a file of their own; what is wrong with them is told once, and where."""
+def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path) -> None:
+    """They may be in a List, a folder or another file; their own mistakes are reported once."""
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     shared: Any = api | {
         "kind": "WorkflowTemplate",
@@ -916,12 +917,12 @@ def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: 
     (tmp_path / "templates/shared.json").write_text(json.dumps(api | {"kind": "List", "items": [shared]}))
     whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
     whole |= {"spec": {"workflowTemplateRef": {"name": "shared"}}}
-    part = copy.deepcopy(RIGHT)
+    user = copy.deepcopy(RIGHT)
     for name, called in {"one": "finish", "two": "finsh"}.items():
-        step(part, name).update(templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1"))
-        step(part, name).pop("template")
-    step(part, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
-    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, part]))
+        step(user, name).update(templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1"))
+        step(user, name).pop("template")
+    step(user, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
+    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, user]))
     alone = command(tmp_path, "--manifest", "flows.yaml", "-o", "json")
     assert (alone.returncode, json.loads(alone.stdout)) == (0, [])
     done = command(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
@@ -929,17 +930,17 @@ def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: 
     here, base = "flows.yaml", "spec.workflowTemplateRef[shared].templates"
     for path in ("[apply].resource.manifest", "[stages].steps[0][two].when"):
         assert [m for f, p, m in found if (f, p) == (here, base + path) and "workflow.parameters.rows" in m], found
-    at = "spec.templates[stages].steps"
+    steps = "spec.templates[stages].steps"
     tag = "steps.one.outputs.parameters.auc"
-    assert [(p.removeprefix(at), m.partition(" Did")[0]) for _, p, m in found if p.startswith(at)] == [
-        ("[0][one].arguments", 'template finish of shared has no input "noet".'),
-        ("[0][two]", '"finsh" is no template of shared.'),
-        ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: nothing gives a value to {tag} here."),
+    assert [(p.removeprefix(steps), m.partition(" Did")[0]) for _, p, m in found if p.startswith(steps)] == [
+        ("[0][one].arguments", 'template finish of shared does not have the input "noet".'),
+        ("[0][two]", 'the template "finsh" of shared does not exist.'),
+        ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: {tag} does not have a value here."),
     ]
     assert {f for f, _, _ in found} == {here} and done.returncode == 1
 
 
-def test_a_mistake_in_a_template_is_told_once_however_many_use_it() -> None:
+def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     spec = {"activeDeadlineSeconds": 60, "entrypoint": "main"}
     body = {
@@ -951,17 +952,17 @@ def test_a_mistake_in_a_template_is_told_once_however_many_use_it() -> None:
     ]
     for name, brought in (("a", arguments(x="1")), ("b", {})):
         call = {"name": "go", "templateRef": {"name": "t", "template": "part"}}
-        own = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
-        objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": own})
+        caller = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
+        objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": caller})
     found = [
         (f.file, f.path, f.message.partition(":")[0])
         for f in lint_all([(each["metadata"]["name"], each) for each in objects])
         if f.rule == "tag" and f.fatal
     ]
-    at = ".templates[part].container.command"
+    path = ".templates[part].container.command"
     assert found == [
-        ("t", f"spec{at}[0]", "{{inputs.parameters.x}}"),
-        ("b", f"spec.templateRef[t]{at}[1]", "{{workflow.parameters.x}}"),
+        ("t", f"spec{path}[0]", "{{inputs.parameters.x}}"),
+        ("b", f"spec.templateRef[t]{path}[1]", "{{workflow.parameters.x}}"),
     ]
 
 
@@ -969,7 +970,7 @@ def test_a_mistake_in_a_template_is_told_once_however_many_use_it() -> None:
 
 
 def pipeline(tasks: int) -> Any:
-    """A chain of `tasks`, each of which reads its predecessor and the first."""
+    """Return a chain of `tasks` that each read their predecessor and the first task."""
     manifest = copy.deepcopy(RIGHT)
     template(manifest, "main")["dag"] = {"tasks": [{"name": "t0", "template": "finish"}, *(
         {"name": f"t{n}", "template": "finish", "depends": f"t{n - 1}",
@@ -981,7 +982,7 @@ def pipeline(tasks: int) -> Any:
     return manifest
 
 
-def test_a_pipeline_of_two_thousand_tasks_takes_four_times_as_long_as_one_of_five_hundred() -> None:
+def test_lint_takes_time_linear_in_the_number_of_tasks() -> None:
     small, large = pipeline(500), pipeline(2000)
     assert lint(small) == lint(large) == []
     assert calls(lambda: lint(large)) < 4.5 * calls(lambda: lint(small))
@@ -991,8 +992,8 @@ EMPTY = (st.builds(list), st.builds(dict), st.builds(lambda: [None]))
 ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), *EMPTY)
 
 
-def mutated(data: st.DataObject, holder: Any) -> None:
-    """Any part of `holder` replaced by anything else."""
+def mutate(data: st.DataObject, holder: Any) -> None:
+    """Replace a random part of `holder` by a random value."""
     while True:
         keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
         key = data.draw(st.sampled_from(keys))
@@ -1005,22 +1006,21 @@ def mutated(data: st.DataObject, holder: Any) -> None:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.data())
-def test_no_manifest_is_a_crash(data: st.DataObject) -> None:
-    """Any part replaced by anything else gives findings, or none, but no traceback."""
+def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
     manifest = copy.deepcopy(RIGHT)
     for _ in range(data.draw(st.integers(1, 3))):
-        mutated(data, manifest)
+        mutate(data, manifest)
     for finding in lint(manifest):
         assert str(finding)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
-def test_no_object_is_a_crash(data: st.DataObject, kind: str) -> None:
+def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -> None:
     thing = {**OBJECTS, **OTHERS}[kind]()
     thing["spec"].setdefault("elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]})
     for _ in range(data.draw(st.integers(1, 3))):
-        mutated(data, thing)
+        mutate(data, thing)
     manifest = copy.deepcopy(RIGHT)
     template(manifest, "apply")["resource"]["manifest"] = data.draw(st.sampled_from([json.dumps, yaml.safe_dump]))(
         thing

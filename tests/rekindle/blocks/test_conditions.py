@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs import search
 from tests.kinds import kinds
 from tests.rekindle.blocks.schema import SCHEMAS
@@ -26,7 +26,9 @@ STORIES = {
 @pytest.mark.parametrize("kind, story", STORIES, ids=lambda value: value)
 def test_a_step_ends_when_its_job_does_and_as_the_job_did(kind: str, story: str) -> None:
     one = kinds()[kind.replace("-", "/")]
-    seen = [verdict({"status": status}, one.success, ",".join(one.failure)) for status in STORIES[kind, story]]
+    seen = [
+        evaluate_conditions({"status": status}, one.success, ",".join(one.failure)) for status in STORIES[kind, story]
+    ]
     assert [good for good, _ in seen] == [None] * (len(seen) - 1) + [story in GOOD], seen
 
 
@@ -39,5 +41,5 @@ def test_every_kind_has_its_stories(kind: str) -> None:
 def test_a_search_that_waited_in_a_queue_ends_too() -> None:
     conditions: list[Any] = [{"type": "Suspended", "status": "False"}, {"type": "SuccessCriteriaMet"}]
     waiting, done = ({"status": {"conditions": [*conditions, *more]}} for more in ([], [{"type": "Complete"}]))
-    assert verdict(waiting, search.success(queued=True), ",".join(search.FAILURE))[0] is None
-    assert verdict(done, search.success(queued=True), ",".join(search.FAILURE))[0] is True
+    assert evaluate_conditions(waiting, search.success(queued=True), ",".join(search.FAILURE))[0] is None
+    assert evaluate_conditions(done, search.success(queued=True), ",".join(search.FAILURE))[0] is True

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 
 # a library's name, the standard library's, or one that Python looks for by itself
 MODULES = (
@@ -125,7 +125,7 @@ class Folder:
 
     def plant_home(self) -> None:
         """Plant a home with everything that this machine could be made to do by one."""
-        victim = {"pid": self.victim.pid, "since": started(self.victim.pid)}
+        victim = {"pid": self.victim.pid, "since": start_time(self.victim.pid)}
         program = ["sh", "-c", self.shell("Deployment")]
         container = {"name": "main", "image": "any", "command": program}
         labels = {"app": "evil", "app.kubernetes.io/name": "evil"}

@@ -21,7 +21,7 @@ from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
 from tests.waiting import until
 
-REFUSED = "was not made here by a command of yours"
+REFUSED = "was not created here by your own commands"
 FROM_CONFIG = {f"{name}.py" for name in OWN}  # what a config or a step names
 CONFIG = "configs/evil.yaml"
 WEEKS = ("--from", "2026-03-01", "--to", "2026-03-31")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from rekindle.doctor import machine as doctor
 from rekindle.local.cluster import LocalCluster
 from tests.ports import free_port
@@ -27,7 +27,7 @@ def test_a_machine_that_can_run_everything_passes(tmp_path: Path, monkeypatch: p
         str(x) for x in checks if x.name == "object store"
     )
     records = [LocalCluster(tmp_path).services.find(name) for name in ("s3", "mlflow")]
-    assert all(record and started(record.pid) != record.since for record in records), "what it started is stopped"
+    assert all(record and start_time(record.pid) != record.since for record in records), "what it started is stopped"
 
 
 def test_an_endpoint_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

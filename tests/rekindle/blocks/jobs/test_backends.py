@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
@@ -48,7 +48,7 @@ def test_the_step_ends_when_the_job_does(
 ) -> None:
     kind = BACKENDS[backend]
     config = ClusterConfig.model_validate(cluster)
-    assert verdict(document, kind.success(config), ",".join(kind.failure))[0] is expected
+    assert evaluate_conditions(document, kind.success(config), ",".join(kind.failure))[0] is expected
 
 
 def made(backend: str, cluster: dict[str, Any] | None = None, runtime: bool = False, **train: Any) -> dict[str, Any]:

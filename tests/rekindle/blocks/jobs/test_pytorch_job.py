@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
@@ -44,7 +44,7 @@ RUNNING = {"Master": ONE, "Worker": {"active": 2}}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_step_ends_when_the_job_does_and_as_the_job_did(name: str, document: Any, expected: bool | None) -> None:
-    assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
+    assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
 GPUS = {"pods": {"train": {"gpus": 2}}}

@@ -72,7 +72,7 @@ def test_the_pods_of_a_config_are_shown_as_they_are_rendered(tmp_path: Path) -> 
         ("a: [1", [], ["is not YAML"]),
         ("", [], ["must be a mapping"]),
         ({"apiVersion": "argoproj.io/v1alpha1"}, [], ["--manifest"]),
-        ("name: a\ntrain: {workers: 2}\ntrain: {epochs: 3}\n", [], ['the key "train" is there twice', "line 3"]),
+        ("name: a\ntrain: {workers: 2}\ntrain: {epochs: 3}\n", [], ['the key "train" is duplicated', "line 3"]),
         (SMALL, ["train.learning_rate=.inf"], ["train.learning_rate is '.inf'", "number"]),
         (SMALL, ["train.learning_rate=1e400"], ["train.learning_rate is '1e400'", "finite"]),
         (

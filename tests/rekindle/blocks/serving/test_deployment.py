@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hera.workflows import models as m
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.blocks.serving.autoscaler import autoscaler
@@ -49,14 +49,18 @@ ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas":
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_deployment_is_done_when_the_new_pods_serve(name: str, document: Any, expected: bool | None) -> None:
-    assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
+    assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
 def test_what_failed_before_costs_an_attempt_of_the_deployment_and_not_the_release() -> None:
     """Argo looks at once, and the controller may not have seen yet that the Deployment was applied again."""
     story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
     seen = [story["failed"][-1], *story["rollout"]]  # the old end, and then the new beginning
-    assert [verdict({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
+    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [
+        False,
+        None,
+        True,
+    ]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
     assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
@@ -66,7 +70,7 @@ def test_what_failed_before_costs_an_attempt_of_the_deployment_and_not_the_relea
 def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
     """Right after an apply the old pods may count as the new ones; a slow start must not take a good model back."""
     before = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
-    assert verdict(before | {"metadata": {"generation": 2}}, SUCCESS, ",".join(FAILURE))[
+    assert evaluate_conditions(before | {"metadata": {"generation": 2}}, SUCCESS, ",".join(FAILURE))[
         0
     ]  # as it was seen on a cluster
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}

@@ -148,8 +148,8 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_it_is_resumed(every: Every
     [
         (lambda js: js["metadata"].update(name="j" * 50), "would have 6\\d characters, and 63 are the most"),
         (lambda js: js["spec"].update(startupPolicy={"startupPolicyOrder": "InOrder"}), "startupPolicy is not supp"),
-        (lambda js: js["spec"]["successPolicy"].update(targetReplicatedJobs=["main"]), "names main, which is none"),
-        (lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)), "each with a name of its own"),
+        (lambda js: js["spec"]["successPolicy"].update(targetReplicatedJobs=["main"]), "names main: it must be one of"),
+        (lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)), "jobs with different names"),
         (lambda js: js["spec"]["replicatedJobs"].append(job("x", SLEEP, "Always")), "must be OnFailure or Never"),
         (
             lambda js: js["spec"]["replicatedJobs"].append(job("x", "", podFailurePolicy={"rules": []} | {"a": 1})),

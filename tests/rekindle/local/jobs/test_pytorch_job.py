@@ -16,7 +16,7 @@ import pytest
 
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.memory import shared_memory, sweep_shared_memory
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
@@ -94,7 +94,7 @@ def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
     assert status["conditions"][1]["status"] == "False"
     assert status["replicaStatuses"]["Master"]["succeeded"] == 1
     assert status["completionTime"] >= status["startTime"]
-    assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
+    assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
     wait(jobs, lambda _: all(map(gone, workers)), seconds=5)
 
 
@@ -134,7 +134,7 @@ def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> No
     assert "job-master-0 ended with code 78" in status["conditions"][-1]["message"]
     assert status["conditions"][-1]["message"].endswith("train.workers is 0")
     failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
-    assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
+    assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
     assert "completionTime" not in status, "as the operator forgets it"
     wait(jobs, lambda _: not jobs.jobs, seconds=5)
 
@@ -272,9 +272,9 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: Training
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
-    "has no Worker": lambda spec, replicas: replicas.clear(),
-    "must be there and be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
-    '"PS" is no replica type': lambda spec, replicas: replicas.update(PS=replica("")),
+    "needs a Worker": lambda spec, replicas: replicas.clear(),
+    "it is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
+    '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
     'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
         name="main"
     ),

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from hera.workflows import DAG, Resource, Task, Workflow
 
-from argolocal.language.selector import verdict
+from argolocal.language.selector import evaluate_conditions
 from argolocal.manifest.training_jobs import JOBS
 from argolocal.validate import lint
 from rekindle.blocks.container import retries
@@ -121,7 +121,7 @@ def log(jobs: TrainingJobs, pod: str) -> str:
 
 def judged(kind: str, status: dict[str, Any]) -> bool | None:
     success = "status.replicaStatuses.Master.succeeded > 0" if kind == "PyTorchJob" else BLOCKS[kind].success
-    return verdict({"status": status}, success, ",".join(FAILURE))[0]
+    return evaluate_conditions({"status": status}, success, ",".join(FAILURE))[0]
 
 
 def shape(status: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -259,7 +259,7 @@ def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
     del alone["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
     v2["apiVersion"] = "kubeflow.org/v2beta1"
-    for obj, why in ((alone, "has no Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
+    for obj, why in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
         with pytest.raises(ConfigError, match=why):
             run(obj)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from rekindle.errors import StorageError, TrackingError
 from rekindle.local.services.services import Record, Services, answers
 from rekindle.storage import Store
@@ -105,7 +105,7 @@ def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     store(services).put("a", b"1")
     was = record(services, "s3")
     assert services.down() == ["s3"]
-    assert started(was.pid) != was.since
+    assert start_time(was.pid) != was.since
     assert services.down() == []
     services.keep()
     assert not record(services, "s3").alive, "it was stopped, it did not die"
@@ -136,7 +136,7 @@ def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None
     s3 = record(services, "s3")
     (services.folder / "s3.json.new").mkdir()  # what is written cannot be
     assert services.down() == ["s3"]
-    assert started(s3.pid) != s3.since
+    assert start_time(s3.pid) != s3.since
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argolocal.common.processes import started
+from argolocal.common.processes import start_time
 from rekindle.storage import Store
 from rekindle.training.launch.forkserver import Forkserver, WorkerSlot
 from rekindle.training.launch.launcher import BUGS, Budget, ExitKind
@@ -62,7 +62,7 @@ def below(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """The forkserver and the workers of a launcher; the oldest child is the forkserver, whatever its pid."""
     assert launcher.process.pid
     children = [pid for pid, parent in of(crew).items() if parent == launcher.process.pid]
-    nursery, *workers = sorted(children, key=lambda pid: started(pid) or 0)
+    nursery, *workers = sorted(children, key=lambda pid: start_time(pid) or 0)
     return nursery, workers
 
 
