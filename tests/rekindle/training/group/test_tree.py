@@ -24,9 +24,9 @@ def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(case: t
         local = Sum[str](leaves, lambda a, b: f"({a}+{b})")
         for leaf in share(leaves, workers, rank):
             local.push((leaf, leaf + 1), str(leaf))
-        parts = local.take()
-        assert tuple(block for block, _ in parts) == blocks(leaves, workers, rank)
-        for block, value in parts:
+        partial_sums = local.take()
+        assert tuple(block for block, _ in partial_sums) == blocks(leaves, workers, rank)
+        for block, value in partial_sums:
             total.push(block, value)
     assert total.take() == [((0, leaves), format_sum(0, leaves))]
 
@@ -45,7 +45,7 @@ def test_memory_grows_with_the_logarithm_of_the_leaves(leaves: int, workers: int
     held, total = 0, Sum[None](leaves, lambda a, b: None)
     for leaf in run:
         total.push((leaf, leaf + 1), None)
-        held = max(held, len(total.parts))
+        held = max(held, len(total.partial_sums))
     assert held <= 2 * len(run).bit_length() + 1
 
 
