@@ -1,4 +1,4 @@
-"""The sum of all virtual workers' gradients: bit for bit that of one process, at the traffic of an all-reduce.
+"""The sum of all virtual workers' gradients: equals the sum of one process bit for bit; traffic of an all-reduce.
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other process its slice of
 these sums, and finishes the tree for its own slice; then the slices are gathered. The gradients are followed by buffer

@@ -19,7 +19,7 @@ def open_sockets() -> dict[int, str]:
 def peer_sockets(hosts: set[str], candidates: dict[int, str], coordinator_port: int) -> dict[int, str]:
     """Return the candidates connected to members; other threads may have opened others, such as to the object store.
 
-    The remote address identifies members to which we connected. A member that connected to us may use any source
+    The remote address identifies members that we connected to. A member that connected to us may use any source
     address, so such a connection is identified by our listening address. Listening sockets are excluded: gloo does not
     survive their shutdown.
     """

@@ -18,7 +18,7 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
-LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # fractions of this time after which the launcher and its workers have exited
+LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # fractions of it that the launcher and its workers may use
 
 newest_step = memoryview(array.array("q", [-1]))  # [0]: of this process; shared memory of the launcher, if it has one
 _deadline = math.inf
@@ -87,7 +87,7 @@ def _shield_children() -> None:
 
 
 def _end_children() -> None:
-    """Kill the daemon children, which ignore the SIGTERM after which multiprocessing would wait for them."""
+    """Kill the daemon children: they ignore multiprocessing's SIGTERM, so it would wait for them forever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report it as an error
     for child in multiprocessing.active_children():
         if child.daemon:

@@ -42,7 +42,7 @@ def nonce() -> str:
 
 
 def proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str) -> str:
-    """Return the HMAC by which `sender` ("worker" or "coordinator") proves that it knows the secret."""
+    """Return the HMAC that proves that `sender` ("worker" or "coordinator") knows the secret."""
     return hmac.new(secret, f"{sender} {coordinator_nonce} {worker_nonce}".encode(), hashlib.sha256).hexdigest()
 
 

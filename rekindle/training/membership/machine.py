@@ -67,7 +67,7 @@ class Membership:
     missing: set[str] = field(default_factory=set)  # eligible, but not acknowledged yet
     fingerprint: dict[str, Any] = field(default_factory=dict)  # of the live workers; fixed once a group was published
     fingerprint_fixed: bool = False
-    refused_since: float = float("inf")  # since when workers are refused without whom there are too few
+    refused_since: float = float("inf")  # since when workers are refused while too few others are alive
     values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members
     expected_members: int = 0  # number of workers to wait for until `join_deadline`
     join_deadline: float = 0.0

@@ -117,8 +117,8 @@ class Coordinator:
                 self.membership.conclude(
                     1,
                     f"this training takes longer than the {self.limit / 60:g} minutes of "
-                    "cluster.pods.train.deadline_minutes (only time in which workers train counts). Raise it, and "
-                    "continue from the newest checkpoint with `rekindle resume`.",
+                    "cluster.pods.train.deadline_minutes (time spent waiting for workers is not counted). Raise it, "
+                    "and continue from the newest checkpoint with `rekindle resume`.",
                 )
             self.flush()
             for connection in [connection for connection, deadline in self.unverified.items() if now > deadline]:

@@ -1,4 +1,4 @@
-"""Elastic groups of real processes: no process waits for a dead one, at whatever moment it died."""
+"""Elastic groups of real processes: no process waits for a dead one, at any moment of its death."""
 
 import json
 import random

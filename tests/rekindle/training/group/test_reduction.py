@@ -1,4 +1,4 @@
-"""The sum of several processes equals that of one process bit for bit, at the traffic of an all-reduce."""
+"""The sum of several processes equals the sum of one process bit for bit, at the traffic of an all-reduce."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
