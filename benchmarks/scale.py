@@ -27,7 +27,7 @@ import psutil
 from benchmarks.bars import bar, parser, report
 from rekindle.local.services.services import Services
 from rekindle.training.membership import handshake
-from rekindle.training.membership.client import HEARTBEAT, Client
+from rekindle.training.membership.client import HEARTBEAT_INTERVAL_S, Client
 from rekindle.training.membership.protocol import PROTOCOL
 
 FLAGS = (
@@ -90,7 +90,7 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
 
     async def beat() -> None:
         for turn in range(10**9):
-            await asyncio.sleep(HEARTBEAT / 8)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S / 8)
             for member in [member for member in members[turn % 8 :: 8] if member.joined]:
                 member.send({"beat": turn // 8, "busy": False})
 

@@ -1,4 +1,4 @@
-"""A group whose members join and leave in generations, which the coordinator publishes."""
+"""A group whose members join and leave in generations, published by the coordinator."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
-from rekindle.training.group.process_group import CONNECT, GroupView, create, dist, recognize
+from rekindle.training.group.process_group import CONNECT_TIMEOUT, GroupView, authenticate, create, dist
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.membership.client import Client, report_error
 from rekindle.training.membership.completion import completed_model
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class ExchangeStore(dist.Store):
-    """What gloo and nccl need of a store, for one generation; a key is written once. Keep it as long as the group.
+    """The store for gloo and nccl of one generation; a key is written once. Keep a reference as long as the group.
 
-    Members tell each other where they listen over their connections to the coordinator: torch's own TCPStore listens on
-    every address, and lets anybody read, write and fill it.
+    Members exchange their listening addresses over their connections to the coordinator: torch's own TCPStore listens
+    on every address, and any client may read, write and fill it.
     """
 
     def __init__(self, client: Client, generation: int) -> None:
@@ -38,16 +38,16 @@ class ExchangeStore(dist.Store):
         self.client.put(self.generation, key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self.client.values(self.generation, [key], CONNECT.total_seconds())[0]
+        return self.client.values(self.generation, [key], CONNECT_TIMEOUT.total_seconds())[0]
 
-    def wait(self, keys: list[str], timeout: timedelta = CONNECT) -> None:
+    def wait(self, keys: list[str], timeout: timedelta = CONNECT_TIMEOUT) -> None:
         self.client.values(self.generation, keys, timeout.total_seconds())
 
     def check(self, keys: list[str]) -> bool:
         return self.client.has(self.generation, keys)
 
     def clone(self) -> "ExchangeStore":
-        return self  # nccl's watchdog asks for one of its own
+        return self  # called by nccl's watchdog
 
 
 class ElasticGroup(StaticGroup):
@@ -62,7 +62,7 @@ class ElasticGroup(StaticGroup):
         self.generation = 0
         self._pg: Any = None
         self._caller = InterruptibleCaller(self.aborted)
-        self._sockets: dict[int, str] = {}  # those of the group
+        self._sockets: dict[int, str] = {}  # of the process group
         self._lock = threading.Lock()
         self._waker: threading.Thread | None = None
         self._store: ExchangeStore | None = None
@@ -86,7 +86,7 @@ class ElasticGroup(StaticGroup):
                     continue
             with self._lock:
                 self._pg, self._sockets = pg, group_sockets
-            if not self.aborted():  # the news may have come while there was nothing to abort
+            if not self.aborted():  # the abort may have come before there was a group to abort
                 return GroupView(rank, len(members), pg)
             self._drop()
         self.complete = self.client.complete
@@ -108,7 +108,7 @@ class ElasticGroup(StaticGroup):
         return self._caller.run(call)
 
     def wait(self, *works: Any) -> None:
-        if self.device.type == "cuda":  # nccl's wait only queues on the stream, and `abort` ends it
+        if self.device.type == "cuda":  # nccl's wait only enqueues on the stream, and `abort` ends it
             return super().wait(*works)
         wait = super().wait
         self.run(lambda: wait(*works))
@@ -116,7 +116,7 @@ class ElasticGroup(StaticGroup):
     def report_failure(self, error: Exception) -> None:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise error
-        if not self.aborted():  # otherwise we caused it ourselves: every member has been told of the lost one
+        if not self.aborted():  # after an abort, the cause is already known and logged by the coordinator
             say(f"generation {self.generation} broke: {str(error).partition(chr(10))[0][:300]}")
         self.client.report_failure(self.generation)
 
@@ -136,20 +136,20 @@ class ElasticGroup(StaticGroup):
         return self.complete
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """The process group and its sockets. Raises RuntimeError if it cannot be built, or is aborted meanwhile."""
+        """Build the process group; return it and its sockets. Raises RuntimeError if that fails or is aborted."""
         generation = self.generation
 
         def build() -> tuple[Any, dict[int, str]]:
-            before = sockets.open_sockets()
+            existing = sockets.open_sockets()
             pg = create(store, rank, len(members), self.device, self.client.address)
-            opened = dict(sockets.open_sockets().items() - before.items())
+            opened = dict(sockets.open_sockets().items() - existing.items())
             group = sockets.peer_sockets({address for _, address in members}, opened, self.client.coordinator[1])
-            if self.device.type != "cuda":  # nccl's connections begin with a number that only members are told
-                sockets.stop_listening(opened, self.client.address)  # all are here, and gloo keeps every other one
+            if self.device.type != "cuda":  # nccl's connections start with a number that only members know
+                sockets.stop_listening(opened, self.client.address)  # all members are connected; gloo accepts anyone
                 try:
-                    recognize(pg, rank, [id for id, _ in members], generation)
+                    authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:
-                    sockets.shut_down(group)  # otherwise the group's destructor might wait
+                    sockets.shut_down(group)  # otherwise the group's destructor might block
                     raise
             return pg, group
 
@@ -174,7 +174,7 @@ class ElasticGroup(StaticGroup):
         release_in_background(references)
 
     def _unblock(self, pg: Any) -> None:
-        """End a blocked collective within milliseconds, even if its peer stays silent for ever."""
+        """End a blocked collective within milliseconds, even if its peer never answers."""
         with suppress(RuntimeError):
             pg.abort()  # enough for nccl; gloo ignores it
         sockets.shut_down(fd for fd, _ in self._sockets.items() & sockets.open_sockets().items())
@@ -182,26 +182,26 @@ class ElasticGroup(StaticGroup):
 
 
 def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.device) -> StaticGroup:
-    """The kind of group that the environment asks for: under a coordinator, under torchrun, or a single process.
+    """Create the group that the environment describes: with a coordinator, under torchrun, or a single process.
 
-    Raises ConfigError if this machine is none that train.fingerprint names; under a coordinator that decides.
+    Raises ConfigError if this machine does not match train.fingerprint; a coordinator checks that itself.
     """
     if coordinator := _coordinator():
         return ElasticGroup(spec, coordinator, fingerprint, device)
     if misfits := spec.misfits(fingerprint):
         raise ConfigError(
-            f"this process may not train: its {', '.join(misfits)}. Train on another kind of machine, or change "
+            f"this machine does not match train.fingerprint: its {', '.join(misfits)}. Use another machine, or change "
             "train.fingerprint (this changes the result)."
         )
     return StaticGroup(spec, device)
 
 
 def report_early_error(message: str, code: int, *, temporary: bool) -> None:
-    """`report_error` of a process that ends before it has a group."""
+    """Report the error of a process that ends before it has a group."""
     if coordinator := _coordinator():
         report_error(coordinator, snapshot_file.worker_name(), message, code, temporary=temporary)
 
 
 def _coordinator() -> Address | None:
-    """The address of our coordinator; None under torchrun and for a single process."""
+    """Return the coordinator's address; None under torchrun and for a single process."""
     return coordinator_address() if "TORCHELASTIC_RUN_ID" not in os.environ else None

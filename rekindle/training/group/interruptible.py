@@ -1,8 +1,8 @@
-"""Calls that may never return, and how to stop waiting for them.
+"""Interruptible waits for calls that may never return.
 
-When a peer dies, gloo blocks until its timeout for a message it has received in part, whatever is done to its sockets,
-and for a member that dies while a group is being built. So such a call runs on a thread of its own: the waiter can be
-interrupted, and the thread is abandoned.
+When a peer dies, gloo blocks until its timeout if it has received part of a message (shutting down its sockets does not
+help), or if the peer was a member of a group that is being built. So such a call runs in a separate thread: the waiter
+can be interrupted, and the thread is abandoned.
 """
 
 import sys
@@ -22,7 +22,7 @@ class GroupBroken(RuntimeError):
 
 
 class InterruptibleCaller:
-    """Makes one call at a time; `aborted` says whether waiting for it has become pointless."""
+    """Runs one call at a time; `aborted` returns True if its result will never arrive."""
 
     def __init__(self, aborted: Callable[[], bool]) -> None:
         self.aborted = aborted
@@ -30,7 +30,7 @@ class InterruptibleCaller:
         self._pending: Future[Any] = Future()
 
     def run(self, call: Callable[[], T]) -> T:
-        """What `call` returns or raises. Raises GroupBroken as soon as `interrupt` is called; the call may continue."""
+        """Return or raise the result of `call`. Raises GroupBroken after `interrupt`; the call may continue."""
         self._pending = future = Future[T]()
         if self.aborted():
             raise GroupBroken
@@ -41,12 +41,12 @@ class InterruptibleCaller:
         try:
             return future.result()
         except GroupBroken:
-            self._calls.put(None)  # its thread ends when the call does
+            self._calls.put(None)  # its thread ends after the call
             self._calls = None
             raise
 
     def interrupt(self) -> None:
-        """From another thread: end the current wait."""
+        """End the current wait, from another thread."""
         _resolve(self._pending, GroupBroken("the group is broken"))
 
 
@@ -57,17 +57,17 @@ def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -
 
 
 def fulfil(future: Future[T], call: Callable[[], T]) -> None:
-    """Give `future` what `call` returns or raises."""
+    """Resolve `future` with the result or the exception of `call`."""
     try:
         _resolve(future, call())
     except BaseException as error:
         _resolve(future, error)
     finally:
-        del future, call  # the traceback of an error keeps this frame, and so what `call` references
+        del future, call  # the traceback of an error keeps this frame alive, and the references of `call` with it
 
 
 def _resolve(future: Future[Any], outcome: Any) -> None:
-    """Set result or exception; the first outcome wins."""
+    """Set the result or exception; the first outcome wins."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -79,7 +79,7 @@ def release_in_background(references: list[Any]) -> None:
     """Drop the only item of `references` on a daemon thread: a process group's destructor may block on its threads."""
 
     def release() -> None:
-        while sys.getrefcount(references[0]) > 2:  # otherwise whoever drops the last reference would block
+        while sys.getrefcount(references[0]) > 2:  # otherwise the thread that drops the last reference would block
             time.sleep(0.05)
         references.clear()
 

@@ -1,4 +1,4 @@
-"""torch's process groups, gloo or nccl, built directly on a store, without global state: that takes milliseconds."""
+"""torch's process groups, gloo or nccl, built directly on a store without global state: this takes milliseconds."""
 
 import hmac
 import os
@@ -13,9 +13,9 @@ from rekindle.errors import say
 from rekindle.training.group.sockets import route_to
 from rekindle.training.membership.handshake import proof, run_secret
 
-dist: Any = torch.distributed  # whose stubs know neither stores nor groups
+dist: Any = torch.distributed  # its type stubs lack stores and groups
 
-CONNECT = timedelta(seconds=10)  # to connect to the members that the coordinator says are alive
+CONNECT_TIMEOUT = timedelta(seconds=10)  # for connections to live members
 TIMEOUT = timedelta(minutes=10)  # of a collective; a lost peer is detected by its closed connection or its silence
 
 
@@ -29,41 +29,41 @@ class GroupView:
 
 
 def create(store: Any, rank: int, size: int, device: torch.device, address: str) -> Any:
-    """A process group on `store`; `address` is ours as the other members reach it."""
+    """Create a process group on `store`; the other members reach this process at `address`."""
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout, options._threads = CONNECT, 1
+    options._timeout, options._threads = CONNECT_TIMEOUT, 1
     pg = dist.ProcessGroupGloo(store, rank, size, options)
     pg._set_default_timeout(TIMEOUT)
     return pg
 
 
-def recognize(pg: Any, rank: int, ids: list[str], generation: int) -> None:
-    """Every other member proves over its connection that it knows the run's secret: gloo takes whoever is the first.
+def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
+    """Check that each peer knows the run's secret: gloo accepts the first process that connects.
 
     Raises RuntimeError.
     """
-    secret, ours, who = run_secret(), ids[rank], f"member {generation}"
-    sent = [proof(secret, who, ours, theirs).encode() for theirs in ids]
-    expected = b"".join(proof(secret, who, theirs, ours).encode() for theirs in ids)
+    secret, own_id, sender = run_secret(), ids[rank], f"member {generation}"
+    sent = [proof(secret, sender, own_id, peer).encode() for peer in ids]
+    expected = b"".join(proof(secret, sender, peer, own_id).encode() for peer in ids)
     proofs = torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8)
     received = torch.empty_like(proofs)
-    pg.alltoall_base(received, proofs, [], []).wait(CONNECT)
+    pg.alltoall_base(received, proofs, [], []).wait(CONNECT_TIMEOUT)
     if not hmac.compare_digest(received.numpy().tobytes(), expected):
-        raise RuntimeError("a stranger has connected in the place of a member")
+        raise RuntimeError("peer authentication failed: an unknown process has connected in place of a member")
 
 
 def from_torchrun(device: torch.device) -> GroupView:
-    """The group that torchrun's environment variables describe."""
+    """Create the group that torchrun's environment variables describe."""
     several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
     if several and os.environ.get("RANK") == "0" and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
         say(
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, all "
-            "agents would end with a DistStoreError. Set it in the environment of every agent."
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, and all "
+            "agents exit with a DistStoreError. Set it to 1 in the environment of every agent."
         )
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     address = os.environ.get("PET_LOCAL_ADDR") or route_to(os.environ["MASTER_ADDR"])

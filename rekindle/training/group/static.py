@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 class StaticGroup:
-    """Nobody joins or leaves; a broken group ends the process. ElasticGroup overrides what differs."""
+    """A group with fixed members; if it breaks, the process ends. ElasticGroup overrides most methods."""
 
-    elastic = False  # whether the others can continue without one of us
-    complete = False  # whether the run is known to be complete
+    elastic = False  # True if the others can continue when a member leaves
+    complete = False  # True if the run is known to be complete
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
         self.device = device
         self._step, self._step_noted = -1, 0.0
         self._ledger = Ledger(open_store, spec.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
-        self._early: list[dict[str, Any]] | None = []  # until we train, the prefix may turn out to be another run's
+        self._early: list[dict[str, Any]] | None = []  # held back: before training, the prefix may be another run's
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
-        """The next group; None if `leaving` was set while waiting, or the run is complete."""
+        """Return the next group; None if `leaving` was set while waiting, or the run is complete."""
         view = GroupView(0, 1) if int(os.environ.get("WORLD_SIZE", 1)) == 1 else from_torchrun(self.device)
         names = [f"rank{rank}" for rank in range(view.size)]
         for name in names:
@@ -38,7 +38,7 @@ class StaticGroup:
         return view
 
     def progress(self, step: int) -> None:
-        """`step` updates are made."""
+        """Report that `step` updates are completed."""
         early, self._early = self._early, None
         for fields in early or []:
             self.note(**fields)
@@ -47,18 +47,18 @@ class StaticGroup:
             self.note("step", step=step)
 
     def busy(self, busy: bool) -> None:
-        """Whether this process makes no steps for a while although it is healthy."""
+        """Report whether this healthy process does work other than steps."""
 
     def regroup_pending(self) -> bool:
-        """Whether all should stop after this step, because workers want to join or the run is complete."""
+        """Return True if all should stop after this step, because workers want to join or the run is complete."""
         return False
 
     def aborted(self) -> bool:
-        """Whether this group is known to be broken, or this process must exit with an error."""
+        """Return True if this group is known to be broken, or this process must exit with an error."""
         return False
 
     def run(self, call: Callable[[], T]) -> T:
-        """What `call` returns or raises; RuntimeError as soon as the group is known to be broken."""
+        """Return or raise the result of `call`. Raises RuntimeError once the group is known to be broken."""
         return call()
 
     def wait(self, *works: Any) -> None:
@@ -67,21 +67,21 @@ class StaticGroup:
             work.wait(TIMEOUT)
 
     def report_failure(self, error: Exception) -> None:
-        """A collective failed. Raises the error if another group would not help, or cannot be formed."""
+        """Report a failed collective. Raises the error if another group would not help, or cannot be formed."""
         raise error
 
     def leave(self) -> None:
-        """This process leaves before the end. (torchrun learns it from the exit code.)"""
+        """Report that this process leaves before the end. (torchrun reads it from the exit code.)"""
         self.note("drain", worker="rank0", name="rank0")
         self.close(5.0)  # the rest of the grace period is for the checkpoint
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """This process ends with an error; `temporary`: a service it needs is unavailable."""
+        """Report that this process ends with an error; `temporary` if a service that it needs is unavailable."""
         self.note("failed", name="rank0", message=message, code=code)
         self.close()
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger. Returns at once. The loss is on the progress line: here nobody else asks."""
+        """Record an event in the ledger without blocking. Ignores the loss: without a coordinator no metrics exist."""
         if event == "loss":
             return
         if self._early is not None:
@@ -90,8 +90,10 @@ class StaticGroup:
             self._ledger.note(event, **fields)
 
     def finish(self, sha256: str, step: int) -> bool:
-        """All steps are made (rank 0 passes the hash of the model it wrote). True once the run is complete; may block
-        for some seconds."""
+        """Report the end of the last step; rank 0 passes the hash of the model. Return True once the run is complete.
+
+        May block for some seconds.
+        """
         self.note("complete", sha256=sha256, step=step)
         self.close()
         return True

@@ -1,4 +1,4 @@
-"""The group as the training loop sees it: steps to do, virtual workers that are ours, and one sum over all of them.
+"""The group as the training loop sees it: steps to do, our virtual workers, and one sum over all virtual workers.
 
     for step in group.steps(end):
         for virtual_worker in group.virtual_workers():
@@ -6,8 +6,8 @@
         if (total := group.reduced()) is not None:   # None: a member was lost, the survivors repeat the step
             ...
 
-Four numbers travel with every gradient: the loss, whether a worker wants to join, whether one must leave, and whether
-rank 0 wants a durable checkpoint of the state after this step.
+Four numbers are added with every gradient: the loss, and the flags "a worker wants to join", "a worker must leave" and
+"make a durable checkpoint after this step" (set by rank 0).
 """
 
 import threading
@@ -27,36 +27,36 @@ from rekindle.training.state import State
 
 
 class TrainingGroup:
-    """The processes that train together now. `checkpoints` gives rank 0 its state when no member has any."""
+    """The processes that train together now. Rank 0 restores from `checkpoints` when no member has a state."""
 
     def __init__(self, members: StaticGroup, state: State, checkpoints: Checkpoints, leaving: threading.Event) -> None:
         self.members, self.state, self.checkpoints, self.leaving = members, state, checkpoints, leaving
         self.total_virtual_workers = state.config.virtual_workers
         self.rank = 0
         self.stopped = False  # this process leaves before the last step
-        self.last_copy = False  # no surviving member may hold the state
-        self.unagreed = False  # the others do not know that we leave: they may be waiting for us
-        self.saving = False  # all make a durable checkpoint of the state after this step, each its share
-        self.rank_size = (0, 1)  # in the group that made the last step
+        self.last_copy = False  # possibly no surviving member holds the state
+        self.unagreed = False  # this process leaves without the others' knowledge: they may be waiting for it
+        self.saving = False  # the group makes a durable checkpoint after this step, each member its share
+        self.rank_size = (0, 1)  # in the group that completed the last step
         self.loss = 0.0
         self._wants_to_leave = False
-        self._has_group_state = False  # our state is that of a group, not what a former process left behind
-        self._loader_before = b""  # the data loader's state before this step
+        self._has_group_state = False  # True if the state comes from a group, not from a previous process's snapshot
+        self._loader_state = b""  # of the data loader, before this step
         self._reset()
 
     def steps(self, end: int) -> Iterator[int]:
-        """The step to do now, until `end` updates are made or we must leave."""
+        """Yield the step to do now, until `end` updates are completed or this process must leave."""
         while not self.stopped:
             if not self.size and not self._form():
                 self.abandon()
             elif self.state.finished(end):
                 return
             else:
-                self._loader_before = self.checkpoints.loader.dump()
+                self._loader_state = self.checkpoints.loader.dump()
                 yield self.state.step
 
     def virtual_workers(self) -> Iterator[int]:
-        """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
+        """Yield our virtual workers in this step; end early if the group turns out to be broken."""
         self._wants_to_leave = self.leaving.is_set()
         self.members.progress(self.state.step)
         saving = self.rank == 0 and self.checkpoints.due()
@@ -65,20 +65,20 @@ class TrainingGroup:
             if self.members.aborted():
                 break
             yield virtual_worker
-        self._broken = self.members.aborted()  # also while the last one was computed: it may be incomplete
+        self._broken = self.members.aborted()  # even if only during the last one: its sum may be incomplete
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.summands`)."""
         self._reduction.add(virtual_worker, loss, summands)
 
     def reduced(self) -> Tensor | None:
-        """The sum of all summands, flat [state.width], valid until the next `add`; None if the group broke."""
+        """Return the sum of all summands, flat [state.width], valid until the next `add`; None if the group broke."""
         problem = RuntimeError("the group is broken")
         if not self._broken:
             try:
                 total = self._reduction.total()
             except torch.OutOfMemoryError:
-                raise  # no other group would cure it
+                raise  # another group would not help
             except RuntimeError as error:
                 problem = error
             else:
@@ -92,10 +92,10 @@ class TrainingGroup:
         return None
 
     def _apply_flags(self, control_flags: list[float]) -> None:
-        """Everybody sees the same sums, so all stop after the same step."""
+        """Apply the summed flags: all members see the same sums, so all stop after the same step."""
         loss, join, leave, save = control_flags
         self.loss, self.saving = loss / self.total_virtual_workers, save > 0
-        if leave and not self.members.elastic:  # the others could not continue without the one that leaves
+        if leave and not self.members.elastic:  # the others could not continue without the leaving member
             leave = self.total_virtual_workers
         self.last_copy = leave == self.total_virtual_workers
         self.stopped = self._wants_to_leave or self.last_copy
@@ -103,17 +103,17 @@ class TrainingGroup:
             self.size = 0
 
     def undo(self) -> None:
-        """This step is not made: the data loader's state is as before."""
-        self.checkpoints.loader.load(self._loader_before)
+        """Restore the data loader's state from before this step, which will be repeated."""
+        self.checkpoints.loader.load(self._loader_state)
 
     def abandon(self) -> None:
-        """Leave without the others' agreement: they may continue, or nobody does."""
+        """Leave without the others' agreement: they may or may not continue."""
         self.stopped = self.last_copy = True
         self.unagreed = self.rank_size[1] > 1 or not self._has_group_state
         self.rank_size = (0, 1)
 
     def finish(self, write: Callable[[], str]) -> bool:
-        """After the last step: rank 0 writes the result. True: the run is complete; False: form the next group."""
+        """Write the result (rank 0) after the last step. Return True if the run is complete; False to form a group."""
         self.members.progress(self.state.updates)
         self.members.busy(True)
         sha256 = write() if self.rank == 0 else ""
@@ -126,7 +126,7 @@ class TrainingGroup:
         return True
 
     def _form(self) -> bool:
-        """Join the next group and take the newest state of all its members; False: leave instead."""
+        """Join the next group and adopt the newest state of its members. Return False to leave instead."""
         while view := self.members.form(self.state.step, self.leaving):
             if view.size > self.total_virtual_workers:
                 raise ConfigError(
@@ -146,41 +146,43 @@ class TrainingGroup:
         return False
 
     def _agree(self, view: GroupView) -> None:
-        """All take the newest state that any member has, from training or from a snapshot on its node (within one run
-        equal steps are equal bits); if nobody was training, rank 0 also looks into the object store."""
+        """Give all members the newest state that any of them has, from training or from a snapshot on its node.
+
+        Within one run, equal steps have equal bits. If no member was training, rank 0 also checks the object store.
+        """
         self._reduction.view, pg = view, view.pg
         state, checkpoints = self.state, self.checkpoints
-        ours = torch.tensor([state.step, self._has_group_state, checkpoints.crc], device=state.device)
-        gathered = [ours.clone() for _ in range(view.size)]
+        position = torch.tensor([state.step, self._has_group_state, checkpoints.crc], device=state.device)
+        gathered = [position.clone() for _ in range(view.size)]
         if pg:
-            self.members.wait(pg.allgather([gathered], [ours]))
-        known = [tuple(values.tolist()) for values in gathered]
-        source = max(range(len(known)), key=lambda rank: (known[rank][:2], -rank))
-        step = known[source][0]
-        if not any(has_group_state for _, has_group_state, _ in known):
+            self.members.wait(pg.allgather([gathered], [position]))
+        positions = [tuple(values.tolist()) for values in gathered]
+        source = max(range(len(positions)), key=lambda rank: (positions[rank][:2], -rank))
+        step = positions[source][0]
+        if not any(has_group_state for _, has_group_state, _ in positions):
             if view.rank == 0:
                 self.members.busy(True)  # the state may be large, or the object store unavailable
                 try:
                     checkpoints.restore(step, self.members.run, self.members.regroup_pending)
                 finally:
                     self.members.busy(False)
-            ours[0] = state.step
+            position[0] = state.step
             if pg:
-                self.members.wait(pg.broadcast(ours, 0))
-            if int(ours[0]) > step:
-                known[0], source = tuple(ours.tolist()), 0
-        if pg and any(values != known[source] for values in known):
+                self.members.wait(pg.broadcast(position, 0))
+            if int(position[0]) > step:
+                positions[0], source = tuple(position.tolist()), 0
+        if pg and any(values != positions[source] for values in positions):
             self._broadcast_state(view, source)
         self._has_group_state, checkpoints.crc = True, 0
 
     def _broadcast_state(self, view: GroupView, source: int) -> None:
-        """The state of rank `source` to all."""
+        """Send the state of rank `source` to all."""
         state, loader = self.state, self.checkpoints.loader
         dumped = loader.dump() if view.rank == source else b""
         header = torch.tensor([state.step, len(dumped)], device=state.device)
         self.members.wait(view.pg.broadcast(header, source))
         step, length = header.tolist()
-        memory = state.memory if view.rank == source else self._spare()
+        memory = state.memory if view.rank == source else self._receive_buffer()
         self.members.wait(view.pg.broadcast(memory, source))
         if length:
             data = torch.tensor(list(dumped) or [0] * length, dtype=torch.uint8, device=state.device)
@@ -190,17 +192,20 @@ class TrainingGroup:
             state.memory.copy_(memory)
         state.step = step
 
-    def _spare(self) -> Tensor:
-        """Where to receive a state. The source may die meanwhile: ours is kept until the other one has arrived whole,
-        and an abandoned broadcast may still write."""
+    def _receive_buffer(self) -> Tensor:
+        """Return memory to receive a state.
+
+        Our state is kept until the received one is complete: the source may die, and an abandoned broadcast may still
+        write.
+        """
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
             return torch.empty_like(state.memory)
-        state.step, self._has_group_state = -1, False  # half a state must not be given to anybody
+        state.step, self._has_group_state = -1, False  # a partial state must not be sent to other members
         return state.memory
 
     def _reset(self) -> None:
-        """Be in no group, with fresh buffers: a broken one may still write into the old ones."""
+        """Leave the group and replace the buffers: a broken group may still write into the old ones."""
         self.size, self._broken = 0, False
-        # without the old one the process group is destroyed, which closes its connections and wakes our peers
+        # dropping the old reduction destroys the process group, which closes its connections and wakes our peers
         self._reduction = Reduction(self.state, self.members)

@@ -1,4 +1,4 @@
-"""The memory cgroup of this container: its limit, and how often the kernel OOM-killed one of its processes."""
+"""The memory cgroup of this container: its limit, and the number of OOM-killed processes."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -15,18 +15,18 @@ class Memory:
         self._folder, self._version = _locate()
 
     def kills(self) -> int:
-        """Processes that were OOM-killed since the container began."""
+        """Return the number of processes OOM-killed since the container started."""
         with suppress(OSError, ValueError):
             return oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
         return 0
 
     def limit(self) -> str:
-        """The limit in words."""
+        """Return the memory limit as text."""
         with suppress(OSError, ValueError):
             text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
             if (size := int(text)) < 1 << 60:
                 return f"{size / (1 << 30):.3g} GiB"
-        return "all that the node has"
+        return "all of the node's memory"
 
 
 def _locate() -> tuple[Path, int]:
@@ -35,7 +35,7 @@ def _locate() -> tuple[Path, int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
-        # a container that is told the node's path sees its own group at the mount itself
+        # if /proc shows the node's path, the container's own group is at the mount point itself
         for folder in (mount / path.lstrip("/"), mount):
             if (folder / CGROUP_EVENTS[version]).exists():
                 return folder, version

@@ -1,24 +1,24 @@
-"""The first process of a worker pod: starts and restarts the run's workers; its exit code says what happened.
+"""The first process of a worker pod: starts and restarts the run's workers, and reports the outcome by its exit code.
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    a worker ends with               meaning              reaction
-    0                                the run is complete  the others end by themselves; exit code 0
-    78, 70, 65                       a permanent error    the others are told to leave; exit code 78, 70, 65
-    143, by SIGTERM, by SIGKILL      a preemption         restarted, the first time at once
-    no object store, no MLflow       temporary            restarted
-    76                               user's exception     restarted; the same again, without a newer step: exit code 70
-    anything else, OOM-killed        a bug                restarted; the third without a newer step: exit code 1
+    a worker ends with               meaning               reaction
+    0                                the run is complete   wait for the others to end; exit code 0
+    78, 70, 65                       a permanent error     SIGTERM to the others; exit code 78, 70, 65
+    143, by SIGTERM, by SIGKILL      a preemption          restart, the first time immediately
+    no object store, no MLflow       temporary             restart
+    76                               workload's exception  restart; the same again without a newer step: exit code 70
+    anything else, OOM-killed        a bug                 restart; the third time without a newer step: exit code 1
 
-SIGTERM (or SIGINT, or the cloud's notice: notice.py) is passed on to the workers, which leave in order: exit code 143
-within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE says how many workers, if it is a number; worker N gets
-LOCAL_RANK=N. This process imports no torch, forks workers from one that has it (forkserver.py), reaps all orphans, and
-ends all processes with itself.
+After SIGTERM, SIGINT or the cloud's notice (notice.py), it sends SIGTERM to the workers, which leave after their step,
+and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it is a
+number; worker N gets LOCAL_RANK=N. This process imports no torch, forks workers from a process that has torch loaded
+(forkserver.py), reaps all orphans, and kills all its descendants when it exits.
 """
 
 import signal
 
-if __name__ == "__main__":  # pending until there is a handler: PID 1 would never see it
+if __name__ == "__main__":  # block signals until a handler is installed: the kernel would discard them for PID 1
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 import os
@@ -38,83 +38,84 @@ from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
-from rekindle.training.launch.forkserver import AWAY, RAISED, VERDICT, Forkserver, WorkerSlot
+from rekindle.training.launch.forkserver import RUN_ABORTED, SERVICE_UNAVAILABLE, WORKLOAD_ERROR, Forkserver, WorkerSlot
 
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-BUGS = 3  # crashes without a newer step in between, after which the launcher gives up
-LONGEST = 30.0  # seconds between two attempts
-COMPLETE = 15.0  # seconds for the other workers to learn that the run is complete
-FINAL = {0, 78, 70, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
+MAX_CRASHES = 3  # without a newer step in between; then the launcher gives up
+MAX_PAUSE_S = 30.0  # between two attempts
+COMPLETION_TIMEOUT_S = 15.0  # for the other workers to learn that the run is complete
+FINAL = {0, 78, 70, 65}  # exit codes after which no snapshot is needed; after all others the pod may restart in place
 NEVER = float("inf")
-STOP = {signal.SIGTERM, signal.SIGINT}
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """Why a process is restarted."""
+    """Reason for the restart of a process."""
 
     PREEMPTED = auto()
-    AWAY = auto()
+    UNAVAILABLE = auto()
     BUG = auto()
 
 
-ENDS = {0: 0, 78: 78, 70: 70, 65: 65, VERDICT: 1}  # exit code of a worker that ends them all → ours
-EXIT_KINDS = {  # of the others; everything else: BUG
-    AWAY: ExitKind.AWAY,
+FINAL_EXIT_CODES = {0: 0, 78: 78, 70: 70, 65: 65, RUN_ABORTED: 1}  # of a worker that ends all others → of the launcher
+EXIT_KINDS = {  # other exit codes → kind; default: BUG
+    SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-PAUSE = {ExitKind.PREEMPTED: 0.25, ExitKind.AWAY: 1.0, ExitKind.BUG: 1.0}  # seconds after the second exit; then doubled
+# seconds after the second exit; doubled after each further exit
+PAUSE_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
 @dataclass
 class Budget:
-    """Restarts of one process; only exits without a newer step in between count."""
+    """The restarts of one process; only exits without a newer step in between count."""
 
-    newest: int = -1
+    newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
-    exception: str = ""  # of the workload's code, that the last exit was caused by
+    exception: str = ""  # the workload's exception that caused the last exit
 
-    def pause(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
-        """Seconds until the restart after an exit at that step; None: give up."""
-        if step > self.newest:
-            self.newest, self.exception = step, ""
+    def record_exit(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
+        """Record an exit at that step; return the seconds until the restart, or None to give up."""
+        if step > self.newest_step:
+            self.newest_step, self.exception = step, ""
             self.exits.clear()
         if exception and exception == self.exception:
             return None
         self.exception = exception
         self.exits[kind] += 1
         count = self.exits[kind]
-        if kind is ExitKind.BUG and count >= BUGS:
+        if kind is ExitKind.BUG and count >= MAX_CRASHES:
             return None
-        return min(LONGEST, PAUSE[kind] * 2 ** (count - 2)) if count > 1 else 0.0
+        return min(MAX_PAUSE_S, PAUSE_S[kind] * 2 ** (count - 2)) if count > 1 else 0.0
 
 
 @dataclass
 class Slot:
-    """One worker to keep running, or the forkserver."""
+    """A process to keep running: a worker or the forkserver."""
 
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    due: float = 0.0  # when to start it
+    start_time: float = 0.0  # when to start it
     budget: Budget = field(default_factory=Budget)
 
 
 class SignalPipe:
-    """Collects signals, and makes `reader` readable."""
+    """Collects signals; makes `reader` readable when one arrives."""
 
     def __init__(self) -> None:
         self.reader, writer = os.pipe()
         os.set_blocking(self.reader, False)
         os.set_blocking(writer, False)
-        for number in (*STOP, signal.SIGCHLD):
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
-    def received(self) -> set[int]:
-        """The signals since the last call."""
+    def take_received(self) -> set[int]:
+        """Return the signals received since the last call."""
         with suppress(BlockingIOError):
             return set(os.read(self.reader, 65536))
         return set()
@@ -130,21 +131,21 @@ class Launcher:
         self.slots = [Slot(f"{name}/{index}" if index else name) for index in range(workers)]
         self.loader = Slot("the process that loads torch for the workers")
         self.oom_kills, self.starts = self.cgroup.kills(), 0
-        self.code: int | None = None  # to exit with, once all children have exited
+        self.code: int | None = None  # exit code, used once all children have exited
         self.deadline = NEVER
         self._open()
 
     def run(self, spec: "TrainingSpec") -> int:
-        """Until the run is complete, or cannot continue here; returns the exit code."""
+        """Run the workers until the run is complete or cannot continue here; return the exit code."""
         self.spec = spec
         self.forkserver.begin(spec)
         while self.code is None or self._has_children():
             self._start()
             self._wait()
-            if self.signals.received() & STOP:
-                self._end(143, signals.LAUNCHER * signals.grace())
+            if self.signals.take_received() & STOP_SIGNALS:
+                self._end(143, signals.LAUNCHER_SHARE * signals.grace())
             exits = self._reap()
-            self._take_started()  # not earlier: a process that has exited was announced before
+            self._take_started()  # after `_reap`: the start of every reaped worker has then been announced
             for pid, code in exits:
                 self._on_exit(pid, code)
             if time.monotonic() >= self.deadline:
@@ -153,32 +154,32 @@ class Launcher:
 
     def _open(self) -> None:
         self.forkserver = Forkserver([slot.memory for slot in self.slots], self.loader.memory)
-        self.loader.pid, self.loader.due = self.forkserver.pid, NEVER
+        self.loader.pid, self.loader.start_time = self.forkserver.pid, NEVER
 
     def _start(self) -> None:
-        """Start what is due."""
+        """Start the processes whose start time has come."""
         now = time.monotonic()
         if self.code is not None:
             return
-        if self.loader.due <= now:
+        if self.loader.start_time <= now:
             self._open()
             self.forkserver.begin(self.spec)
         for index, slot in enumerate(self.slots):
-            if self.loader.pid and slot.due <= now:
+            if self.loader.pid and slot.start_time <= now:
                 self.forkserver.request(index)
-                slot.due = NEVER
+                slot.start_time = NEVER
 
     def _wait(self) -> None:
-        """For a signal, a new worker, or the time at which one is due."""
-        due = [self.deadline]
+        """Wait for a signal, a new worker, the next start time or the deadline."""
+        times = [self.deadline]
         if self.code is None:
-            due += [self.loader.due] if not self.loader.pid else [slot.due for slot in self.slots]
-        seconds = max(0.0, min(due) - time.monotonic())
+            times += [self.loader.start_time] if not self.loader.pid else [slot.start_time for slot in self.slots]
+        seconds = max(0.0, min(times) - time.monotonic())
         sources = [self.signals.reader, *([self.forkserver.line] if self.loader.pid else [])]
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
     def _reap(self) -> list[tuple[int, int]]:
-        """(pid, exit code) of exited children (-N: by signal N). A worker's process group is killed with it."""
+        """Reap exited children and kill their process groups; return (pid, exit code), -N for signal N."""
         exits = []
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -189,18 +190,18 @@ class Launcher:
         return exits
 
     def _take_started(self) -> None:
-        for index, pid in self.forkserver.started():
+        for index, pid in self.forkserver.take_started():
             self.slots[index].pid = pid
             self.starts += 1
             if self.code is not None:
                 _signal(pid, signal.SIGTERM)
 
     def _on_exit(self, pid: int, code: int) -> None:
-        """React to an exit."""
+        """Handle the exit of a child process."""
         if pid == self.loader.pid:
             self.loader.pid = 0
             for index in self.forkserver.requested:
-                self.slots[index].due = 0.0
+                self.slots[index].start_time = 0.0
             if self.code is None:
                 self._restart(self.loader, code, self.starts)
         for slot in self.slots:
@@ -209,52 +210,52 @@ class Launcher:
                 self._restart(slot, code, max(slot.memory.step[0] for slot in self.slots))
 
     def _restart(self, slot: Slot, code: int, step: int) -> None:
-        """Restart it, or give up."""
-        kind, why, last_words = self._cause(slot, code)
-        if code in ENDS:
-            self._end(ENDS[code], signals.grace() if code else COMPLETE)
+        """Schedule a restart of an exited process, or end the launcher."""
+        kind, cause, last_words = self._classify_exit(slot, code)
+        if code in FINAL_EXIT_CODES:
+            self._end(FINAL_EXIT_CODES[code], signals.grace() if code else COMPLETION_TIMEOUT_S)
         elif self.code is None:
-            pause = slot.budget.pause(kind, step, last_words if code == RAISED else "")
+            pause = slot.budget.record_exit(kind, step, last_words if code == WORKLOAD_ERROR else "")
             if pause is None:
-                self._give_up(slot, code, f"{why}, {BUGS} times without a newer step (now {step})", last_words)
+                self._give_up(slot, code, f"{cause}, {MAX_CRASHES} times without a newer step (now {step})", last_words)
             else:
-                slot.due = time.monotonic() + pause
-                when = f" in {pause:g} s" if pause else ""
-                say(f"{slot.name} {why}: restarting it{when}")
+                slot.start_time = time.monotonic() + pause
+                delay = f" in {pause:g} s" if pause else ""
+                say(f"{slot.name} {cause}: restarting it{delay}")
                 self._start()
-            if kind is ExitKind.BUG and code not in (1, RAISED):
-                _report(slot.name, f"{why}\n{last_words}", 1)  # which it could not do itself
+            if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
+                _report(slot.name, f"{cause}\n{last_words}", 1)  # the process could not report it itself
 
-    def _give_up(self, slot: Slot, code: int, why: str, last_words: str) -> None:
-        """Say why a process is not restarted, and end."""
+    def _give_up(self, slot: Slot, code: int, cause: str, last_words: str) -> None:
+        """Report why a process is not restarted, and end."""
         from rekindle.step import fail
 
-        if code == RAISED:
+        if code == WORKLOAD_ERROR:
             error = CodeError(f"twice without a newer step: {last_words}")
             _report(slot.name, str(error), error.exit_code)
             fail(error)
             return self._end(error.exit_code, signals.grace())
-        fail(RekindleError(f"{slot.name} {why}. The last time:\n{last_words}"))
+        fail(RekindleError(f"{slot.name} {cause}. The last time:\n{last_words}"))
         self._end(1, signals.grace())
 
-    def _cause(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
-        """What an exit means, its cause in words, and the last words."""
+    def _classify_exit(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
+        """Return the kind of an exit, its cause as text, and the process's last words."""
         kind, last_words = EXIT_KINDS.get(code, ExitKind.BUG), slot.memory.last_words()
-        why = f"was ended by {_name(-code)}" if code < 0 else f"ended with code {code}"
-        why = "raised an exception" if code == RAISED else why
+        cause = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        cause = "raised an exception" if code == WORKLOAD_ERROR else cause
         if code < 0 and last_words:
             say(last_words)  # a crashed process could not print them
         kills, self.oom_kills = self.oom_kills, self.cgroup.kills()
         if self.oom_kills > kills and code < 0:
-            kind, why = ExitKind.BUG, "was OOM-killed"
+            kind, cause = ExitKind.BUG, "was OOM-killed"
             last_words = (
-                f"Its pod may use {self.cgroup.limit()}, the hot checkpoints in /dev/shm included. Raise "
-                "cluster.pods.train.memory; or lower train.batch_size, which changes the result."
+                f"Its pod may use {self.cgroup.limit()}, including the hot checkpoints in /dev/shm. Raise "
+                "cluster.pods.train.memory, or lower train.batch_size (this changes the result)."
             )
-        return kind, why, last_words
+        return kind, cause, last_words
 
     def _end(self, code: int, seconds: float) -> None:
-        """Restart nothing, tell the workers to leave unless the run is complete, and exit within so many seconds."""
+        """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within `seconds`."""
         if self.code in (None, 143) or code == 0:
             self.code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
@@ -268,11 +269,11 @@ class Launcher:
         self.deadline = NEVER
         for slot in self.slots:
             if slot.pid:
-                say(f"{slot.name} is killed: it has not left in time")
+                say(f"{slot.name} is killed: it did not exit in time")
                 _signal(slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
-        """Whether we have children; once no worker is among them, they are killed."""
+        """Return True while children live; kill them once no worker is among them."""
         children = _children()
         if not self.loader.pid and not any(slot.pid for slot in self.slots):
             for pid in children:
@@ -281,7 +282,7 @@ class Launcher:
 
 
 def _report(name: str, message: str, code: int) -> None:
-    """Tell the coordinator, if there is one, why a worker ends."""
+    """Report to the coordinator, if the run has one, why a worker ends."""
     from rekindle.training.membership.client import report_error
     from rekindle.training.membership.protocol import coordinator_address
 
@@ -294,8 +295,8 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _name(number: int) -> str:
-    """A signal's name; real-time signals have none."""
+def _signal_name(number: int) -> str:
+    """Return a signal's name, or "signal N" for a real-time signal."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
@@ -310,8 +311,8 @@ def _children() -> list[int]:
     return children
 
 
-def count() -> int:
-    """Workers of this pod, as the training operator sets it: a number, or "auto". Raises ConfigError."""
+def count_workers() -> int:
+    """Return the number of workers of this pod, from the training operator's variable. Raises ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     number = int(text) if text.isdecimal() else 1
     if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
@@ -322,23 +323,24 @@ def count() -> int:
     return number
 
 
-def _must_stay_away(signal_pipe: SignalPipe) -> bool:
-    """Wait while this node is about to be taken; True if it is: SIGTERM came. A worker started now would be lost."""
-    while notice.announced():
-        say("this node is about to be taken: no worker starts on it")
-        if select.select([signal_pipe.reader], [], [], 10 * notice.PERIOD)[0] and signal_pipe.received() & STOP:
+def _must_not_start(signal_pipe: SignalPipe) -> bool:
+    """Wait while an interruption of this node is announced; return True after SIGTERM. A worker would be lost."""
+    while notice.is_announced():
+        say("this node is about to be interrupted: no worker is started on it")
+        readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)
+        if readable and signal_pipe.take_received() & STOP_SIGNALS:
             return True
     return False
 
 
 def main(argv: list[str]) -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     signal_pipe = SignalPipe()
-    if _must_stay_away(signal_pipe):
+    if _must_not_start(signal_pipe):
         return 143
     notice.watch()
     try:
-        launcher = Launcher(signal_pipe, count())  # torch is loaded while we parse the flags
+        launcher = Launcher(signal_pipe, count_workers())  # torch is loaded while we parse the flags
         from rekindle.training.membership.handshake import run_secret
         from rekindle.training.membership.protocol import coordinator_address
         from rekindle.training.spec import TrainingSpec

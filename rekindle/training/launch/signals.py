@@ -1,7 +1,7 @@
-"""What a worker and its launcher tell each other: to leave, how much time is left, and the newest step.
+"""State shared by a worker and its launcher: a request to leave, the time left, and the newest step.
 
 SIGTERM is received from the first moment on, even while the main thread blocks in a collective. The children of a
-worker (a DataLoader's) ignore it: it may be sent to the whole process group, and the worker still needs them.
+worker (such as a DataLoader's) ignore it: it may be sent to the whole process group, and the worker still needs them.
 """
 
 import array
@@ -17,33 +17,36 @@ from contextlib import suppress
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
-GRACE = "REKINDLE_GRACE"  # environment: seconds between a SIGTERM and the SIGKILL that follows it
-LAUNCHER, WORKER = 0.95, 0.9  # shares of it after which they have exited
+GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
+LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # fractions of it that the launcher and its workers may use
 
-newest_step = memoryview(array.array("q", [-1]))  # [0]: of this process; a launcher shares the memory
+newest_step = memoryview(array.array("q", [-1]))  # [0]: of this process; shared memory of the launcher, if it has one
 _deadline = math.inf
 
 
 def grace() -> float:
-    """Seconds between SIGTERM and SIGKILL. Raises ConfigError."""
+    """Return the seconds between SIGTERM and SIGKILL. Raises ConfigError."""
     text = os.environ.get(GRACE) or "30"
     with suppress(ValueError):
         if 0 < float(text) < math.inf:
             return float(text)
-    raise ConfigError(f"{GRACE} is {text!r}: it must be seconds, those of the pod's terminationGracePeriodSeconds.")
+    raise ConfigError(
+        f"{GRACE} is {text!r}: it must be a positive number of seconds. Set it to the pod's "
+        "terminationGracePeriodSeconds."
+    )
 
 
 def seconds_left() -> float:
-    """Seconds until this worker must have exited; infinite before a SIGTERM."""
+    """Return the seconds until this worker must have exited; infinite before a SIGTERM."""
     return _deadline - time.monotonic()
 
 
 def on_sigterm() -> threading.Event:
-    """An event that a SIGTERM sets, even while the main thread blocks in a collective.
+    """Return an event that SIGTERM sets, even while the main thread blocks in a collective.
 
     A Python handler would run only afterwards; the C handler writes to the wakeup descriptor at once.
     """
-    leaving, seconds = threading.Event(), WORKER * grace()
+    leaving, seconds = threading.Event(), WORKER_SHARE * grace()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
@@ -54,37 +57,37 @@ def on_sigterm() -> threading.Event:
         _deadline = time.monotonic() + seconds
         leaving.set()
         time.sleep(seconds)
-        say(f"still not done {seconds:g} s after SIGTERM: leaving now")
+        say(f"not finished {seconds:g} s after SIGTERM: exiting now")
         os._exit(143)
 
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which the forkserver has blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by the forkserver
     _shield_children()
     return leaving
 
 
 def _shield_children() -> None:
-    """From now on the children of this process ignore SIGTERM and SIGINT, and die with it."""
+    """Make future children of this process ignore SIGTERM and SIGINT, and die with it."""
     forking: list[tuple[int, bool]] = []
 
-    def before() -> None:
+    def before_fork() -> None:
         forking[:] = [(os.getpid(), threading.current_thread() is threading.main_thread())]
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
         parent, from_main_thread = forking[0]
-        if from_main_thread:  # the kernel would take the end of another thread for the parent's
+        if from_main_thread:  # for the kernel, the thread that forked is the parent
             die_with_parent(parent)
 
-    os.register_at_fork(before=before, after_in_child=in_child)
-    atexit.register(_end_children)  # after multiprocessing has registered its own, so it comes first
+    os.register_at_fork(before=before_fork, after_in_child=in_child)
+    atexit.register(_end_children)  # registered after multiprocessing's handler, so it runs first
 
 
 def _end_children() -> None:
-    """At our exit, kill what multiprocessing would send a SIGTERM to, and then wait for."""
+    """Kill the daemon children: they ignore multiprocessing's SIGTERM, so it would wait for them forever."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report it as an error
     for child in multiprocessing.active_children():
         if child.daemon:

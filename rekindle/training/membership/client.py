@@ -1,4 +1,4 @@
-"""A worker's side of the coordinator's protocol: a thread that listens, sends heartbeats and reconnects."""
+"""The worker's side of the coordinator's protocol: a thread that receives, sends heartbeats and reconnects."""
 
 import base64
 import contextlib
@@ -17,17 +17,17 @@ from rekindle.errors import ConfigError, GivenUp, RekindleError, say
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_TEXT, PROTOCOL, Address, Members, Message, encode
 
-HEARTBEAT = 0.2  # seconds between heartbeats
-RETRY = 0.1  # seconds between attempts to reach an unavailable coordinator
-AWAY = 5.0  # seconds without a coordinator after which the run may be complete
-COMPLAIN = 60.0  # seconds between two log lines about it
+HEARTBEAT_INTERVAL_S = 0.2
+RETRY_INTERVAL_S = 0.1  # between attempts to reach an unavailable coordinator
+COMPLETE_CHECK_INTERVAL_S = 5.0  # between checks whether the run is complete, while the coordinator is unavailable
+LOG_INTERVAL_S = 60.0  # between two log lines about an unavailable coordinator
 
 
 class Client:
-    """What this worker knows of the run's membership. Thread-safe."""
+    """This worker's view of the run's membership. Thread-safe."""
 
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
-        """`run_complete` is polled while the coordinator is unavailable: it may have exited because of that.
+        """`run_complete` is polled while the coordinator is unavailable: it may have exited after the end of the run.
 
         Raises ConfigError if the run has no secret.
         """
@@ -36,32 +36,32 @@ class Client:
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-        self.address = ""  # ours, as the coordinator's network sees it
+        self.address = ""  # this worker's, in the coordinator's network
         self.step = -1
-        self.busy = False  # working on something that makes no steps for a while
-        self.opened = 0  # the newest generation that we know of
+        self.busy = False  # busy with work other than steps
+        self.opened = 0  # the newest generation known to be open
         self.immediate = 0  # groups older than this generation are broken
         self.group: tuple[int, Members] = (0, [])  # the newest published
         self.complete = False
         self._left = False
         self.on_immediate: Callable[[], None] = lambda: None
         self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
-        self._ours: dict[str, Message] = {}  # what we tell the members of the newest group
-        self._values: dict[str, bytes] = {}  # what all of them tell each other
+        self._sent_values: dict[str, Message] = {}  # our `put` messages to the newest group
+        self._values: dict[str, bytes] = {}  # values of all its members
         self._acked = 0
-        self._waiting = True  # for the next group, in none now
+        self._waiting = True  # for the next group, and not a member of one now
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def wait_for_group(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
-        """Wait for the members of a generation after `current`; None if `give_up()`, or the run is complete.
+        """Wait for the members of a generation after `current`; return None if `give_up()`, or the run is complete.
 
-        Raises ConfigError if the coordinator refuses this worker, RekindleError if it has given up the run.
+        Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted the run.
         """
         self.step = step
-        if not self._thread.ident:  # not earlier: from our registration on the others would wait for us
+        if not self._thread.ident:  # only now: after our registration the others would wait for us
             self._thread.start()
         with self._changed:
             self._waiting = True
@@ -75,16 +75,16 @@ class Client:
                 if generation == self.opened > current and self.id in [id for id, _ in members]:
                     self._waiting = False
                     return self.group
-                self._changed.wait()  # whoever makes give_up() true calls `wake`
+                self._changed.wait()  # code that makes give_up() true calls `wake`
         return None
 
     @property
     def must_exit(self) -> bool:
-        """Whether this process must exit with an error, which `wait_for_group` and `wait_complete` raise."""
+        """True if this process must exit with an error, which `wait_for_group` and `wait_complete` raise."""
         return self._error is not None
 
     def report_failure(self, generation: int) -> None:
-        """A collective of that generation failed. If the message is lost, the next `join` says it again."""
+        """Report that a collective of that generation failed. If the message is lost, the next `join` repeats it."""
         with self._changed:
             self._waiting = True
             self.send({"fault": generation})
@@ -103,40 +103,40 @@ class Client:
             return self.complete
 
     def put(self, generation: int, key: str, value: bytes) -> None:
-        """Tell the members of that generation's group."""
+        """Send a value to the members of that generation's group."""
         with self._changed:
             if generation == self.group[0]:
                 self._values[key] = value
-                self._ours[key] = {"put": generation, "key": key, "value": base64.b64encode(value).decode()}
-                self.send(self._ours[key])
+                self._sent_values[key] = {"put": generation, "key": key, "value": base64.b64encode(value).decode()}
+                self.send(self._sent_values[key])
 
     def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
-        """What members of that generation's group have put, waited for. Raises RuntimeError."""
+        """Wait for and return values from members of that generation's group. Raises RuntimeError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.has(generation, keys) or self._over(generation), seconds):
-                raise RuntimeError(f"no member has told within {seconds:g} s what {' '.join(keys)} is")
-            if self._over(generation):
+            if not self._changed.wait_for(lambda: self.has(generation, keys) or self._is_over(generation), seconds):
+                raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
+            if self._is_over(generation):
                 raise RuntimeError(f"generation {generation} is over")
             return [self._values[key] for key in keys]
 
     def has(self, generation: int, keys: list[str]) -> bool:
-        """Whether members of that generation's group have put all of these."""
+        """Return True if the members of that generation's group have sent all of these keys."""
         return generation == self.group[0] and self._values.keys() >= set(keys)
 
-    def _over(self, generation: int) -> bool:
+    def _is_over(self, generation: int) -> bool:
         return self.immediate > generation or self.group[0] > generation or self.must_exit
 
     def send(self, message: Message) -> None:
-        """Send to the coordinator; dropped if there is none (a reconnect repeats all that matters)."""
+        """Send to the coordinator; drop the message if it is unavailable (a reconnect repeats the state)."""
         with self._changed:
             try:
                 if self._socket:
                     self._socket.sendall(encode(message))
             except OSError:
-                self._socket = None  # the listening thread reconnects
+                self._socket = None  # the receiving thread reconnects
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger, also after we have left."""
+        """Record an event in the ledger, even after `leave`."""
         message = {"event": event, "name": self.name} | fields
         if self._left:
             with contextlib.suppress(OSError):
@@ -145,22 +145,22 @@ class Client:
             self.send(message)
 
     def leave(self) -> None:
-        """Leave on purpose: no further heartbeat, whatever else this process does before it exits."""
+        """Leave on purpose: send no further heartbeat, even if this process lives on."""
         with self._changed:
             self.send({"leave": "SIGTERM"})
             self._left = True
             if self._socket:
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)  # a heartbeat after it would be an invalid message
+                    self._socket.shutdown(socket.SHUT_WR)  # a later heartbeat would be an invalid message
             self._socket = None
 
     def report_error(self, message: str, code: int, *, temporary: bool) -> None:
-        """Tell the coordinator why this process ends, unless it told us to. Works unregistered, too."""
+        """Report to the coordinator why this process ends, unless the coordinator caused it. Needs no registration."""
         if not self._error:
             report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
     def _run(self) -> None:
-        last_contact = last_complaint = time.monotonic()
+        last_contact = last_log = time.monotonic()
         while not (self.complete or self.must_exit or self._left):
             try:
                 with connect(self.coordinator) as connection:
@@ -169,24 +169,24 @@ class Client:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if self._socket:
                     last_contact = time.monotonic()
-                if (now := time.monotonic()) - last_contact > AWAY:
+                if (now := time.monotonic()) - last_contact > COMPLETE_CHECK_INTERVAL_S:
                     last_contact = now
                     self._check_complete()
-                    if now - last_complaint > COMPLAIN:
+                    if now - last_log > LOG_INTERVAL_S:
                         say(f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does not answer: {error}")
-                        last_complaint = now
+                        last_log = now
             with self._changed:
                 self._socket, self._acked = None, 0
-            time.sleep(RETRY)
+            time.sleep(RETRY_INTERVAL_S)
 
     def _check_complete(self) -> None:
         complete, problem = False, None
         try:
             complete = self.run_complete()
-        except ConfigError as error:  # the prefix is another run's: the coordinator ended for that reason
+        except ConfigError as error:  # the prefix belongs to another run: the coordinator exited for that reason
             problem = error
         except RekindleError as error:
-            return say(f"whether the run is complete is not known: {error}")
+            return say(f"cannot find out whether the run is complete: {error}")
         with self._changed:
             self.complete, self._error = self.complete or complete, self._error or problem
             self._changed.notify_all()
@@ -201,9 +201,9 @@ class Client:
             hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
             self._socket, self._acked = connection, 0  # an earlier ack may have been lost
             self.send({"join": self._hello | hello})
-            for message in self._ours.values():
+            for message in self._sent_values.values():
                 self.send(message)
-        next_heartbeat, pending = time.monotonic() + HEARTBEAT, b""
+        next_heartbeat, pending = time.monotonic() + HEARTBEAT_INTERVAL_S, b""
         while not self.must_exit:
             if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
                 if not (data := connection.recv(1 << 18)):
@@ -212,7 +212,7 @@ class Client:
                 for line in lines:
                     self._handle(json.loads(line))
             if time.monotonic() >= next_heartbeat:
-                next_heartbeat = time.monotonic() + HEARTBEAT
+                next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
                 self.send({"beat": self.step, "busy": self.busy})
 
     def _handle(self, message: Message) -> None:
@@ -225,7 +225,7 @@ class Client:
                     self._values[message["key"]] = base64.b64decode(message["value"])
             elif "members" in message:
                 if message["generation"] != self.group[0]:
-                    self._ours, self._values = {}, {}
+                    self._sent_values, self._values = {}, {}
                 self.group = message["generation"], [(id, address) for id, address in message["members"]]
             elif "complete" in message:
                 self.complete = True
@@ -243,20 +243,20 @@ class Client:
             self.on_immediate()
 
     def _exit_hung(self) -> None:
-        """The others continue without this process, whose main thread hangs: print where, and exit."""
-        say("this worker has made no step for too long and is dropped. Stack of each thread:")
+        """Print the stacks and exit: the main thread hangs, and the other workers continue without this process."""
+        say("this worker has completed no step for too long and was dropped. Stack of each thread:")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
 
 
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """A connection to the coordinator, each having proved to the other that it is of this run. Raises OSError."""
+    """Connect to the coordinator; both sides prove that they belong to this run. Raises OSError."""
     secret = handshake.run_secret()
     # bound to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a node that is cut off does not say so: data unacknowledged for so long (ms) ends the connection
+    # a peer that lost its network does not close the connection: close it if data stays unacknowledged for 10,000 ms
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
     try:
         handshake.introduce(connection, secret)
@@ -267,7 +267,7 @@ def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
 
 
 def send_once(coordinator: Address, message: Message, timeout: float = 5.0) -> None:
-    """Send one message on a connection of its own, unregistered. Raises OSError."""
+    """Send one message on a separate connection, without registering. Raises OSError."""
     with connect(coordinator, timeout) as connection:
         connection.sendall(encode(message))
 
@@ -275,9 +275,9 @@ def send_once(coordinator: Address, message: Message, timeout: float = 5.0) -> N
 def report_error(
     coordinator: Address, name: str, message: str, code: int, *, temporary: bool = False, timeout: float = 5.0
 ) -> None:
-    """Tell the coordinator why a worker ends."""
+    """Report to the coordinator why a worker ends."""
     text = message.encode(errors="replace").decode()[-MAX_TEXT:]
     try:
         send_once(coordinator, {"failed": text, "code": code, "name": name, "temporary": temporary}, timeout)
     except (OSError, ConfigError) as error:
-        say(f"the coordinator cannot be told why {name} ends: {error}")
+        say(f"cannot report to the coordinator why {name} ends: {error}")

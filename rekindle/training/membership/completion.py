@@ -1,4 +1,4 @@
-"""Whether a run is complete: `<out>/model.json` is in the object store. Imports no torch."""
+"""Check whether a run is complete: `<out>/model.json` is in the object store. Imports no torch."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
-    """This run's `model.json` (`sha256`, `step`, ...), if it is in the object store.
+    """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object store.
 
-    Raises ConfigError if it is another run's.
+    Raises ConfigError if it belongs to another run.
     """
     store, key = open_store(), f"{spec.out}/model.json"
     try:
@@ -23,7 +23,7 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{store.uri(key)} is not what a run writes ({error!r}): nothing was changed. Remove it, or give this "
+            f"{store.uri(key)} is not a valid model.json ({error!r}): nothing was changed. Remove it, or give this "
             "run another `out` prefix."
         ) from error
     if identity != spec.identity_hash():
@@ -35,7 +35,7 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """The object store of the environment; its import takes half a second."""
+    """Return the object store of the environment; its import takes half a second."""
     from rekindle.storage import Store
 
     return Store.from_env()

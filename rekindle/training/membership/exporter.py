@@ -1,7 +1,7 @@
-"""What Prometheus may know of a training: GET / of the port REKINDLE_METRICS of its coordinator.
+"""Prometheus metrics of a training: GET / on port REKINDLE_METRICS of its coordinator.
 
-Read-only and without a secret, so a NetworkPolicy says who may connect (configs/platform/prometheus.yaml). All begins
-anew with each coordinator.
+Read-only and unauthenticated, so a NetworkPolicy limits access (configs/platform/prometheus.yaml). A new coordinator
+starts all metrics from zero.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from rekindle.training.ledger.accounting import Accounts
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED
 from rekindle.training.membership.machine import Membership
 
-VARIABLE = "REKINDLE_METRICS"  # environment: the port; without it there is none
-SECONDS = 5.0  # for a request to come
+VARIABLE = "REKINDLE_METRICS"  # environment: the port; if it is unset, no metrics are served
+REQUEST_TIMEOUT_S = 5.0
 MAX_REQUESTS = 16  # at once
 MAX_BYTES = 16 << 10  # of a request
 EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
-KEPT = 1000  # steps whose times are remembered: what is repeated is newer
+MAX_STEP_TIMES = 1000  # number of steps whose times are kept: only recent steps are repeated
 
 
 class Exporter(Collector):
-    """Adds up the events of a training for whoever asks."""
+    """Adds up the events of a training, and serves the sums."""
 
     def __init__(self, membership: Membership) -> None:
         self.membership, self.accounts = membership, Accounts()
@@ -35,16 +35,16 @@ class Exporter(Collector):
         self.requests = 0
 
     def note(self, event: str, **fields: Any) -> None:
-        """An event of the ledger, or the newest loss."""
+        """Add an event of the ledger, or set the newest loss."""
         if event == "loss":
             self.loss = float(fields["loss"])
         else:
             self.accounts.apply({"t": time.time(), "event": event} | fields)
             for points in (self.accounts.points, self.accounts.summary.points):
-                del points[:-KEPT]
+                del points[:-MAX_STEP_TIMES]
 
     async def serve(self, host: str | None, port: int) -> asyncio.Server:
-        """Answer until the server is closed. Raises OSError if the port is taken."""
+        """Start a server that answers until it is closed. Raises OSError if the port is taken."""
         return await asyncio.start_server(self._answer, host, port, limit=MAX_BYTES)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,7 +53,7 @@ class Exporter(Collector):
         try:
             with contextlib.suppress(*errors):
                 if self.requests <= MAX_REQUESTS:
-                    async with asyncio.timeout(SECONDS):
+                    async with asyncio.timeout(REQUEST_TIMEOUT_S):
                         await reader.readuntil(b"\r\n\r\n")
                         body = self.text()
                         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
@@ -64,35 +64,35 @@ class Exporter(Collector):
             writer.close()
 
     def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, as Prometheus' client asks a collector for them."""
+        """Yield the metrics (called by Prometheus' client)."""
         membership, summary = self.membership, self.accounts.summary
-        training = len(membership.members) if membership.agreed else 0
-        for name, about, value in (
-            ("step", "Updates made.", max(0, membership.step)),
-            ("steps", "Updates that the training has in all.", summary.run.get("steps")),
-            ("loss", "Loss of the newest update that was reported.", self.loss),
+        training = len(membership.members) if membership.is_published else 0
+        for name, description, value in (
+            ("step", "Completed updates.", max(0, membership.step)),
+            ("steps", "Total updates of the training.", summary.run.get("steps")),
+            ("loss", "Loss of the newest reported update.", self.loss),
             ("members", "Workers that train together.", training),
             ("workers", "Workers that are alive.", len(membership.alive)),
             ("generation", "Number of the newest group.", membership.group),
         ):
             if value is not None:
-                yield GaugeMetricFamily(f"rekindle_training_{name}", about, value=float(value))
-        about = "Worker-seconds trained, waited, and lost for repeated work."
-        seconds = GaugeMetricFamily("rekindle_training_worker_seconds", about, labels=["kind"])
+                yield GaugeMetricFamily(f"rekindle_training_{name}", description, value=float(value))
+        description = "Worker-seconds trained, waited, and lost for repeated work."
+        seconds = GaugeMetricFamily("rekindle_training_worker_seconds", description, labels=["kind"])
         for kind, value in self._seconds().items():
             seconds.add_metric([kind], value)
         yield seconds
-        events = CounterMetricFamily("rekindle_training_events", "What happened to workers.", labels=["event"])
+        events = CounterMetricFamily("rekindle_training_events", "Events of the ledger, by kind.", labels=["event"])
         for name in EVENTS:
             events.add_metric([name], summary.counts.get(name, 0))
         yield events
 
     def _seconds(self) -> dict[str, float]:
-        """By kind, up to now."""
+        """Return the worker-seconds up to now, by kind."""
         seconds: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
         now = time.time()
         for life in self.accounts.lives.values():

@@ -1,7 +1,7 @@
-"""Which coordinator owns a run: an object beside its checkpoints, changed by compare-and-swap. The newest one wins.
+"""The lease of a run's coordinator: an object next to the checkpoints, changed by compare-and-swap. The newest wins.
 
-Two can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach the old one
-would train in a group of their own. The old one ends as soon as it reads that another one holds the lease.
+Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach
+the old one would train in a separate group. The old one ends as soon as it reads that another one holds the lease.
 """
 
 import json
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
 class Lease:
     """The lease of coordinator `id` on a run. Call `renew` every PERIOD seconds, in a thread."""
 
-    PERIOD = 10.0
+    PERIOD = 10.0  # seconds
 
     def __init__(self, open_store: Callable[[], "Store"], spec: TrainingSpec, id: str) -> None:
         self.open_store, self.key, self.identity = open_store, f"{spec.checkpoints}/coordinator", spec.identity_hash()
-        self.ours = {"id": id, "host": os.environ.get("POD_NAME") or socket.gethostname(), "identity": self.identity}
+        self.content = {"id": id, "host": os.environ.get("POD_NAME") or socket.gethostname(), "identity": self.identity}
         self.store: Store | None = None
         self.held = False
 
     def renew(self) -> None:
-        """Take the lease, or check that it is still ours. Raises RekindleError if it is not, StorageError."""
+        """Acquire the lease, or check that we still hold it. Raises RekindleError if another does, StorageError."""
         self.store = self.store or self.open_store()
         while True:
             owner, etag = self._read()
-            if owner.get("id") == self.ours["id"]:
+            if owner.get("id") == self.content["id"]:
                 self.held = True
                 return
             if self.held and owner:
                 raise RekindleError(
                     f"another coordinator ({owner.get('id')} on {owner.get('host')}) has taken this run over at "
-                    f"{owner.get('since')}: this one ({self.ours['id']}) ends. A run has one coordinator at a time."
+                    f"{owner.get('since')}: this one ({self.content['id']}) exits. A run has one coordinator at a time."
                 )
             if owner.get("identity", self.identity) != self.identity:
                 raise ConfigError(
                     f"{self.store.uri(self.key)} belongs to another run (identity {owner['identity'][:12]}, this run's "
                     f"is {self.identity[:12]}): nothing was changed. Give this run another `checkpoints` prefix."
                 )
-            value = json.dumps(self.ours | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
+            value = json.dumps(self.content | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
             condition: Any = {"if_match": etag} if etag else {"if_absent": True}
             try:
                 self.store.put(self.key, value, **condition)
             except Conflict:
-                continue  # another coordinator starts at the same time
+                continue  # another coordinator is starting at the same time
             self.held = True
             return
 
@@ -64,6 +64,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except ValueError:  # damaged: nobody owns the run
+        except ValueError:  # damaged: treat the run as having no owner
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

@@ -1,4 +1,4 @@
-"""What the coordinator takes from a worker: the messages of protocol.py, each of its form and within its bounds."""
+"""Parse and validate a worker's messages (see protocol.py): form, types and size limits."""
 
 from typing import Annotated, Any
 
@@ -14,11 +14,11 @@ Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]  # it is logged
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-typed_dict: Any = TypedDict  # for type checkers only a call with literals makes a type
+typed_dict: Any = TypedDict  # type checkers accept only a call with literals
 
 
 def form(extra: Any = "forbid", **fields: Any) -> Any:
-    """An object with these fields."""
+    """Return the type of an object with exactly these fields."""
     return with_config(ConfigDict(strict=True, extra=extra))(typed_dict("Form", fields))
 
 
@@ -48,11 +48,11 @@ KINDS = {kind: TypeAdapter[Any](form) for kind, form in FORMS.items()}
 
 
 def parse(line: bytes) -> tuple[str, Message]:
-    """The kind of a message, which is its key in KINDS, and the message. Raises ValueError."""
+    """Return the kind of a message (its key in KINDS) and the message. Raises ValueError."""
     message = from_json(line, allow_inf_nan=False)
     kind = next((kind for kind in KINDS if kind in message), "") if isinstance(message, dict) else ""
     if not kind:
-        raise ValueError(f"no message that is known: {line[:100]!r}")
+        raise ValueError(f"unknown message: {line[:100]!r}")
     try:
         return kind, KINDS[kind].validate_python(message)
     except ValidationError as error:

@@ -2,19 +2,20 @@
 
 Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves or is lost; every
 worker stops at a step boundary (or at once, if the group is broken) and *acknowledges* it; when all have, the member
-list is *published* and training resumes. Before all this each side proves that it knows the run's secret: handshake.py.
+list is *published* and training resumes. First, each side proves that it knows the run's secret (handshake.py).
 
     worker → coordinator                                        when
     {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
               generation, group, peers}}                        it knows; group: the one it is in, with its members
                                                                 (0: it waits for one)
-    {"beat": step, "busy": bool}                                any time: heartbeat and progress; busy: no steps for
-                                                                a while
+    {"beat": step, "busy": bool}                                any time: heartbeat and progress; busy: it completes no
+                                                                steps for a while
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
-    {"put": generation, "key": text, "value": base64}           for the other members of that group: where it listens
+    {"put": generation, "key": text, "value": base64}           to the other members of that group: its listening
+                                                                addresses
     {"leave": reason}                                           last message: it exits on purpose
-    {"failed": message, "code": n, "name": x, "temporary": b}   on a connection of its own: why this worker ends
+    {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this worker ends
     {"done": sha256}                                            the model is in the object store
     {"event": what, "name": worker, ...}                        any time, also after leaving; for the ledger
 
@@ -22,13 +23,13 @@ list is *published* and training resumes. Before all this each side proves that 
     {"refused": message}                                        this worker must not take part
     {"open": generation, "hard": bool}                          stop after this step (hard: now), then ack
     {"members": [[id, address], ...], "generation": n}          the group; rank = index in the list
-    {"put": generation, "key": text, "value": base64}           of another member
+    {"put": generation, "key": text, "value": base64}           from another member
     {"dropped": "silent" or "hung"}                             last message: join again; hung: end this process
-    {"failed": message, "code": exit code}                      the run is given up
+    {"failed": message, "code": exit code}                      the run is aborted
     {"complete": true}                                          the run is complete, exit 0
 
-Any other message, one beyond the bounds of messages.py, an unknown generation, a second worker on a connection, or a
-message of an unregistered worker ends the connection.
+Any other message, a message beyond the limits of messages.py, an unknown generation, a second worker on a connection,
+or a message from an unregistered worker ends the connection.
 """
 
 import json
@@ -38,10 +39,10 @@ from typing import Any
 from argolocal.manifest.training_jobs import JOBS
 
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same
-PORT = JOBS["PyTorchJob"].port[1]  # of the coordinator, unless MASTER_PORT says otherwise
+PORT = JOBS["PyTorchJob"].port[1]  # of the coordinator, unless MASTER_PORT is set
 MAX_LINE = 1 << 20  # bytes of a message
-MAX_TEXT = 64 << 10  # characters of an error in it
-MAX_VALUE = 256 << 10  # and of what it has for other members
+MAX_TEXT = 64 << 10  # characters of an error message
+MAX_VALUE = 256 << 10  # characters of a value for other members
 
 Message = dict[str, Any]
 Address = tuple[str, int]
@@ -49,11 +50,11 @@ Members = list[tuple[str, str]]  # (id, address) by rank
 
 
 def encode(message: Message) -> bytes:
-    """A message as a line."""
+    """Encode a message as one line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def coordinator_address() -> Address | None:
-    """Where the environment says that the coordinator is; None: there is none."""
+    """Return the coordinator's address from the environment; None if MASTER_ADDR is not set."""
     host = os.environ.get("MASTER_ADDR")
     return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None

@@ -1,16 +1,16 @@
-"""The coordinator of a training run: who trains together, and when the run is complete. Imports no torch.
+"""The coordinator of a training run: decides which workers train together and when the run is complete. No torch.
 
     python -m rekindle.training.membership.server <the same flags as `rekindle step steps.train`>
 
-Listens on MASTER_PORT (23456) of POD_IP (every address), and to those who prove that they know REKINDLE_SECRET
-(handshake.py). Exit code 0 only when `<out>/model.json` is in the object
-store; 78, 65 or 1 with the workers' message if they cannot continue; 143 after SIGTERM: the next one resumes the run.
-A new coordinator takes the run over from an older one.
+Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that prove knowledge of
+REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in the object store; with 78, 65 or 1 and
+the workers' message if they cannot continue; with 143 after SIGTERM: the next coordinator resumes the run. A new
+coordinator takes the run over from an older one.
 
-protocol.py has the messages, machine.py the decisions. A worker that dies closes its connection. One that is silent for
-`silence_seconds` is dropped, unless the group made a step since; it may join again. One that is alive, but neither
-makes steps nor acknowledges for `hung_seconds`, is dropped and must exit. Without a coordinator the workers continue
-in their group.
+protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its connection. A worker
+that is silent for `silence_seconds` is dropped, unless the group has completed a step since; it may join again. A
+worker that is alive, but neither completes steps nor acknowledges for `hung_seconds`, is dropped and must exit. Without
+a coordinator the workers continue in their group.
 """
 
 import signal
@@ -34,46 +34,46 @@ from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import exporter, handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.exporter import Exporter
-from rekindle.training.membership.known import KnownModel
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.machine import Membership
 from rekindle.training.membership.messages import parse
 from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encode
+from rekindle.training.membership.reuse import ReusableModel
 from rekindle.training.spec import TrainingSpec
 
-DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train, however long they are waited for
-TICK = 0.1  # seconds
-LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
-MAX_STRANGERS = 128  # connections without a proof, beside one of each worker; each one more ends the oldest
-MAX_UNREAD = 64 << 20  # bytes that wait for a peer to read them
-RECORD = 10.0  # seconds that the end of a run waits for the record of its model
-COMPLAIN = 60.0  # seconds between two log lines about them
+DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train; time spent waiting does not count
+TICK_S = 0.1
+LATE_TICK_S = 0.05  # a later tick counts as a pause of the coordinator
+MAX_UNVERIFIED = 128  # connections without a proof, in addition to one per worker; beyond it the oldest is closed
+MAX_UNREAD = 64 << 20  # bytes buffered for a peer that does not read
+RECORD_TIMEOUT_S = 10.0  # how long the end of a run waits until its model is recorded for reuse
+LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections
 
 
 class Coordinator:
-    """Sockets, the clock and the object store around a Membership."""
+    """Connects a Membership with sockets, the clock and the object store."""
 
     def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
         self.ledger, self.exporter = Ledger(open_store, spec.ledger), Exporter(self.membership)
-        self.known, self.looked = KnownModel(spec), False
-        self.trained, self.limit = 0.0, float(os.environ.get(DEADLINE) or "inf")
+        self.reusable, self.reuse_checked = ReusableModel(spec), False
+        self.trained_seconds, self.limit = 0.0, float(os.environ.get(DEADLINE) or "inf")
         self.connections: dict[str, Connection] = {}
-        self.strangers: dict[Connection, float] = {}  # without a proof yet, and until when; the oldest first
-        self.turned_away, self.last_complaint = 0, float("-inf")
+        self.unverified: dict[Connection, float] = {}  # without a proof → deadline for it; the oldest first
+        self.rejected, self.last_rejection_log = 0, float("-inf")
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, host: str | None, port: int) -> int:
-        """Serve until the run ends; returns the exit code. Raises RekindleError if the port is taken."""
+        """Serve until the run ends; return the exit code. Raises RekindleError if the port is taken."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(lambda: Connection(self), host, port)
         except OSError as error:
             raise RekindleError(
                 f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
-                "one may be running here. End it, or set MASTER_PORT to another port for this run."
+                "one may be running here. Stop it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -83,65 +83,65 @@ class Coordinator:
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
-            ticker.result()  # raises: without it no silent worker would be dropped
+            ticker.result()  # raises its error: without ticks no silent worker would be dropped
         code = await self.exit_code
         ticker.cancel()
         server.close()
         if metrics:
             metrics.close()
         for connection in self.connections.values():
-            connection.transport.close()  # flushes what is still to be sent
+            connection.transport.close()  # flushes unsent data
         await asyncio.to_thread(self.ledger.close)
         return code
 
     async def _offer_metrics(self, host: str | None) -> asyncio.Server | None:
         port = int(os.environ.get(exporter.VARIABLE) or 0)
-        if port and not (host or "").startswith("127."):  # which every user of the machine could ask
+        if port and not (host or "").startswith("127."):  # on a loopback address every local user could read them
             try:
                 return await self.exporter.serve(host, port)
             except OSError as error:
-                log(f"no metrics are offered: port {port} cannot be had ({error.strerror})")
+                log(f"metrics are unavailable: cannot listen on port {port} ({error.strerror})")
         return None
 
     async def _tick(self) -> None:
         while True:
-            due = time.monotonic() + TICK
-            await asyncio.sleep(TICK)
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if now - due > LATE:
+            if now - due > LATE_TICK_S:
                 self.membership.exclude_pause(now - due)
             self.membership.tick(now)
-            if self.membership.agreed and self.membership.members:
-                self.trained += TICK
-            if self.trained > self.limit:
+            if self.membership.is_published and self.membership.members:
+                self.trained_seconds += TICK_S
+            if self.trained_seconds > self.limit:
                 self.membership.conclude(
                     1,
                     f"this training takes longer than the {self.limit / 60:g} minutes of "
-                    "cluster.pods.train.deadline_minutes, which count while workers train. Raise it; `rekindle resume` "
-                    "goes on from the newest checkpoint.",
+                    "cluster.pods.train.deadline_minutes (time spent waiting for workers is not counted). Raise it, "
+                    "and continue from the newest checkpoint with `rekindle resume`.",
                 )
             self.flush()
-            for stranger in [stranger for stranger, until in self.strangers.items() if now > until]:
-                self.turn_away(stranger)
+            for connection in [connection for connection, deadline in self.unverified.items() if now > deadline]:
+                self.reject(connection)
 
-    def admit(self, stranger: "Connection") -> None:
-        """A new connection, which has some seconds for its proof."""
-        self.strangers[stranger] = time.monotonic() + handshake.SECONDS
-        if len(self.strangers) > MAX_STRANGERS + self.spec.max_workers:  # all workers may come back at once
-            self.turn_away(next(iter(self.strangers)))
-        stranger.transport.write(encode({"nonce": stranger.nonce}))
+    def admit(self, connection: "Connection") -> None:
+        """Accept a new connection and give it some seconds for its proof."""
+        self.unverified[connection] = time.monotonic() + handshake.TIMEOUT_S
+        if len(self.unverified) > MAX_UNVERIFIED + self.spec.max_workers:  # all workers may reconnect at once
+            self.reject(next(iter(self.unverified)))
+        connection.transport.write(encode({"nonce": connection.nonce}))
 
-    def turn_away(self, stranger: "Connection") -> None:
-        """End a connection without a proof; a line in the log now and then says how many they were."""
-        self.strangers.pop(stranger, None)
-        stranger.transport.abort()
-        self.turned_away += 1
-        if (now := time.monotonic()) - self.last_complaint >= COMPLAIN:
-            self.last_complaint = now
-            log(f"{self.turned_away} connections without this run's secret were closed, the last from {stranger.peer}")
+    def reject(self, connection: "Connection") -> None:
+        """Close a connection without a proof; log their number at intervals."""
+        self.unverified.pop(connection, None)
+        connection.transport.abort()
+        self.rejected += 1
+        if (now := time.monotonic()) - self.last_rejection_log >= LOG_INTERVAL_S:
+            self.last_rejection_log = now
+            log(f"{self.rejected} connections without this run's secret were closed, the last from {connection.peer}")
 
     def handle(self, worker: str, kind: str, message: Message) -> None:
-        """One message of a worker. Raises ValueError if it may not send it."""
+        """Process one message of a worker. Raises ValueError if the worker is not registered."""
         now, membership = time.monotonic(), self.membership
         if kind == "join":
             membership.join(now, message["join"])
@@ -160,17 +160,17 @@ class Coordinator:
         elif kind == "put":
             membership.exchange(worker, message)
         elif kind == "leave":
-            membership.lost(now, worker, "drain")
+            membership.remove(now, worker, "drain")
         elif kind == "done":
             membership.heartbeat(now, worker, -1, busy=True)
             self._soon(self._check(message["done"]))
         self.flush()
 
     def flush(self) -> None:
-        """Send the state machine's messages; exit if it has come to a verdict."""
+        """Send the state machine's messages; exit if it has ended the run."""
         membership = self.membership
         outbox, membership.outbox = membership.outbox, []
-        lines: dict[int, bytes] = {}  # a message to many is encoded once
+        lines: dict[int, bytes] = {}  # a message to several workers is encoded once
         for worker, message in outbox:
             if connection := self.connections.get(worker):
                 line = lines.get(id(message)) or lines.setdefault(id(message), encode(message))
@@ -190,14 +190,14 @@ class Coordinator:
             fail(RekindleError(text))
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event; the newest loss is for those who watch, and not for the ledger."""
+        """Record an event in the ledger and the metrics; the loss only in the metrics."""
         if event != "loss":
             self.ledger.note(event, **fields)
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # it counts nothing of what makes no sense
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the exporter ignores malformed events
             self.exporter.note(event, **fields)
 
     def end(self, code: int) -> None:
-        """Exit with `code`, unless an exit code is set already."""
+        """Exit with `code`, unless an exit code is already set."""
         if not self.exit_code.done():
             self.exit_code.set_result(code)
 
@@ -216,13 +216,13 @@ class Coordinator:
             self.exit_code.set_exception(error)
 
     async def _check(self, sha256: str = "") -> None:
-        """Exit if the model is in the object store; `sha256`: of the model that a worker has written."""
+        """Exit if the model is in the object store; `sha256` if a worker reports that it has written it."""
         while True:
             try:
-                if not self.looked:
-                    self.looked = True
+                if not self.reuse_checked:
+                    self.reuse_checked = True
                     if not await asyncio.to_thread(completed_model, self.spec):
-                        await asyncio.to_thread(self.known.take)
+                        await asyncio.to_thread(self.reusable.reuse)
                 model = await asyncio.to_thread(completed_model, self.spec)
                 break
             except StorageError as error:
@@ -232,38 +232,38 @@ class Coordinator:
                 return self.end(fail(error))
         if self.exit_code.done():
             return  # another check was faster
-        if model:  # its step is the last: the newest heartbeat may be older
+        if model:  # model["step"] is the last step; the newest heartbeat may be older
             self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(self.known.record), RECORD)
+                await asyncio.wait_for(asyncio.to_thread(self.reusable.record), RECORD_TIMEOUT_S)
             self._broadcast({"complete": True})
             self.end(0)
         elif sha256:
-            self.end(fail(RekindleError(f"{self.spec.out}/model.json is missing although a worker has written it.")))
+            self.end(fail(RekindleError(f"{self.spec.out}/model.json is missing, although a worker has written it.")))
 
     async def _renew_lease(self) -> None:
-        """Take the run over from any other coordinator, and exit if another one does so later."""
+        """Take the run over from any other coordinator; exit if another coordinator takes it over later."""
         lease, reported = Lease(open_store, self.spec, self.id), False
         while True:
             try:
                 held = lease.held
                 await asyncio.to_thread(lease.renew)
                 if not held:
-                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might be another run's
+                    self.ledger.note("coordinator", id=self.id)  # only now: the prefix might belong to another run
                 reported = False
             except StorageError as error:
                 if not reported:
-                    log(f"whether this is the run's only coordinator is not known: {error} Trying again.")
+                    log(f"cannot verify that this is the run's only coordinator: {error} Trying again.")
                 reported = True
             except RekindleError as error:
                 return self.end(fail(error))
             await asyncio.sleep(lease.PERIOD)
-            if not (self.membership.agreed and self.membership.alive):
+            if not (self.membership.is_published and self.membership.alive):
                 await self._check()  # the worker that wrote the model may have died before reporting it
 
 
 class Connection(asyncio.Protocol):
-    """One worker's connection: lines in and out, once it has proved that it knows the secret."""
+    """One worker's connection: lines in and out, after the worker has proved that it knows the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending = coordinator, "", b""
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The other side's address."""
+        """Address of the other side."""
         return str((self.transport.get_extra_info("peername") or ["?"])[0])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
         self.coordinator.admit(self)
 
     def send(self, line: bytes) -> None:
-        """Send, or end the connection of a peer that does not read."""
+        """Send a line, or close the connection if the peer does not read."""
         if self.transport.get_write_buffer_size() > MAX_UNREAD:
             self.transport.abort()
         else:
@@ -294,51 +294,51 @@ class Connection(asyncio.Protocol):
                 else:
                     self._handle(line)
             if len(self.pending) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
-                raise ValueError("a line that is too long")
+                raise ValueError("line too long")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if self.nonce:
-                self.coordinator.turn_away(self)
+                self.coordinator.reject(self)
             else:
                 log(f"{self.worker or self.peer}: invalid message, closing the connection ({error})")
                 self.transport.abort()
 
     def _prove(self, line: bytes) -> None:
         if len(line) > handshake.MAX_LINE:
-            raise ValueError("a line that is too long")
+            raise ValueError("line too long")
         self.transport.write(handshake.answer(line, self.coordinator.secret, self.nonce))
         self.nonce = ""
-        del self.coordinator.strangers[self]
+        del self.coordinator.unverified[self]
 
     def _handle(self, line: bytes) -> None:
         kind, message = parse(line)
         if kind == "join":
             if self.worker not in ("", message["join"]["id"]):
-                raise ValueError(f"it is {self.worker}, and no other")
-            if message["join"]["generation"] > 1000 * time.time():  # a run would have to open one a millisecond
-                raise ValueError(f"there was no generation {message['join']['generation']}")
+                raise ValueError(f"this is the connection of worker {self.worker}")
+            if message["join"]["generation"] > 1000 * time.time():  # more than one generation per millisecond
+                raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]
             self.coordinator.connections[self.worker] = self
         self.coordinator.handle(self.worker, kind, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.coordinator.strangers.pop(self, None)
-        if self.coordinator.exit_code.done():  # we are closing the connections: no worker is lost
+        self.coordinator.unverified.pop(self, None)
+        if self.coordinator.exit_code.done():  # the coordinator closes the connections: no worker is lost
             return
-        if self.coordinator.connections.get(self.worker) is self:  # not if it has reconnected meanwhile
+        if self.coordinator.connections.get(self.worker) is self:  # false if the worker has reconnected
             del self.coordinator.connections[self.worker]
-            self.coordinator.membership.lost(time.monotonic(), self.worker)
+            self.coordinator.membership.remove(time.monotonic(), self.worker)
             self.coordinator.flush()
 
 
 def log(text: str) -> None:
-    """One line with the time."""
+    """Print a line with the time."""
     say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 def main(argv: list[str]) -> int:
-    """The command."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
+    """Run the command; return its exit code."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # every worker needs a connection
     try:
         spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
     except RekindleError as error:

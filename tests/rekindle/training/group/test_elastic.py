@@ -1,4 +1,4 @@
-"""How processes find each other, as real processes: whoever dies, and whenever, nobody waits for the dead."""
+"""Elastic groups of real processes: no process waits for a dead one, at any moment of its death."""
 
 import json
 import random
@@ -31,25 +31,28 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
-def test_a_second_death_while_the_next_group_is_built_leaves_a_group_of_the_others(crew: Crew) -> None:
-    two_deaths(crew)
+def test_survivors_form_a_group_after_a_second_death_during_its_setup(crew: Crew) -> None:
+    kill_pairs(crew)
 
 
-@pytest.mark.slow  # fails one time in twenty: a member tells nothing for 10 s, perhaps while gloo connects
-def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
-    survivors = two_deaths(crew)
-    assert not [line for member in survivors for line in member.said().splitlines() if WAITED.search(line)]
+@pytest.mark.slow  # fails one time in twenty: a member sends nothing for 10 s, perhaps while gloo connects
+def test_survivors_do_not_wait_for_a_second_death_during_setup(crew: Crew) -> None:
+    survivors = kill_pairs(crew)
+    assert not [line for member in survivors for line in member.said().splitlines() if TIMED_OUT.search(line)]
 
 
-def two_deaths(crew: Crew) -> list[Member]:
-    """Kill two of four workers, six times, some in the moment in which the first is missed; gives who survived."""
+def kill_pairs(crew: Crew) -> list[Member]:
+    """Kill two of four workers, six times: both at once, or the second when the loss of the first is noticed.
+
+    Return the survivors of each time.
+    """
     argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
     coordinator = crew.coordinator(argv)
     workers = {name: crew.worker(name, argv) for name in "abcd"}
     survivors, chance = list[Member](), random.Random(4)
 
     def ended() -> set[str]:
-        """Workers that gloo aborted: it does so now and then when a group that it builds is given up."""
+        """Return the workers that gloo aborted: it sometimes does so when a group is abandoned during its setup."""
         return {name for name, worker in workers.items() if worker.process.exitcode is not None}
 
     def all_train() -> bool:
@@ -59,29 +62,29 @@ def two_deaths(crew: Crew) -> list[Member]:
     for attempt in range(6):
         crew.until(all_train)
         first, second = chance.sample("abcd", 2)
-        left = set("abcd") - {first, second}
+        remaining = set("abcd") - {first, second}
         workers[first].send(signal.SIGKILL)
         if attempt % 2:  # otherwise both are lost at once
             crew.until(lambda first=first: members(coordinator) == set("abcd") - {first} - ended())
         workers[second].send(signal.SIGKILL)
-        crew.until(lambda left=left: members(coordinator) == left - ended())
-        survivors += [workers[name] for name in left]
+        crew.until(lambda remaining=remaining: members(coordinator) == remaining - ended())
+        survivors += [workers[name] for name in remaining]
         for name in (first, second):
             workers[name].process.join()
             workers[name] = crew.worker(name, argv)
     return survivors
 
 
-WAITED = re.compile("time(d )?out|no member has told", re.IGNORECASE)  # what a wait for the dead ends with
+TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)  # messages after a wait for a dead process
 
 
 def members(coordinator: Member) -> set[str]:
-    """Those of the newest generation."""
+    """Return the names of the members of the newest generation."""
     lines = [line for line in coordinator.said().splitlines() if " generation " in line]
     return set(lines[-1].split(": ")[-1].split()) if lines else set()
 
 
-def test_a_coordinator_whose_port_is_taken_says_so(crew: Crew) -> None:
+def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     argv = flags("port", workers=1)
     first = crew.coordinator(argv)
     crew.until(lambda: _listens(crew))
@@ -91,20 +94,20 @@ def test_a_coordinator_whose_port_is_taken_says_so(crew: Crew) -> None:
     assert first.process.exitcode is None
 
 
-def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(client, "AWAY", 0.05)
+    monkeypatch.setattr(client, "COMPLETE_CHECK_INTERVAL_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         worker = elastic.ElasticGroup(INPUTS, server.getsockname(), {}, torch.device("cpu"))
-        questions: list[bool] = []
-        worker.client.run_complete = lambda: bool(questions.append(False))
+        checks: list[bool] = []
+        worker.client.run_complete = lambda: bool(checks.append(False))
         threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
         leaving = threading.Event()
         assert worker.form(-1, leaving) == elastic.GroupView(0, 1)
         until("the verdict", worker.aborted)
-    # a worker that went on would ask, as the coordinator is gone, whether the run is complete
-    until("the end of the client, or its question", lambda: questions or not listens_to_a_coordinator())
+    # a client that ignored the verdict would check whether the run is complete, because the coordinator is gone
+    until("the end of the client, or its check", lambda: checks or not listens_to_a_coordinator())
     with pytest.raises(GivenUp, match="no such column") as caught:
         worker.form(0, leaving)
     assert caught.value.exit_code == 65
@@ -125,12 +128,12 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) ->
     until("the worker to have its group", lambda: worker.generation)
     connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
     connection.shutdown(socket.SHUT_WR)
-    while connection.recv(4096):  # closed with something unread, it would be reset, and the verdict lost
+    while connection.recv(4096):  # closing it with unread data would reset it and lose the verdict
         pass
     connection.close()
 
 
-def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_raised_and_does_not_start_another_group(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     worker = elastic.ElasticGroup(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
@@ -140,8 +143,8 @@ def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: py
         worker.report_failure(torch.OutOfMemoryError("CUDA out of memory"))
 
 
-def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> None:
-    before = sockets.open_sockets().items()
+def test_the_end_of_a_group_closes_no_other_connections() -> None:
+    initial = sockets.open_sockets().items()
     with ExitStack() as stack:
         hosts = {"us": "127.0.0.2", "them": "127.0.0.3", "store": "127.0.0.4", "coordinator": "127.0.0.3"}
         servers = {name: stack.enter_context(socket.create_server((host, 0))) for name, host in hosts.items()}
@@ -150,12 +153,12 @@ def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> Non
             for name, server in servers.items()
         }
         accepted = stack.enter_context(servers["us"].accept()[0])
-        new = dict(sockets.open_sockets().items() - before)
+        new = dict(sockets.open_sockets().items() - initial)
         inherited = sockets.peer_sockets({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
         assert set(inherited) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
 
 
-def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_answer(crew: Crew) -> None:
+def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unresponsive(crew: Crew) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = "http://{}:{}".format(*silent.getsockname())
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
@@ -172,14 +175,14 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
 
 
 def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
-    """A member that waits a moment for its last events to be written."""
+    """Run a member that waits only briefly until its last events are written."""
     from rekindle.training.ledger import events
 
     events.PATIENCE = 0.2
     run_member(argv, environment, log)
 
 
-def test_workers_of_a_coordinator_that_is_told_to_go_are_not_lost(crew: Crew, s3: Store) -> None:
+def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(crew: Crew, s3: Store) -> None:
     coordinator = crew.coordinator(flags("told", workers=1))
     crew.until(lambda: _listens(crew))
     join = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "", "fingerprint": {}, "step": -1}
@@ -197,7 +200,7 @@ def _listens(crew: Crew) -> bool:
         return probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
 
 
-def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
+def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: Store) -> None:
     inputs = Inputs.model_validate(
         {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"}
     )
@@ -232,7 +235,7 @@ def _pair(port: int, rank: int) -> Any:
 
 
 @pytest.mark.timeout(90)  # gloo itself would wait for ten minutes
-def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: Crew) -> None:
+def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: Crew) -> None:
     import torch
 
     from rekindle.training.group.interruptible import GroupBroken, InterruptibleCaller, release_in_background
@@ -251,7 +254,7 @@ def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: C
             sender.kill()
             sender.join()
         over.set()
-        caller.interrupt()  # as the coordinator's news does; gloo itself says nothing
+        caller.interrupt()  # like a message of the coordinator; gloo itself notices nothing
 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(GroupBroken):
@@ -264,14 +267,14 @@ def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: C
     assert caller.run(lambda: 7) == 7
 
 
-def test_the_ledger_has_the_last_step_also_when_nobody_said_that_it_was_made(crew: Crew, s3: Store) -> None:
+def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, s3: Store) -> None:
     argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
     coordinator, worker = crew.coordinator(argv), crew.worker("a", argv)
     assert (worker.code(), coordinator.code()) == (0, 0)
     model = json.loads(s3.get("last/model/model.json"))
-    assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest sign of life"
+    assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest heartbeat"
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
-    assert crew.coordinator(argv).code() == 0  # as if the worker had died before it said so
+    assert crew.coordinator(argv).code() == 0  # as if the worker had died before its report
     assert completed(s3, "last") == [(100, model["sha256"])]
 
 

@@ -1,4 +1,4 @@
-"""How the members of a group find each other: by nobody's leave but the coordinator's, and though it dies meanwhile."""
+"""The rendezvous of a group's members: authenticated, and independent of the coordinator's life."""
 
 import signal
 import sys
@@ -22,10 +22,10 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
-def test_a_worker_listens_for_its_group_alone_and_only_until_all_are_there(crew: Crew) -> None:
+def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
     argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
     coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")
-    pods = [crew.worker(name, argv, POD_IP=f"127.0.7.{at}") for at, name in enumerate("ab", 1)]
+    pods = [crew.worker(name, argv, POD_IP=f"127.0.7.{number}") for number, name in enumerate("ab", 1)]
     seen = set[str]()
 
     def trains() -> bool:
@@ -34,22 +34,22 @@ def test_a_worker_listens_for_its_group_alone_and_only_until_all_are_there(crew:
 
     crew.until(trains)
     assert not any(listeners(pod) for pod in pods)
-    assert seen <= {"127.0.7.1", "127.0.7.2"}, "and no store that anybody may write to"
+    assert seen <= {"127.0.7.1", "127.0.7.2"}, "no public TCPStore"
     assert listeners(coordinator) == [ip_address("127.0.0.1")]
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["member", "stranger"])
-def test_nobody_trains_along_who_only_connected_in_the_place_of_a_member(known: bool, monkeypatch: Any) -> None:
-    secrets = {0: SECRET.encode(), 1: SECRET.encode() if known else b"?" * 40}
+@pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
+def test_a_process_without_the_secret_cannot_take_a_members_place(is_member: bool, monkeypatch: Any) -> None:
+    secrets = {0: SECRET.encode(), 1: SECRET.encode() if is_member else b"?" * 40}
     ranks = threading.local()
-    monkeypatch.setattr(process_group, "run_secret", lambda: secrets[ranks.own])
+    monkeypatch.setattr(process_group, "run_secret", lambda: secrets[ranks.mine])
     store, problems = process_group.dist.HashStore(), dict[int, str]()
 
     def member(rank: int) -> None:
-        ranks.own = rank
+        ranks.mine = rank
         pg = process_group.create(store, rank, 2, torch.device("cpu"), "127.0.0.1")
         try:
-            process_group.recognize(pg, rank, ["a", "b"], 3)
+            process_group.authenticate(pg, rank, ["a", "b"], 3)
         except RuntimeError as error:
             problems[rank] = str(error)
 
@@ -58,8 +58,8 @@ def test_nobody_trains_along_who_only_connected_in_the_place_of_a_member(known: 
         thread.start()
     for thread in threads:
         thread.join(60)
-    stranger = "a stranger has connected in the place of a member"
-    assert problems == ({} if known else {0: stranger, 1: stranger})
+    failure = "peer authentication failed: an unknown process has connected in place of a member"
+    assert problems == ({} if is_member else {0: failure, 1: failure})
 
 
 def listeners(member: Member) -> list[Any]:
@@ -67,7 +67,7 @@ def listeners(member: Member) -> list[Any]:
     return [ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN]
 
 
-def test_what_members_tell_each_other_survives_the_coordinator(crew: Crew) -> None:
+def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     argv = flags("told-on", workers=2, silence_seconds=60)
     coordinator = crew.coordinator(argv)
     port = int(crew.meeting["MASTER_PORT"])
@@ -86,7 +86,7 @@ def test_what_members_tell_each_other_survives_the_coordinator(crew: Crew) -> No
     b.put(generation, "late", b"yes")
     crew.coordinator(argv)
     assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
-    with pytest.raises(RuntimeError, match="no member has told within"):
+    with pytest.raises(RuntimeError, match=r"no member has sent never within 0\.1 s"):
         a.values(generation, ["never"], 0.1)
     ended: list[int] = []
 

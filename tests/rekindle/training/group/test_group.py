@@ -1,4 +1,4 @@
-"""What a process adds up on its own; groups of several are tested as processes in tests/steps/test_train.py."""
+"""The sum of a single process; groups of several processes are tested in tests/steps/test_train.py."""
 
 import threading
 from typing import Any
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def tree(values: list[Tensor]) -> Tensor:
-    """The sum as its definition says it."""
+    """Return the sum by its recursive definition."""
     if len(values) == 1:
         return values[0]
     half = 1
@@ -25,25 +25,25 @@ def tree(values: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("leaves", range(1, 14))
-def test_the_sum_is_bit_for_bit_the_trees_and_leaves_the_gradients_alone(leaves: int) -> None:
+def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves: int) -> None:
     torch.manual_seed(leaves)
     state = State(nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU)
-    unused: Any = None  # nobody is met, nothing is saved or restored here
+    unused: Any = None  # no other process, no checkpoints
     group = TrainingGroup(unused, state, unused, threading.Event())
-    for _ in range(2):  # the second time in used buffers
+    for _ in range(2):  # the second time with reused buffers
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]
         losses = list(torch.randn(leaves))
-        before = [[gradient.clone() for gradient in leaf_gradients] for leaf_gradients in gradients]
+        copies = [[gradient.clone() for gradient in leaf_gradients] for leaf_gradients in gradients]
         for leaf in range(leaves):
             group.add(leaf, losses[leaf], gradients[leaf])
         total = group.reduced()
         assert total is not None
         for number, view in enumerate(state.views(total)):
-            assert torch.equal(view, tree([copies[number] for copies in before]))
+            assert torch.equal(view, tree([leaf_copies[number] for leaf_copies in copies]))
         assert group.loss == float(tree(losses)) / leaves
         assert all(
             torch.equal(a, b)
-            for kept, copied in zip(gradients, before, strict=True)
+            for kept, copied in zip(gradients, copies, strict=True)
             for a, b in zip(kept, copied, strict=True)
         )

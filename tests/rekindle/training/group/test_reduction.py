@@ -1,4 +1,4 @@
-"""The sum of a group of several has the bits of one process's, and costs no more than an all-reduce."""
+"""The sum of several processes equals the sum of one process bit for bit, at the traffic of an all-reduce."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 FLAGS = [(False, False, True), (True, False, False), (False, True, True), (True, True, False), (False, False, False)]
 
 
-class Recorded:
-    """A process group that notes the collectives, and the numbers that are sent to one process."""
+class RecordingGroup:
+    """A process group that records its collectives, and the count of numbers sent to single processes."""
 
     def __init__(self, pg: Any) -> None:
         self.pg, self.names, self.sent = pg, list[str](), 0
@@ -38,28 +38,30 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")  # without a ledger
+    monkeypatch.setenv("RANK", "1")  # only rank 0 opens a ledger
     monkeypatch.setattr(static, "TIMEOUT", timedelta(seconds=30))
 
 
 def leaf_values(state: State, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
-    """Loss and gradients of one virtual worker: of magnitudes that make every order of additions another sum."""
+    """Return one virtual worker's loss and gradients; their magnitudes give every order of additions another sum."""
     generator = torch.Generator().manual_seed(100 * turn + leaf)
     scale = 10.0 ** (leaf % 5 - 2)
     gradients = [torch.randn(p.shape, generator=generator) * scale for p in state.parameters]
     return torch.randn((), generator=generator), gradients
 
 
-def reduced(leaves: int, size: int, turns: int = 1, **config: Any) -> list[tuple[list[Tensor], Recorded, Reduction]]:
-    """By rank: the totals of some steps in a group of threads, its process group, and its reduction."""
+def reduce_in_threads(
+    leaves: int, size: int, turns: int = 1, **config: Any
+) -> list[tuple[list[Tensor], RecordingGroup, Reduction]]:
+    """Reduce some steps in a group of threads; return each rank's totals, process group and reduction."""
     store: Any = dist.HashStore()
 
-    def member(rank: int) -> tuple[list[Tensor], Recorded, Reduction]:
+    def member(rank: int) -> tuple[list[Tensor], RecordingGroup, Reduction]:
         torch.manual_seed(0)
         settings = TrainConfig.model_validate({"virtual_workers": leaves, "workers": size, **config})
         state, unused = State(nn.Linear(7, 3), settings, CPU), None
         reduction = Reduction(state, StaticGroup(unused, CPU))  # type: ignore[arg-type]
-        pg = Recorded(create(store, rank, size, CPU, "127.0.0.1") if size > 1 else None)
+        pg = RecordingGroup(create(store, rank, size, CPU, "127.0.0.1") if size > 1 else None)
         reduction.view = GroupView(rank, size, pg if size > 1 else None)
         totals = []
         for turn in range(turns):
@@ -77,22 +79,22 @@ def reduced(leaves: int, size: int, turns: int = 1, **config: Any) -> list[tuple
     ("leaves", "size"), [(4, 2), (5, 2), (6, 2), (8, 2), (3, 3), (4, 3), (7, 3), (8, 4), (13, 4), (5, 5)]
 )
 def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size: int) -> None:
-    (((*alone,), _, reduction),) = reduced(leaves, 1, turns=2)
+    (((*alone,), _, reduction),) = reduce_in_threads(leaves, 1, turns=2)
     width = reduction.state.width
     assert not torch.equal(alone[0], alone[1])
-    for totals, pg, _ in reduced(leaves, size, turns=2):
+    for totals, pg, _ in reduce_in_threads(leaves, size, turns=2):
         for turn, (total, expected) in enumerate(zip(totals, alone, strict=True)):
             assert torch.equal(total[: width + 1], expected[: width + 1]), "gradients and loss"
             flags = [FLAGS[(rank + turn) % len(FLAGS)] for rank in range(size) for _ in share(leaves, size, rank)]
             assert total[width + 1 :].tolist() == [sum(column) for column in zip(*flags, strict=True)]
-        halves = (leaves, size) in ((4, 2), (8, 2))  # an addition of two has one order: the collective may do it
+        halves = (leaves, size) in ((4, 2), (8, 2))  # two addends have only one order: an all-reduce may be used
         assert ("allreduce" in pg.names) == halves and ("send" in pg.names) != halves
 
 
 @pytest.mark.parametrize(("leaves", "size"), [(7, 3), (6, 2)])
-def test_a_fast_reduction_is_one_all_reduce_of_the_same_sum(leaves: int, size: int) -> None:
-    ((alone, _, _),) = reduced(leaves, 1)
-    members = reduced(leaves, size, reduction="fast")
+def test_a_fast_reduction_is_one_all_reduce(leaves: int, size: int) -> None:
+    ((alone, _, _),) = reduce_in_threads(leaves, 1)
+    members = reduce_in_threads(leaves, size, reduction="fast")
     for totals, pg, reduction in members:
         assert pg.names == ["allreduce"]
         width = reduction.state.width + 1
@@ -100,18 +102,18 @@ def test_a_fast_reduction_is_one_all_reduce_of_the_same_sum(leaves: int, size: i
         assert torch.equal(totals[0], members[0][0][0])
 
 
-def test_each_process_sends_the_others_their_slices_alone() -> None:
-    for _, pg, reduction in reduced(16, 4):
+def test_each_process_sends_the_others_only_their_slices() -> None:
+    for _, pg, reduction in reduce_in_threads(16, 4):
         width = reduction.state.width + CONTROLS
         assert pg.names.count("send") == pg.names.count("recv") == 3
         assert pg.sent == 3 * -(-width // 4), "three quarters of one partial sum: an all-reduce sends as much"
 
 
-def test_later_steps_need_no_further_memory() -> None:
-    for (_, _, once), (_, _, often) in zip(reduced(11, 3, 2), reduced(11, 3, 6), strict=True):
+def test_later_steps_need_no_more_memory() -> None:
+    for (_, _, once), (_, _, often) in zip(reduce_in_threads(11, 3, 2), reduce_in_threads(11, 3, 6), strict=True):
         assert len(once._pool) == len(often._pool) <= 4
         assert once._inbox.numel() == often._inbox.numel()
 
 
-def test_a_process_needs_one_buffer_for_two_virtual_workers_and_one_more_for_twice_as_many() -> None:
-    assert [len(reduced(leaves, 1)[0][2]._pool) for leaves in (1, 2, 4, 8, 16)] == [1, 1, 2, 3, 4]
+def test_doubling_the_virtual_workers_needs_one_more_buffer() -> None:
+    assert [len(reduce_in_threads(leaves, 1)[0][2]._pool) for leaves in (1, 2, 4, 8, 16)] == [1, 1, 2, 3, 4]

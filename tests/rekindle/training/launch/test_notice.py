@@ -1,4 +1,4 @@
-"""A node that its cloud is about to take loses no work: its workers leave first, and none starts on it again."""
+"""Spot-interruption notices: the workers leave in time without losing work, and none is started on the node again."""
 
 import json
 import signal
@@ -17,11 +17,11 @@ EVENT = {"EventType": "Preempt", "Resources": ["aks-spot_3", "aks-spot_4"], "Eve
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """The metadata services of AWS and Azure, as their documentation has them."""
+    """The metadata services of AWS and Azure, as documented."""
 
     def do_PUT(self) -> None:
-        known = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-        self._answer(200 if known else 400, "the-token")
+        valid = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(200 if valid else 400, "the-token")
 
     def do_GET(self) -> None:
         path, server = self.path.partition("?")[0], self.server
@@ -58,38 +58,38 @@ def address(cloud: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["aws", "azure"])
-def test_a_notice_is_understood_and_one_for_another_machine_is_not(
+def test_a_notice_is_recognized_and_other_machines_notices_are_ignored(
     cloud: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(notice.VARIABLE, f"{name} {address(cloud)}")
-    assert not notice.announced()
+    assert not notice.is_announced()
     cloud.events = [EVENT]
-    assert notice.announced()
+    assert notice.is_announced()
     cloud.events = [EVENT | {"Resources": ["aks-spot_9"]}, EVENT | {"EventType": "Freeze"}]
-    assert notice.announced() == (name == "aws")
+    assert notice.is_announced() == (name == "aws")
 
 
-def test_where_no_cloud_answers_there_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_metadata_service_counts_as_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "aws 127.0.0.1:1", "azure 127.0.0.1:1", "none-such"):
         monkeypatch.setenv(notice.VARIABLE, value)
-        assert not notice.announced()
+        assert not notice.is_announced()
 
 
-def test_workers_leave_a_node_that_is_about_to_be_taken_and_none_starts_there(
+def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
     cloud: Any, toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "shm").mkdir()
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
-    told = {"MASTER_ADDR": "", "REKINDLE_NOTICE": f"aws {address(cloud)}"}
+    environment = {"MASTER_ADDR": "", "REKINDLE_NOTICE": f"aws {address(cloud)}"}
     try:
         prefix = "notice"
-        launcher = crew.light_launcher(prefix, flags(prefix, steps=1_000_000), **told)
+        launcher = crew.light_launcher(prefix, flags(prefix, steps=1_000_000), **environment)
         crew.until(lambda: "loss" in launcher.said(), 60)
         cloud.events = [EVENT]
         assert launcher.code() == 143, launcher.said()
-        assert "about to be taken: its workers leave" in launcher.said()
-        again = crew.light_launcher(f"{prefix}-again", flags(prefix, steps=1_000_000), **told)
-        crew.until(lambda: "no worker starts on it" in again.said(), 60)
+        assert "about to be interrupted: its workers leave" in launcher.said()
+        again = crew.light_launcher(f"{prefix}-again", flags(prefix, steps=1_000_000), **environment)
+        crew.until(lambda: "no worker is started on it" in again.said(), 60)
         again.send(signal.SIGTERM)
         assert again.code() == 143 and "loss" not in again.said(), again.said()
     finally:

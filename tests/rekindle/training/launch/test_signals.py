@@ -1,4 +1,4 @@
-"""A worker that is told to leave: it has the time it was promised, and its children do not leave before it."""
+"""SIGTERM to a worker: it may use its grace period, and its child processes do not exit before it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from rekindle.training.launch import signals
 from tests.rekindle.training.crew import ROOT
 from tests.waiting import until
 
-# like a training loop with a DataLoader whose processes must all live until the last step
+# a training loop with a DataLoader whose processes must live until the last step
 SCRIPT = """
 import os, sys, time
 from rekindle.training.launch import signals
@@ -33,7 +33,7 @@ sys.exit(143)
 
 
 def start(script: str, **environment: str) -> "subprocess.Popen[str]":
-    """A process group of its own, as torchrun makes one for each worker, and its first word."""
+    """Start a script in a new process group, like torchrun; wait until it prints "ready"."""
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": ROOT} | environment,
@@ -47,24 +47,24 @@ def start(script: str, **environment: str) -> "subprocess.Popen[str]":
 
 
 def members(group: int) -> list[int]:
-    """The processes of a group, zombies apart."""
+    """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # it has just exited
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
             if int(number) == group and state != "Z":
                 pids.append(int(path.parent.name))
     return pids
 
 
-def test_a_data_loader_outlives_a_sigterm_to_the_whole_group_and_not_its_worker() -> None:
+def test_a_data_loader_survives_sigterm_to_the_group_but_not_its_worker() -> None:
     process = start(SCRIPT, REKINDLE_GRACE="50")
     assert len(members(process.pid)) == 3
     os.killpg(process.pid, signal.SIGTERM)
-    said, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said.startswith("left 4"), said  # of 0.9 of the 50 s
-    assert "Traceback" not in said and "Error" not in said
+    assert output.startswith("left 4"), output  # of 0.9 of the 50 s
+    assert "Traceback" not in output and "Error" not in output
     assert not members(process.pid)
 
 
@@ -75,19 +75,19 @@ def test_a_data_loader_dies_with_its_worker() -> None:
     until("the whole process group to be gone", lambda: not members(process.pid))
 
 
-def test_a_worker_that_cannot_leave_is_gone_before_it_is_killed() -> None:
+def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
     process = start(
         "import time; from rekindle.training.launch.signals import on_sigterm; on_sigterm(); "
         "print('ready', flush=True); time.sleep(60)",
         REKINDLE_GRACE="0.5",
     )
     process.terminate()
-    said, _ = process.communicate(timeout=30)
-    assert (process.returncode, said) == (143, "still not done 0.45 s after SIGTERM: leaving now\n")
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (143, "not finished 0.45 s after SIGTERM: exiting now\n")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
-def test_a_grace_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_grace_period_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(signals.GRACE, text)
     with pytest.raises(ConfigError, match=f"REKINDLE_GRACE is '{text}'"):
         signals.grace()

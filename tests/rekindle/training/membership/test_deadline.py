@@ -1,4 +1,4 @@
-"""A training that waits for nodes or in a queue does not use up its time; one that trains too long is ended."""
+"""The deadline of a training: time spent waiting for nodes or in a queue does not count; too long a training ends."""
 
 import asyncio
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rekindle.storage import Store
-from rekindle.training.membership.server import DEADLINE, TICK
+from rekindle.training.membership.server import DEADLINE, TICK_S
 from tests.rekindle.training.membership.test_handshake import secret, serving
 from tests.rekindle.training.membership.test_server import hello
 
-__all__ = ["secret"]  # a fixture of all tests here
+__all__ = ["secret"]  # fixture of all tests in this file
 LIMIT = 0.5  # seconds
 
 
@@ -22,8 +22,8 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, m
             membership, ticks = coordinator.membership, asyncio.Queue[float]()
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
-            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK))]
-            assert coordinator.trained == 0 and not membership.verdict, "it waits for its first worker"
+            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
+            assert coordinator.trained_seconds == 0 and not membership.verdict, "it waits for its first worker"
             while not membership.verdict:
                 if "a" in membership.alive:
                     membership.ack(now, "a", membership.generation, 0)
@@ -33,7 +33,7 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, m
             verdict: Any = membership.verdict
             assert verdict
             code, text = verdict
-            assert code == 1 and coordinator.trained > LIMIT
+            assert code == 1 and coordinator.trained_seconds > LIMIT
             assert "cluster.pods.train.deadline_minutes" in text and "Raise it" in text
 
     asyncio.run(scene())

@@ -1,12 +1,11 @@
-"""Whoever watches a cluster sees a training: its steps, its loss, who is in it, and what it has lost."""
+"""Prometheus metrics of a training: steps, loss, members and losses."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from rekindle.training.membership.exporter import KEPT, MAX_REQUESTS, Exporter
-from rekindle.training.membership.machine import PATIENCE, Membership
+from rekindle.training.membership.exporter import MAX_REQUESTS, MAX_STEP_TIMES, Exporter
+from rekindle.training.membership.machine import JOIN_TIMEOUT_S, Membership
 from tests.rekindle.training.membership.test_server import config, hello
 
 
@@ -15,28 +14,28 @@ def values(text: bytes) -> dict[str, float]:
     return {name.removeprefix("rekindle_training_"): float(value) for name, value in samples}
 
 
-def trained(**fields: Any) -> Exporter:
-    """Two workers that train, of which one is lost; the other makes its second step."""
+def exporter_of_a_training() -> Exporter:
+    """Train with two workers: one is lost, the other completes its second step."""
     membership = Membership(config(workers=2, min_workers=1))
     exporter, now = Exporter(membership), 100.0
     for name in "ab":
         membership.join(now, hello(name))
-    now += PATIENCE + 0.1
+    now += JOIN_TIMEOUT_S + 0.1
     for name in "ab":
         membership.ack(now, name, membership.generation, 0)
     membership.heartbeat(now, "a", 1)
-    membership.lost(now + 1, "b")
+    membership.remove(now + 1, "b")
     membership.ack(now + 1, "a", membership.generation, 1)
     membership.heartbeat(now + 2, "a", 2)
-    exporter.note("run", steps=40, **fields)
+    exporter.note("run", steps=40)
     for event in membership.events:
         exporter.note(**event)
     return exporter
 
 
-def test_a_scrape_tells_the_steps_the_loss_the_members_and_the_losses() -> None:
-    exporter = trained()
-    assert "loss" not in values(exporter.text()), "none was reported yet"
+def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
+    exporter = exporter_of_a_training()
+    assert "loss" not in values(exporter.text()), "not reported yet"
     exporter.note("loss", loss=0.25)
     seen = values(exporter.text())
     assert (seen["step"], seen["steps"], seen["loss"]) == (2, 40, 0.25)
@@ -45,14 +44,14 @@ def test_a_scrape_tells_the_steps_the_loss_the_members_and_the_losses() -> None:
     assert seen['worker_seconds{kind="trained"}'] > 0 and 'worker_seconds{kind="lost"}' in seen
 
 
-def test_a_long_training_does_not_fill_the_memory_of_its_coordinator() -> None:
-    exporter = trained()
-    for step in range(3, 3 * KEPT):
+def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
+    exporter = exporter_of_a_training()
+    for step in range(3, 3 * MAX_STEP_TIMES):
         exporter.note("step", step=step)
-    assert len(exporter.accounts.points) <= KEPT and len(exporter.accounts.summary.points) <= KEPT
+    assert len(exporter.accounts.points) <= MAX_STEP_TIMES and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
 
 
-def test_it_answers_http_and_outlives_who_says_nothing_or_too_much() -> None:
+def test_it_answers_http_and_survives_silent_clients_and_large_requests() -> None:
     async def get(port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -64,7 +63,7 @@ def test_it_answers_http_and_outlives_who_says_nothing_or_too_much() -> None:
             writer.close()
 
     async def scrape() -> None:
-        exporter = trained()
+        exporter = exporter_of_a_training()
         server = await exporter.serve("127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
@@ -79,8 +78,8 @@ def test_it_answers_http_and_outlives_who_says_nothing_or_too_much() -> None:
     asyncio.run(scrape())
 
 
-def test_events_that_make_no_sense_are_counted_and_nothing_else() -> None:
-    exporter = trained()
+def test_malformed_events_do_not_change_the_metrics() -> None:
+    exporter = exporter_of_a_training()
     exporter.note("step", step="many")
     with pytest.raises(KeyError):
         exporter.note("loss")

@@ -1,4 +1,4 @@
-"""The model of an earlier training that was the same: the coordinator takes it, and leaves its own to be found."""
+"""Reuse the model of an identical earlier training, and record ours for later runs."""
 
 import time
 from contextlib import suppress
@@ -14,38 +14,38 @@ from rekindle.training.spec import TrainingSpec
 FILES = ("model.safetensors", "model.json")  # the last one marks the training as complete
 
 
-class KnownModel:
-    """What the object store knows of a training; if it is out of reach, nothing."""
+class ReusableModel:
+    """The cache entry of a training; nothing is reused or recorded while the object store is unavailable."""
 
     def __init__(self, spec: TrainingSpec) -> None:
-        self.spec, self.began = spec, time.time()
-        self.at = spec.out.removesuffix(f"/{MODEL}")
+        self.spec, self.start_time = spec, time.time()
+        self.prefix = spec.out.removesuffix(f"/{MODEL}")
         self.facts: Facts | None = None
-        self.taken = False
+        self.is_reused = False
 
-    def take(self) -> None:
-        """Copy the model of the same training, if there is one."""
+    def reuse(self) -> None:
+        """Copy the model of an identical training, if one exists."""
         if not self.spec.reuse:
             return
         with suppress(Unknown, StorageError, OSError):
             self.facts = facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             entry = entries.find(store, key(self.facts)) if self.spec.reuse == "yes" else None
-            if entry and entry.at != self.at:
+            if entry and entry.at != self.prefix:
                 for name in FILES:
                     store.copy(f"{entry.at}/{MODEL}/{name}", f"{self.spec.out}/{name}")
-                store.put(f"{self.at}/{TAKEN}", entry.at.encode())
-                self.taken = True
+                store.put(f"{self.prefix}/{TAKEN}", entry.at.encode())
+                self.is_reused = True
                 say(f"cached: the same training as {entry.at}, which took {entry.seconds:.1f} s")
 
     def record(self) -> None:
-        """Let later runs find the model, which is complete."""
-        if self.taken or not self.spec.reuse:
+        """Record the completed model for later runs."""
+        if self.is_reused or not self.spec.reuse:
             return
         with suppress(Unknown, StorageError, OSError):
-            known = self.facts or facts("steps.train", self.spec, {})  # a short training ends before `take` has them
+            inputs = self.facts or facts("steps.train", self.spec, {})  # a short training may end before `reuse` does
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
-            left = {MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}}  # nobody has read it as a file
-            seconds = round(time.time() - self.began, 3)
-            entries.record(store, entries.Entry(key(known), self.at, {}, left, known, seconds))
+            artifacts = {MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}}  # no artifact hash is known
+            seconds = round(time.time() - self.start_time, 3)
+            entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))

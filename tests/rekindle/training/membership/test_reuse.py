@@ -1,4 +1,4 @@
-"""A training that was done is not done again: its coordinator finds the model, and no worker is needed."""
+"""The model of an identical earlier training is reused: the coordinator needs no worker."""
 
 import json
 import uuid
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.rekindle.training.crew import Crew
 
 
-def test_a_coordinator_takes_the_model_of_the_same_training(crew: "Crew", s3: Store) -> None:
+def test_a_coordinator_reuses_the_model_of_an_identical_training(crew: "Crew", s3: Store) -> None:
     seed, first, second = uuid.uuid4().int % 10**9, f"w-{uuid.uuid4().hex[:6]}/train", f"w-{uuid.uuid4().hex[:6]}/train"
     argv = flags(first, seed=seed, steps=5, workers=1, reuse="yes")
     coordinator = crew.coordinator(argv)
