@@ -89,7 +89,8 @@ def test_what_no_retry_cures_is_not_tried_again(crew: Crew, trouble: str, code: 
 def test_a_loss_that_is_no_number_is_refused_with_its_shape(crew: Crew) -> None:
     launcher = alone(crew, "shape", TROUBLE="reshape")
     assert launcher.code() == 78, launcher.said()
-    assert "loss(model, batch) gave a tensor of shape (3,): it must return one number" in launcher.said()
+    rule = "it must return a tensor with one element"
+    assert f"loss(model, batch) returned a tensor of shape (3,): {rule}" in launcher.said()
 
 
 def test_an_error_of_the_workload_is_reported_with_its_line_and_not_tried_a_third_time(crew: Crew) -> None:
