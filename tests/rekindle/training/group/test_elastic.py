@@ -175,7 +175,7 @@ def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
     """A member that waits a moment for its last events to be written."""
     from rekindle.training.ledger import events
 
-    events.PATIENCE = 0.2
+    events.CLOSE_TIMEOUT_S = 0.2
     run_member(argv, environment, log)
 
 
