@@ -32,7 +32,7 @@ import torch
 from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import CHUNK, parallel
+from rekindle.training.checkpoint.remote import CHUNK_BYTES, parallel
 from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
@@ -129,7 +129,7 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
             time.sleep(0.01)
 
     def bare(number: int) -> None:
-        client.put(f"bare/{number}", view[number * CHUNK : (number + 1) * CHUNK])
+        client.put(f"bare/{number}", view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
 
     for _ in range(runs):
         state.step += 1
@@ -139,7 +139,7 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
         checkpoints._snapshot_due = 0.0
         record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
         idle()
-        record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK)))))
+        record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
         record("durable wait", seconds(lambda: checkpoints.keep((0, 1), durable=True)))
         while checkpoints._busy:

@@ -1,4 +1,4 @@
-"""The dataset on this node: downloaded once, shared by all workers of the node, reused after a restart."""
+"""The local copy of the dataset: downloaded once, shared by all workers of the node, reused after a restart."""
 
 import fcntl
 import json
@@ -12,13 +12,13 @@ from typing import Any
 from argolocal.common.files import make_own
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
-from rekindle.training.checkpoint.snapshot_file import ROOM
+from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 
-CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk large enough
+CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a disk with enough space
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
-    """The local copy of the dataset below `prefix`. Raises DataError if it is absent, or has another digest."""
+    """Return the local copy of the dataset below `prefix`. Raises DataError if it is missing or has another digest."""
     root = _cache() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
@@ -31,8 +31,8 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
             actual = json.loads((unfinished / "dataset.json").read_text()).get("digest")
             if actual != digest:
                 raise DataError(
-                    f"{store.uri(prefix)} is the dataset {str(actual)[:12]}: this run was given the digest "
-                    f"{digest[:12]}. Run the step prepare again, or pass the digest that it gave."
+                    f"{store.uri(prefix)} has the digest {str(actual)[:12]}, but this run expects {digest[:12]}. "
+                    "Run the step prepare again, or pass the digest that it returned."
                 )
             unfinished.rename(target)
     return target
@@ -45,7 +45,9 @@ def _cache() -> Path:
     try:
         make_own(directory)
     except OSError as error:
-        raise RekindleError(f"datasets cannot be kept in {directory} ({error.strerror}): or set {CACHE}.") from error
+        raise RekindleError(
+            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another directory."
+        ) from error
     return directory
 
 
@@ -56,37 +58,37 @@ def _download(store: Store, prefix: str, target: Path) -> None:
         raise DataError(f"{error} The step prepare must have written the dataset there.") from error
     except OSError as error:
         raise RekindleError(
-            f"the dataset cannot be kept in {target.parent} ({error}): make room, or set {CACHE} to a larger disk."
+            f"cannot store the dataset in {target.parent} ({error}): free some space, or set {CACHE} to a larger disk."
         ) from error
     if not (target / "dataset.json").exists():
-        raise DataError(f"{store.uri(prefix)} holds no dataset.json: it is not a dataset. Run the step prepare again.")
+        raise DataError(f"{store.uri(prefix)} is not a dataset: dataset.json is missing. Run the step prepare again.")
 
 
 class LoaderState:
-    """The state of the workload's own data loader, if it has one: JSON, equal in all workers between steps."""
+    """State of the workload's own data loader, if it has one: JSON, equal in all workers between steps."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")
         self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
 
     def dump(self) -> bytes:
-        """The current state; empty if there is none. Raises ConfigError."""
+        """Return the current state; empty if the loader is stateless. Raises ConfigError."""
         if not self.stateful:
             return b""
         try:
             dumped = json.dumps(self.data.state_dict(), sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"the dataset's state_dict() is not JSON ({error}): give numbers, texts, lists."
+                f"the dataset's state_dict() is not JSON ({error}): return only numbers, strings, lists and dicts."
             ) from error
-        if len(dumped) > ROOM:
+        if len(dumped) > MAX_LOADER_STATE_BYTES:
             raise ConfigError(
-                f"the dataset's state_dict() has {len(dumped)} bytes: it must have at most {ROOM}, since it travels "
-                "with every snapshot. Keep what can be computed out of it."
+                f"the dataset's state_dict() has {len(dumped)} bytes: the limit is {MAX_LOADER_STATE_BYTES}, since "
+                "every snapshot includes it. Leave out values that can be recomputed."
             )
         return dumped
 
     def load(self, dumped: bytes) -> None:
-        """Set the loader to a state that `dump` returned."""
+        """Restore a state that `dump` returned."""
         if self.stateful and dumped:
             self.data.load_state_dict(json.loads(dumped))

@@ -1,4 +1,4 @@
-"""The training loop, and the parts it is made of. `rekindle step steps.train` runs it."""
+"""The training loop. `rekindle step steps.train` runs it."""
 
 import json
 import math
@@ -31,18 +31,18 @@ from rekindle.training.state import State, load_weights, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
-SAVING = 30.0  # seconds that the others wait for rank 0 to complete the checkpoint of a pause
+PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # for which other ranks wait until rank 0 has completed the checkpoint of a pause
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
-    """Train with the other workers until the end. Raises ConfigError, DataError; SystemExit(143) once `leaving`."""
-    if not retry_until(lambda: completed_model(spec), leaving, "to see whether the run is complete"):
-        _take_part(spec, leaving)
+    """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving` is set."""
+    if not retry_until(lambda: completed_model(spec), leaving, "to check if the run is complete"):
+        _train_as_member(spec, leaving)
     # snapshots of workers killed during shutdown
     snapshot_file.discard(snapshot_file.run_name(spec.identity_hash(), spec.checkpoints))
 
 
-def _take_part(spec: TrainingSpec, leaving: threading.Event) -> None:
+def _train_as_member(spec: TrainingSpec, leaving: threading.Event) -> None:
     members = None
     try:
         device = pick_device(spec)
@@ -57,7 +57,7 @@ def _take_part(spec: TrainingSpec, leaving: threading.Event) -> None:
 
 
 class Training:
-    """One process's part in a run."""
+    """One worker process of a run."""
 
     def __init__(
         self, spec: TrainingSpec, device: torch.device, members: StaticGroup, leaving: threading.Event
@@ -70,21 +70,19 @@ class Training:
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
         self.data = self.workload.dataset(path, "train")
         if missing := [name for name in ("__len__", "batch") if not hasattr(self.data, name)]:
-            raise ConfigError(f"dataset(path, split) gave {self.data!r}: it must have {' and '.join(missing)}.")
+            raise ConfigError(f"dataset(path, split) returned {self.data!r}: it must have {' and '.join(missing)}.")
         if not len(self.data):
-            raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
+            raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
         self.samples, held_out = split(spec, self.workload, self.data, path)
         torch.manual_seed(mix(spec.seed, 0, 0))
         self.model = self.workload.model(section, dataset_facts(path))
         if not isinstance(self.model, torch.nn.Module):
-            raise ConfigError(f"model(section, facts) gave {self.model!r}: it must return a torch.nn.Module.")
+            raise ConfigError(f"model(section, facts) returned {self.model!r}: it must return a torch.nn.Module.")
         if spec.start:
-            retry_until(
-                lambda: load_weights(self.model, self.store, spec.start), leaving, "for the weights to begin with"
-            )
+            retry_until(lambda: load_weights(self.model, self.store, spec.start), leaving, "for the initial weights")
         self.make_optimizer = getattr(self.workload, "optimizer", None)
         self.state = State(self.model, spec, device, self.make_optimizer)
-        # torch.manual_seed itself takes 0.1 ms, and some memory each time, for devices that are not there
+        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine lacks
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])
@@ -130,23 +128,24 @@ class Training:
 
     @property
     def paused(self) -> bool:
-        """Whether the weights are those to pause with: the next process repeats that step, and goes on."""
+        """True at the pause step; the resuming process repeats that step."""
         return self.state.step == self.pause > 0 and not self.state.finished(self.total)
 
     def save(self) -> None:
-        """Wait until the state is in the object store; rank 0 for as long as it takes."""
-        members, patience = self.group.members, time.monotonic() + (SAVING if self.group.rank else math.inf)
+        """Wait until the state is in the object store: rank 0 without a limit."""
+        members = self.group.members
+        deadline = time.monotonic() + (PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf)
         members.busy(True)
         self.checkpoints.flush(
-            self.group.rank_size, lambda: min(signals.seconds_left() - 1, patience - time.monotonic())
+            self.group.rank_size, lambda: min(signals.seconds_left() - 1, deadline - time.monotonic())
         )
         members.busy(False)
 
     def steps(self) -> None:
-        """The recipe. Everything that makes it survive lives behind `group`."""
+        """Run the training steps. `group` handles all failures."""
         group, state, validation = self.group, self.state, self.validation
         for step in group.steps(self.total):
-            for virtual_worker in group.virtual_workers():  # those that are ours now
+            for virtual_worker in group.virtual_workers():  # assigned to this worker for this step
                 group.add(virtual_worker, *self.compute(step, virtual_worker))
             total = group.reduced()  # exact: one fixed tree over all virtual workers
             if total is None:
@@ -169,8 +168,10 @@ class Training:
             self.checkpoints.keep(group.rank_size, durable=group.saving)
 
     def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
-        """Loss of one micro-batch, and what is summed with those of the others: a function of the state, the seed, the
-        step and the virtual worker."""
+        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
+
+        They depend on the state, the seed, the step and the virtual worker, and on nothing else.
+        """
         indices = self.sampler.indices(step, virtual_worker)
         batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
         state = self.state
@@ -178,20 +179,20 @@ class Training:
         with self.precision:
             loss = self.workload.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ConfigError(
-                f"loss(model, batch) gave {what:.200}: it must return one number, as a tensor that depends on the "
-                "model's weights, such as the mean over the batch."
+                f"loss(model, batch) returned {result:.200}: it must return a tensor with one element that depends on "
+                "the model's weights, such as the mean over the batch."
             )
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         changes = state.buffers.changes()
         return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
 
     def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """The samples on the device; `seed`: of all that is random from here on."""
+        """Return the samples on the device, and seed all randomness of the micro-batch."""
         batch = samples.batch(indices)
         if self.device.type != "cpu":
-            batch = tuple(part.to(self.device) for part in batch)
+            batch = tuple(tensor.to(self.device) for tensor in batch)
         self.seed(seed)
         return batch
 
@@ -201,7 +202,7 @@ class Training:
             generator.manual_seed(seed)
 
     def rate(self, step: int, highest: float) -> float:
-        """The learning rate of update `step`, by the workload's schedule if it has one."""
+        """Return the learning rate of update `step`, by the workload's schedule if it has one."""
         return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)
 
     def export(self) -> str:
@@ -210,7 +211,7 @@ class Training:
         sha256 = weights_sha256(tensors)
         if not self.paused:
             self.put("model.safetensors", save(tensors))
-        self.metrics.close()  # once model.json is there, all processes may be ended at any moment
+        self.metrics.close()  # before model.json exists: afterwards the processes may be killed at any moment
         description = spec.identity() | {
             "sha256": sha256,
             "step": self.state.updates,
@@ -229,15 +230,15 @@ class Training:
         return sha256
 
     def put(self, name: str, data: bytes) -> None:
-        """Write one file of the model, however long the object store is unavailable."""
+        """Write one file of the model; retries until the object store is available."""
         key = f"{self.spec.out}/{name}"
         retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
-        """Leave before the last step: if no surviving member holds the state, write it to the object store.
+        """Leave before the last step. Write the state to the object store if no surviving member has it.
 
-        Nobody waits for that write. But a worker that joins instead of us must find the state there, unless other
-        members have it: then we report leaving only afterwards.
+        Other members do not wait for that write. But if all members have agreed that we leave, report the departure
+        only after the write: a worker that replaces us must find the state in the object store.
         """
         safe, unagreed = True, self.group.unagreed
         if unagreed:
@@ -248,5 +249,5 @@ class Training:
             self.group.members.leave()
         self.checkpoints.close(remove=safe)
         self.metrics.close()
-        say(f"left after step {self.state.step}, as told by SIGTERM")
+        say(f"left after step {self.state.step}, after SIGTERM")
         raise SystemExit(143)

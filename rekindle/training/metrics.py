@@ -1,4 +1,4 @@
-"""Progress of a training: one line a second, and curves for MLflow, sent by a thread."""
+"""Training progress: one log line per second, and curves that a thread sends to MLflow."""
 
 import math
 import re
@@ -9,18 +9,18 @@ from typing import Any
 
 from rekindle.errors import TrackingError, say
 
-POINTS = 500  # per curve at most; each is the mean over equally many steps
-PERIOD = 5.0  # seconds between requests to MLflow
-PATIENCE = 10.0  # seconds that the end of a run waits for MLflow
+MAX_POINTS = 500  # per curve; each is the mean over the same number of steps
+UPLOAD_INTERVAL_S = 5.0  # between requests to MLflow
+CLOSE_TIMEOUT_S = 10.0  # for the last points to reach MLflow
 PROGRESS = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
 )
 
 
 class Metrics:
-    """The metrics of the group's rank 0; every worker has one, since it may become rank 0.
+    """Metrics of the group's rank 0. Every worker has an instance, since any of them may become rank 0.
 
-    `note` records the event `run` with this `plan`, once, and `loss` with each line.
+    `note` records the event `run` with `plan` once, and the event `loss` with each log line.
     """
 
     def __init__(
@@ -28,17 +28,17 @@ class Metrics:
         run_id: str,
         total: int,
         samples_per_step: int,
-        part: str = "",
+        prefix: str = "",
         note: Callable[..., None] = lambda event, **fields: None,
         plan: Mapping[str, Any] | None = None,
     ) -> None:
         self.run_id, self.total, self.samples, self.note, self.plan = run_id, total, samples_per_step, note, plan or {}
-        self.part = f"{part}/" if part else ""
-        self.every = max(1, total // POINTS)
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.every = max(1, total // MAX_POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
         self._since = self._line_at = time.monotonic()
         self._line_step = -1
-        self._validation: float | None = None  # the newest loss
+        self._validation: float | None = None  # newest loss
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -58,7 +58,7 @@ class Metrics:
             values["samples_per_s"] = speed
             self._sums, self._since = [0.0, 0.0, 0], now
             self._plot("train", values, step)
-        if self._line_step < 0:  # the first step of this process is a warm-up: not measured
+        if self._line_step < 0:  # the first step of a process is a warm-up and is not measured
             self._line_at, self._line_step = now, step
             self.note("run", **self.plan)
         elif now - self._line_at >= 1 or step == self.total:
@@ -75,19 +75,19 @@ class Metrics:
     def _plot(self, curves: str, values: dict[str, float], step: int) -> None:
         if self.run_id:
             with self._lock:
-                self._points += [(f"{self.part}{curves}/{name}", value, step) for name, value in values.items()]
+                self._points += [(f"{self.prefix}{curves}/{name}", value, step) for name, value in values.items()]
             if not self._thread.ident:
                 self._thread.start()
 
     def close(self) -> None:
-        """Send the remaining points; log those that MLflow did not accept."""
+        """Send the remaining points; log how many could not be sent."""
         self._closing.set()
         if self._thread.ident:
-            self._thread.join(PATIENCE)
+            self._thread.join(CLOSE_TIMEOUT_S)
         with self._lock:
             if self._points:
-                why = self._error or f"it did not answer within {PATIENCE:.0f} s"
-                say(f"{len(self._points)} points of the curves are not in MLflow: {why}")
+                reason = self._error or f"it did not answer within {CLOSE_TIMEOUT_S:.0f} s"
+                say(f"{len(self._points)} points of the curves are not in MLflow: {reason}")
             self._points = []
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
@@ -103,7 +103,7 @@ class Metrics:
 
         ending = False
         while not ending:
-            ending = self._closing.wait(PERIOD)
+            ending = self._closing.wait(UPLOAD_INTERVAL_S)
             with self._lock:
                 points = list(self._points)
             try:

@@ -1,8 +1,8 @@
-"""Which samples a virtual worker sees: a pure function of (seed, step, virtual worker); the step is a run's position.
+"""Selects the samples of each virtual worker: a pure function of (seed, step, virtual worker), without other state.
 
-Positions 0, 1, 2, … run through one permutation of the samples after another without a gap: each epoch visits each
-sample exactly once, and a micro-batch may straddle two epochs. Virtual worker v of step s reads the `batch_size`
-positions from (s·V + v)·batch_size on.
+Positions 0, 1, 2, … run through one permutation of the samples after another: each epoch visits each sample exactly
+once, and a micro-batch may straddle two epochs. Virtual worker v of step s reads `batch_size` positions, starting at
+(s·V + v)·batch_size.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A 63-bit seed from integers: far apart for neighbouring inputs (the finaliser of splitmix64 on each)."""
+    """Return a 63-bit seed that differs widely for similar integers (the finalizer of splitmix64, applied to each)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & MASK
@@ -24,7 +24,7 @@ def mix(*numbers: int) -> int:
 
 
 class Sampler:
-    """Random access into an endless shuffled stream over `samples` samples."""
+    """Random access to an endless shuffled stream of `samples` samples."""
 
     def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
         self.samples, self.batch_size, self.virtual_workers, self.seed = samples, batch_size, virtual_workers, seed
@@ -35,7 +35,7 @@ class Sampler:
         return torch.randperm(self.samples, generator=generator, dtype=torch.int64)
 
     def indices(self, step: int, virtual_worker: int) -> torch.Tensor:
-        """The samples of one micro-batch, int64 [batch_size]."""
+        """Return the sample indices of one micro-batch, int64 [batch_size]."""
         start = (step * self.virtual_workers + virtual_worker) * self.batch_size
         epoch, offset = divmod(start, self.samples)
         parts = [self._order(epoch)[offset : offset + self.batch_size]]
@@ -47,5 +47,5 @@ class Sampler:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def randomness(self, step: int, virtual_worker: int) -> int:
-        """The seed of everything random in one micro-batch (dropout, augmentation)."""
+        """Return the seed for all randomness of one micro-batch (dropout, augmentation)."""
         return mix(self.seed, step, virtual_worker + 2)

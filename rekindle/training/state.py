@@ -1,8 +1,8 @@
-"""All that training changes, in one flat tensor: weights, the optimizer's state, the average of the weights if there is
-one, buffers, and the best weights so far with the record of validation.
+"""The whole training state in one flat tensor: weights, optimizer state, average of the weights (optional), buffers,
+and the best weights so far with the record of validation (optional).
 
-One tensor means one broadcast and one copy for a checkpoint: nothing can be forgotten. Parameters are views of it, each
-on a 64-byte boundary; so are tensors of other types than float32.
+One tensor means one broadcast, and one copy for a checkpoint: nothing can be forgotten. Parameters and non-float32
+tensors are views of it, aligned to 64 bytes.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from rekindle.training.buffers import ALIGN, Buffers
 from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
-ROOM = 8  # measures of a workload, beside the loss
-RECORD = 4  # best validation loss, its step, validations since then, whether training has ended: float64
+MAX_MEASURES = 8  # of a workload, in addition to the loss
+RECORD = 4  # float64 values: best validation loss, its step, validations since then, 1 if training has ended
 
 
 class State:
-    """A model and its optimizer. `step` counts the updates made; -1: not initialized yet.
+    """A model and its optimizer. `step`: number of updates made; -1: not initialized yet.
 
-    With validation, a last step without an update ends training. `make_optimizer` is the workload's; without it: AdamW.
+    With validation, a last step without an update ends training. `make_optimizer`: the workload's; default: AdamW.
     """
 
     def __init__(
@@ -64,26 +64,29 @@ class State:
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
-        self._tails = [*self.buffers.widths, *([1 + ROOM] if config.validation else [])]
-        self.width = self.size + sum(self._tails)  # numbers that are summed over the virtual workers
+        self._tails = [*self.buffers.widths, *([1 + MAX_MEASURES] if config.validation else [])]
+        self.width = self.size + sum(self._tails)  # number of elements that are summed over the virtual workers
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat tensor, one per parameter."""
-        return [flat[at : at + p.numel()].view(p.shape) for at, p in zip(self._offsets, self.parameters, strict=True)]
+        """Return views of a flat tensor, one per parameter."""
+        spans = zip(self._offsets, self.parameters, strict=True)
+        return [flat[start : start + p.numel()].view(p.shape) for start, p in spans]
 
     def summands(self, flat: Tensor) -> list[Tensor]:
-        """Views of what is summed, `flat` [width]: the gradients, the changes of the buffers, the validation."""
+        """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation sums."""
         return [*self.views(flat), *flat[self.size : self.width].split(self._tails)]
 
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
-        """One update by the mean of `scale` virtual workers, whose sum is `total` [width]; returns the gradient's norm
-        before clipping."""
+        """Make one update from `total` [width], the sum over `scale` virtual workers.
+
+        Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not finite.
+        """
         config = self.config
         gradient = total[: self.size] if self._tails else total
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
-                f"the gradient of step {self.step} is not finite: training has diverged, and would again. "
+                f"the gradient of step {self.step} is not finite: training has diverged, as a retry would. "
                 f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
             )
         if self.buffers.widths:
@@ -96,7 +99,7 @@ class State:
         return norm
 
     def judge(self, loss: float, *, last: bool) -> bool:
-        """Note the validation loss of the present weights. True: training ends here, instead of another update."""
+        """Record the validation loss of the current weights. Returns True if training ends without another update."""
         assert self._record is not None
         best, best_step, misses, _ = self._record.tolist()
         if math.isfinite(loss) and (not best_step or loss < best):
@@ -112,23 +115,23 @@ class State:
         return ends
 
     def finished(self, total: int) -> bool:
-        """Whether training has ended, after `total` updates at the latest."""
+        """Return True if training has ended, after `total` updates at the latest."""
         return self.step >= total if self._record is None else self.step > 0 and self._record[3].item() > 0
 
     @property
     def updates(self) -> int:
-        """The updates made."""
+        """Number of updates made."""
         return self.step - int(self._record is not None and self._record[3].item() > 0)
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the best validation so far."""
+        """Step and loss of the best validation so far, if any."""
         loss, step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
         return (int(step), loss) if step else None
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """The model as it would be released now, in eval mode and without gradients."""
+        """Set the model to the weights that would be released now, in eval mode and without gradients."""
         modes = [(module, module.training) for module in self.model.modules()]
         self.buffers.load()
         self._point_to(self._average)
@@ -147,7 +150,7 @@ class State:
                 p.data = view
 
     def trained(self) -> dict[str, Tensor]:
-        """The released model: its state_dict on the CPU, with the best weights if they are kept, or the average."""
+        """Return the state_dict to release, on the CPU: with the best weights if they are kept, or the average."""
         best = self._best if self.config.keep_best and self.best else None
         weights = self._average if best is None else best[: self.size]
         self.buffers.load(None if best is None else best[self.size :])
@@ -157,7 +160,7 @@ class State:
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters to train, matrices first: only they decay. Raises ConfigError."""
+    """Return the trainable parameters, matrices first: only matrices decay. Raises ConfigError."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     named.sort(key=lambda item: item[1].ndim < 2)
     if unsupported := [name for name, p in named if p.dtype != torch.float32]:
@@ -166,30 +169,30 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
             "arithmetic set train.precision to bf16."
         )
     if not named:
-        raise ConfigError("the model has no parameter to train: all are frozen, or there is none.")
+        raise ConfigError("the model lacks a trainable parameter: at least one must have requires_grad=True.")
     return named
 
 
 def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
-    """Copy into `model` those weights of the release at `prefix` that it has with the same shape.
+    """Copy all weights of the release at `prefix` to `model` that match by name and shape.
 
-    Raises DataError if there is no release, or it has none of them.
+    Raises DataError if the release does not exist, or if nothing matches.
     """
     try:
         released = load(store.get(f"{prefix.rstrip('/')}/model.safetensors"))
     except NotFound as error:
-        raise DataError(f"there are no weights to begin with: {error}") from error
-    own = model.state_dict()
-    taken = {name: value for name, value in released.items() if name in own and own[name].shape == value.shape}
-    if not taken:
-        raise DataError(f"the model has none of the weights of {store.uri(prefix)}, by name and shape: give another.")
-    model.load_state_dict(taken, strict=False)
-    fresh = ", ".join(own.keys() - taken.keys())
-    say(f"{len(taken)} of {len(own)} tensors begin with those of {prefix}" + (f"; fresh: {fresh}" if fresh else ""))
+        raise DataError(f"the initial weights do not exist: {error}") from error
+    initial = model.state_dict()
+    copied = {k: value for k, value in released.items() if k in initial and initial[k].shape == value.shape}
+    if not copied:
+        raise DataError(f"{store.uri(prefix)} does not match the model in any name and shape: choose another release.")
+    model.load_state_dict(copied, strict=False)
+    others = ", ".join(initial.keys() - copied.keys())
+    say(f"{len(copied)} of {len(initial)} tensors copied from {prefix}" + (f"; random: {others}" if others else ""))
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """The identity of a model: sha256 over name, dtype, shape and little-endian bytes of each tensor, by name."""
+    """Return the sha256 over name, dtype, shape and little-endian bytes of each tensor, sorted by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu()
@@ -199,6 +202,6 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU; no copy if it is contiguous."""
+    """Return the bytes of a tensor on the CPU, without a copy if it is contiguous."""
     flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)

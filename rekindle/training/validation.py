@@ -1,7 +1,8 @@
-"""Validation during training: loss and measures of held-out samples, in eval mode, by the weights as released now.
+"""Validation during training: loss and measures of held-out samples, in eval mode, with the weights to release.
 
-The micro-batches of the held-out samples are dealt out to the virtual workers, and their sums travel with the gradients
-of the next step: no number of workers changes a bit of them, and a validation costs no exchange of its own.
+The micro-batches of the held-out samples are distributed to the virtual workers, and their sums are reduced together
+with the gradients of the next step: the number of workers does not change a bit of them, and a validation needs no
+extra communication.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.training.numerics import autocast
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
-from rekindle.training.state import ROOM, State
+from rekindle.training.state import MAX_MEASURES, State
 from rekindle.workload import Workload
 
 Batch = tuple[Tensor, ...]
@@ -25,39 +26,44 @@ class Subset:
     """Some samples of a dataset."""
 
     def __init__(self, data: Any, indices: Tensor | None) -> None:
-        """`indices`, int64; None: all."""
+        """`indices`: int64; None: all samples."""
         self.data, self.indices = data, indices
 
     def __len__(self) -> int:
         return len(self.data) if self.indices is None else len(self.indices)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The samples at these places of the subset."""
+        """Return the samples at these positions of the subset."""
         return self.data.batch(indices if self.indices is None else self.indices[indices])
 
 
 def split(spec: TrainingSpec, workload: Workload, data: Any, path: Path) -> tuple[Subset, Subset | None]:
-    """The samples to train with, and those held out. Raises DataError if one of both would be empty."""
+    """Return the training samples and the held-out samples. Raises DataError if either would be empty."""
     if spec.validation == "workload":
         held_out = Subset(workload.dataset(path, "validation"), None)
         if not len(held_out):
-            raise DataError("the dataset has no validation samples: let train.validation be a share, such as 0.1.")
+            raise DataError(
+                "the validation split is empty: set train.validation to a share of the samples, such as 0.1."
+            )
         return Subset(data, None), held_out
     count = round(float(spec.validation) * len(data))
     if not spec.validation:
         return Subset(data, None), None
     if not 0 < count < len(data):
         raise DataError(
-            f"train.validation is {spec.validation}: of {len(data)} samples that holds out {count}, but at least one "
-            "must be held out, and one left to train with. Change the share, or give more data."
+            f"train.validation is {spec.validation}, which holds out {count} of {len(data)} samples: at least one must "
+            "be held out, and one must remain for training. Change the share, or use more data."
         )
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(mix(spec.seed, 0, 0, 1)))
     return Subset(data, order[count:].sort().values), Subset(data, order[:count].sort().values)
 
 
 class Validation:
-    """The validations of a run. `fetch(samples, indices, seed)` gives a micro-batch on the device; once `aborted`, the
-    group will repeat the step, and no result is needed."""
+    """The validations of a run.
+
+    `fetch(samples, indices, seed)` returns a micro-batch on the device. `aborted()` returns True if the group will
+    repeat the step, so that the result is not needed.
+    """
 
     def __init__(
         self,
@@ -75,18 +81,17 @@ class Validation:
         self.total = spec.total_steps(training_samples)
         self.every = spec.validation_every(training_samples)
         self.names: list[str] | None = None
-        self._nothing = [torch.zeros(1 + ROOM, device=state.device)] if samples else []
+        self._zeros = [torch.zeros(1 + MAX_MEASURES, device=state.device)] if samples else []
 
     def due(self, step: int) -> bool:
-        """Whether to validate the weights that `step` updates made."""
+        """Return True if the weights after `step` updates are to be validated."""
         return self.samples is not None and step > 0 and (step % self.every == 0 or step == self.total)
 
     def sums(self, step: int, virtual_worker: int) -> list[Tensor]:
-        """One virtual worker's share: [1 + ROOM] sums over its samples of the loss and the measures; [] without a
-        validation in this run."""
+        """Return one virtual worker's sums of the loss and the measures, [1 + MAX_MEASURES]; [] without validation."""
         if self.samples is None or not self.due(step):
-            return self._nothing
-        sums = [0.0] * (1 + ROOM)
+            return self._zeros
+        sums = [0.0] * (1 + MAX_MEASURES)
         count, size = len(self.samples), self.spec.batch_size
         with self.state.released(), autocast(self.spec, self.state.device):
             for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
@@ -94,29 +99,33 @@ class Validation:
                     break
                 indices = torch.arange(number * size, min(count, (number + 1) * size))
                 batch = self.fetch(self.samples, indices, mix(self.spec.seed, number, 0, 2))
-                for place, value in enumerate(self._values(batch)):
-                    sums[place] += value * len(indices)
+                for index, value in enumerate(self._values(batch)):
+                    sums[index] += value * len(indices)
         return [torch.tensor(sums, device=self.state.device)]
 
     def _values(self, batch: Batch) -> list[float]:
-        """Loss and measures of one micro-batch. Raises ConfigError."""
+        """Return loss and measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
         measures = {name: float(value) for name, value in self.measures(self.state.model, batch).items()}
         names = list(measures)
         if self.names is None:
-            if len(names) > ROOM or "loss" in names:
-                raise ConfigError(f'the workload\'s measures are {names}: at most {ROOM}, none of which is "loss".')
+            if len(names) > MAX_MEASURES or "loss" in names:
+                raise ConfigError(
+                    f'the workload\'s measures are {names}: at most {MAX_MEASURES} are allowed, and "loss" is reserved.'
+                )
             self.names = names
         elif names != self.names:
             raise ConfigError(
-                f"the workload's measures are {names}, before they were {self.names}: they must not change."
+                f"the workload's measures are {names}, but were {self.names} before: they must not change."
             )
         return [loss, *measures.values()]
 
     def result(self, total: Tensor) -> dict[str, float]:
-        """Means over all samples, from the sum over all virtual workers (see `State.width`); the measures' names are
-        known where virtual worker 0 is: to rank 0."""
+        """Return the means over all samples from the sum over all virtual workers (see `State.width`).
+
+        Only rank 0, which has virtual worker 0, knows the names of the measures.
+        """
         assert self.samples is not None
         names = ["loss", *(self.names or [])]
-        sums: list[float] = total[-(1 + ROOM) :][: len(names)].tolist()
+        sums: list[float] = total[-(1 + MAX_MEASURES) :][: len(names)].tolist()
         return {name: value / len(self.samples) for name, value in zip(names, sums, strict=True)}

@@ -1,4 +1,4 @@
-"""One worker: what must be set before torch is imported, then the training loop."""
+"""A worker process: settings that must precede the import of torch, then the training loop."""
 
 import os
 
@@ -7,10 +7,10 @@ from rekindle.training.spec import TrainingSpec
 
 
 def work(spec: TrainingSpec) -> None:
-    """Train until the model is in the object store. Raises ConfigError, DataError; exits 143 after a SIGTERM."""
-    # read by cuBLAS when it starts; without it matrix products on a GPU are not reproducible
+    """Train until the model is in the object store. Raises ConfigError, DataError; exits with 143 after SIGTERM."""
+    # cuBLAS reads it when it starts; without it matrix products on a GPU are not reproducible
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    leaving = on_sigterm()  # before the import of torch: it takes seconds, in which PID 1 would ignore the signal
+    leaving = on_sigterm()  # before torch is imported: that takes seconds, during which PID 1 would ignore the signal
     from rekindle.training.loop import train
 
     train(spec, leaving)

@@ -30,7 +30,7 @@ def expected(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def drains(run: Run) -> list[Incident]:
-    """The workers that left in order, oldest first."""
+    """Return the workers that left on request, oldest first."""
     return sorted((i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t)
 
 

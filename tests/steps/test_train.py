@@ -161,7 +161,7 @@ def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
         crew.release(20)
         codes = [member.code() for member in (coordinator, waits, other, brings)]
     assert codes == [0] * 4, waits.said()
-    assert "of shared memory" in waits.said()
+    assert "in shared memory" in waits.said()
     assert sha256(s3, "waits") == undisturbed
 
 
@@ -243,7 +243,7 @@ def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
     finally:
         run.kill()
     step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
-    assert f"left after step {step}, as told by SIGTERM" in log.read_text()
+    assert f"left after step {step}, after SIGTERM" in log.read_text()
     rest = crew.alone(argv)
     assert rest.code() == 0, rest.said()
     assert sha256(s3, "torchrun") == undisturbed

@@ -1,9 +1,9 @@
-"""Checkpoints in two tiers: frequent snapshots in shared memory, and durable ones in the object store.
+"""Checkpoints in two tiers: frequent snapshots in shared memory, and durable checkpoints in the object store.
 
-Survivors hold the state, so both only matter when all workers are lost. Every worker calls `keep` after each step and
-takes snapshots by its own clock. When a durable checkpoint is due, rank 0 decides; the decision travels with the
-gradients of the next step, so that all copy the same state. The loop waits for a copy in memory, threads do the rest:
-see snapshot_file.py, remote.py.
+Survivors hold the state, so both only matter if all workers are lost. Every worker calls `keep` after each step and
+takes snapshots by its own clock. Rank 0 decides when a durable checkpoint is due; the decision travels with the
+gradients of the next step, so that all workers copy the same state. The loop only waits for the copy in memory; threads
+do the rest (see snapshot_file.py, remote.py).
 """
 
 import base64
@@ -31,15 +31,15 @@ from rekindle.training.data import LoaderState
 from rekindle.training.group.interruptible import GroupBroken, fulfil
 from rekindle.training.state import State, raw
 
-SHARE = 0.01  # of the time that training may wait for snapshots, unless hot_seconds is set
-SHORTEST = 0.25  # seconds between two snapshots then
-PATIENCE = 3.0  # seconds for the object store to tell whether it has a newer step than shared memory
+MAX_SNAPSHOT_SHARE = 0.01  # of the training time, if hot_seconds is not set
+MIN_SNAPSHOT_INTERVAL_S = 0.25  # if hot_seconds is not set
+NEWEST_TIMEOUT_S = 3.0  # for the object store to report its newest step, if shared memory has a snapshot
 T = TypeVar("T")
 Run = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
-    """The checkpoints of one worker. Its newest snapshot is loaded at once."""
+    """The checkpoints of one worker. The constructor loads its newest snapshot."""
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Checkpoints:
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
         self.remote = RemoteCheckpoints(store, prefix, identity, layout, fingerprint, retention)
         self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
-        self.crc = 0  # of the state, if it comes from shared memory: equal states need no broadcast
+        self.crc = 0  # checksum of a state from shared memory: equal states are not broadcast
         run = snapshot_file.run_name(identity, prefix)
         self.snapshots = Snapshots(state, self._load_snapshot(run, identity, layout, _hash(fingerprint)))
         self._snapshot_due = 0.0
-        self._followed = False  # the last durable checkpoint was to be completed by another rank 0
+        self._followed = False  # another worker was rank 0 at the last durable checkpoint
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
 
     def due(self) -> bool:
-        """Whether to make a durable checkpoint after this step. (For rank 0.)"""
+        """Return True if a durable checkpoint is due after this step (for rank 0)."""
         if not self.snapshots.ready.is_set() or self._busy:
             return False
         return self._followed or self.interval.due(self.state.step + 1)
 
     def keep(self, rank_size: RankSize, *, durable: bool) -> None:
-        """All made the same step: take a snapshot if one is due; `durable`: upload our share of the state."""
+        """After each step: take a snapshot if it is due; if `durable`, upload this worker's share of the state."""
         self.loader.advance(self.state.step)
         now = time.monotonic()
         if durable:
@@ -81,10 +81,11 @@ class Checkpoints:
         elif now >= self._snapshot_due and self.snapshots.idle:
             self.snapshots.take(self.loader.dump())
             end = time.monotonic()
-            self._snapshot_due = end + (self.config.hot_seconds or max(SHORTEST, (end - now) / SHARE))
+            automatic = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
+            self._snapshot_due = end + (self.config.hot_seconds or automatic)
 
     def flush(self, rank_size: RankSize, seconds: Callable[[], float]) -> bool:
-        """Upload the current state and wait for it, at most until `seconds()` is 0: no surviving member holds it."""
+        """Upload the current state, which no surviving member holds, and wait until done or `seconds()` is 0."""
         self.snapshots.ready.wait(max(0.0, min(seconds(), 3600.0)))
         if self._upload and self._upload.step < self.state.step:
             self._upload.stop.set()
@@ -94,19 +95,19 @@ class Checkpoints:
         self._join(seconds)
         upload, step = self._upload, self.state.step
         written = upload and upload.step == step and not upload.problem
-        if written and (rank_size[0] == 0 or self._completed(step, seconds)):
+        if written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds)):
             return True
         problem = upload.problem if upload and upload.problem else "rank 0 did not complete it"
-        where = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
-        say(f"the state of step {step} is not in the object store: {problem}.{where}")
+        copy_left = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
+        say(f"the state of step {step} is not in the object store: {problem}.{copy_left}")
         return False
 
     def _join(self, seconds: Callable[[], float]) -> None:
         if self._thread:
             self._thread.join(max(0.0, min(seconds(), 3600.0)))
 
-    def _completed(self, step: int, seconds: Callable[[], float]) -> bool:
-        """Whether rank 0 has completed the checkpoint that we uploaded our share of."""
+    def _wait_for_rank_0(self, step: int, seconds: Callable[[], float]) -> bool:
+        """Return True when rank 0 has completed the checkpoint of `step`, False when `seconds()` is 0."""
         while seconds() > 0:
             with suppress(StorageError):
                 if self.remote.newest() >= step:
@@ -115,7 +116,7 @@ class Checkpoints:
         return False
 
     def close(self, *, remove: bool) -> None:
-        """Stop; `remove`: delete the snapshots, too, since the state is safe elsewhere or the run is complete."""
+        """Stop; if `remove`, also delete the snapshots: the state is stored elsewhere, or the run is complete."""
         if self._upload:
             self._upload.stop.set()  # its threads end with the process at the latest
         self.snapshots.close(remove=remove)
@@ -145,9 +146,9 @@ class Checkpoints:
         try:
             if self.remote.write(upload, rank_size):
                 upload.problem = ""
-        except ConfigError as error:  # another run took the prefix meanwhile; this one continues without checkpoints
+        except ConfigError as error:  # another run uses the prefix now; this run continues without checkpoints
             upload.problem = str(error)
-            say(f"the checkpoint of step {upload.step} is not written: {error}")
+            say(f"cannot write the checkpoint of step {upload.step}: {error}")
         finally:
             self.snapshots.unpin(slot)
         if rank_size[0] == 0 and not upload.problem:
@@ -157,41 +158,41 @@ class Checkpoints:
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def restore(
-        self, known: int, run: Run = lambda read: read(), cancelled: Callable[[], bool] = lambda: False
+        self, snapshot_step: int, run: Run = lambda read: read(), cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        """Nobody was training: load the newest durable checkpoint, if it is newer than step `known` of a snapshot.
+        """Load the newest durable checkpoint if it is newer than the snapshot. Used if no worker holds a newer state.
 
-        `run` reads it, and may raise GroupBroken at any moment; while the object store is unavailable, `cancelled`
-        says whether to stop waiting.
+        `run` calls the reading function, and may raise GroupBroken at any moment. `cancelled()` returns True to stop
+        waiting for an unavailable object store.
         """
-        restored = self._load_newer(known, run, cancelled)
+        restored = self._load_newer(snapshot_step, run, cancelled)
         while self.remote.damage:
-            uri, why = self.remote.damage.pop(0)
-            self.note("torn", object=uri, why=why)
+            uri, reason = self.remote.damage.pop(0)
+            self.note("torn", object=uri, why=reason)
         if restored:
             say(f"resuming from step {self.state.step} ({self.remote.store.uri(self.remote.prefix)})")
-        elif known < 0:
+        elif snapshot_step < 0:
             self.state.step = 0
-        tier = "durable" if restored else "hot" if known >= 0 else "none"
-        self.note("restored", step=max(known, self.state.step), tier=tier, name=snapshot_file.worker_name())
+        tier = "durable" if restored else "hot" if snapshot_step >= 0 else "none"
+        self.note("restored", step=max(snapshot_step, self.state.step), tier=tier, name=snapshot_file.worker_name())
 
-    def _load_newer(self, known: int, run: Run, cancelled: Callable[[], bool]) -> bool:
-        """Load a durable checkpoint newer than `known`, if any; without a snapshot, wait for the object store."""
+    def _load_newer(self, snapshot_step: int, run: Run, cancelled: Callable[[], bool]) -> bool:
+        """Load a durable checkpoint newer than the snapshot, if any. Waits for the object store without a snapshot."""
         try:
-            if known >= 0 and _within(PATIENCE, copy(self.remote).newest) <= known:
+            if snapshot_step >= 0 and _call_with_timeout(NEWEST_TIMEOUT_S, copy(self.remote).newest) <= snapshot_step:
                 return False
         except (StorageError, TimeoutError) as error:
-            say(f"resuming from step {known} of shared memory; whether there is a newer checkpoint: {error}")
+            say(f"resuming from step {snapshot_step} in shared memory; cannot check for a newer checkpoint: {error}")
             return False
         target, abandoned = torch.empty_like(self.state.memory, device="cpu"), threading.Event()
         remote = copy(self.remote)  # an abandoned read may use it for a while
 
         def read() -> Manifest | None:
             try:
-                return remote.restore(raw(target), known)
+                return remote.restore(raw(target), snapshot_step)
             except StorageError as error:
                 if abandoned.is_set() or cancelled():
-                    raise GroupBroken("the group is about to change: not waiting for the object store") from error
+                    raise GroupBroken("the group is about to change: stopped waiting for the object store") from error
                 raise
 
         try:
@@ -206,7 +207,7 @@ class Checkpoints:
         return manifest is not None
 
     def _load_snapshot(self, run: str, identity: str, layout: str, fingerprint: str) -> SnapshotFile | None:
-        """Load this worker's newest intact snapshot; returns the file if it is ours to write. Raises ConfigError."""
+        """Load this worker's newest intact snapshot; returns the file if we hold its lock. Raises ConfigError."""
         memory, path = self.state.memory, snapshot_file.path(run, snapshot_file.node_name())
         try:
             snapshot_file.sweep(run)
@@ -218,7 +219,7 @@ class Checkpoints:
             return None
         newest = next(file.read(), None)
         for text in file.damage:
-            say(f"{text}: not used.")
+            say(f"{text}: ignored.")
             self.note("torn", object=str(path), why=text)
         if newest:
             snapshot, loader_state = newest
@@ -229,19 +230,19 @@ class Checkpoints:
             self.loader.load(loader_state)
             self.state.step, self.crc = snapshot.step, snapshot.crc
             say(f"step {snapshot.step} was found in shared memory ({path})")
-            if file.foreign:
-                say("it was written by another kind of worker (torch build, threads, ...): bits may differ.")
-        if file.ours:
+            if file.is_foreign:
+                say("it was written by a worker with another torch build, thread count, ...: bits may differ.")
+        if file.is_locked:
             return file
         say(f"no snapshots in shared memory: another process holds {path}.")
         file.close()
         return None
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """`call()`, or TimeoutError after some seconds."""
+def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
+    """Return `call()`. Raises TimeoutError after `seconds`."""
     future = Future[T]()
-    threading.Thread(target=fulfil, args=(future, call), name="patience", daemon=True).start()
+    threading.Thread(target=fulfil, args=(future, call), name="timeout", daemon=True).start()
     if not wait([future], seconds).done:
         raise TimeoutError(f"no answer within {seconds:g} s")
     return future.result()

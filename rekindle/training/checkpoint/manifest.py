@@ -1,4 +1,4 @@
-"""What a durable checkpoint consists of, as remote.py writes it and as it is read: checked, whoever has written it."""
+"""The manifest of a durable checkpoint: remote.py writes it, and validates each one that it reads."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, wit
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # a whole number is one, too
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # integers are accepted
 
 
 @with_config({"strict": True, "extra": "allow"})
@@ -32,41 +32,41 @@ class Manifest(TypedDict):
     fingerprint: dict[str, Any]
 
 
-FORM = TypeAdapter(Manifest)
+MANIFEST = TypeAdapter(Manifest)
 NAME = re.compile(r"([0-9]{10,16})-[0-9a-f]{12}\.json")
 
 
 class Damaged(Exception):
-    """A checkpoint whose contents do not match its hashes, or that is none."""
+    """A checkpoint that is invalid or does not match its hashes."""
 
 
 def write(manifest: Manifest) -> tuple[str, bytes]:
-    """The name of a manifest, and its bytes."""
+    """Return the name and the bytes of a manifest."""
     data = json.dumps(manifest).encode()
     return f"{manifest['step']:010d}-{_short(data)}.json", data
 
 
 def read(name: str, data: bytes) -> Manifest:
-    """The manifest in an object of that name. Raises Damaged."""
+    """Return the manifest from an object with the given name and data. Raises Damaged."""
     if not name.endswith(f"-{_short(data)}.json"):
-        raise Damaged("its manifest is damaged, its hash is not the one in its name")
+        raise Damaged("its manifest does not match the hash in its name")
     try:
-        manifest = FORM.validate_json(data)
+        manifest = MANIFEST.validate_json(data)
         base64.b64decode(manifest["loader"], validate=True)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False, include_input=False)
-        raise Damaged(f"it is no checkpoint: {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]) from None
+        raise Damaged(f"its manifest is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]) from None
     except ValueError as error:
         raise Damaged(f"its loader state cannot be read: {error}") from None
     if manifest["step"] != step_of(name):
-        raise Damaged(f"it is named like one of step {step_of(name)} and is one of step {manifest['step']}")
+        raise Damaged(f"its name says step {step_of(name)}, but its manifest step {manifest['step']}")
     if len(manifest["chunks"]) != -(-manifest["bytes"] // manifest["chunk"]):
         raise Damaged(f"it has {len(manifest['chunks'])} chunks for {manifest['bytes']} bytes")
     return manifest
 
 
 def step_of(name: str) -> int:
-    """The step in a manifest's name; -1 for one that no run writes."""
+    """Return the step in a manifest's name; -1 if the name is invalid."""
     match = NAME.fullmatch(name.rpartition("/")[2])
     return int(match[1]) if match else -1
 

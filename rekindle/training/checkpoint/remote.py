@@ -1,13 +1,13 @@
 """Durable checkpoints in the object store: chunks named by their hash, a manifest, a conditional write.
 
-    <prefix>/chunks/<sha256>              CHUNK bytes of the state; one that exists is not uploaded again
+    <prefix>/chunks/<sha256>              CHUNK_BYTES of the state; existing chunks are not uploaded again
     <prefix>/manifests/<step>-<sha>.json  a checkpoint exists if its manifest does: {identity, step, chunks, ...}
     <prefix>/latest                       {manifest}: changed by compare-and-swap only, and only forward
-    <prefix>/readers/<id>                 a reader's lease: nothing is deleted meanwhile
+    <prefix>/readers/<id>                 the lease of a reader, which prevents deletion
 
-Every member of a group uploads its share of the chunks; rank 0 waits for the others' (or uploads them itself if they
-do not arrive), then writes manifest and `latest`. A reader verifies every chunk against its name and falls back to the
-previous checkpoint, reporting the damage. Imports no torch.
+Every member of a group uploads its share of the chunks. Rank 0 waits for the others' (or uploads them itself if they do
+not arrive), then writes the manifest and `latest`. A reader verifies every chunk against its name, reports damage and
+falls back to the previous checkpoint. This module does not import torch.
 """
 
 import base64
@@ -29,66 +29,66 @@ from rekindle.training.checkpoint.manifest import Damaged, Facts, Manifest, step
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
-CHUNK = 8 << 20  # bytes, and of one request
-PARALLEL = 4  # requests at once, of each worker
-STALL = 5.0  # seconds without a new chunk of another member, after which rank 0 uploads the missing ones
+CHUNK_BYTES = 8 << 20  # uploaded by one request
+PARALLEL_REQUESTS = 4  # per worker
+STALL_TIMEOUT_S = 5.0  # without a new chunk from other members; rank 0 then uploads the missing ones
 
 RankSize = tuple[int, int]  # in a group
 
 
 @dataclass
 class Upload:
-    """A checkpoint being written: the state (which must not change meanwhile), and the progress."""
+    """A checkpoint that is being written: the state, which must not change until it is done, and the progress."""
 
     step: int
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
     facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
     stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
-    cpu: float = 0.0  # seconds of our threads
+    cpu: float = 0.0  # seconds that our threads used
     problem: str = "not started"
     names: dict[int, str] = field(default_factory=dict)  # hashes by chunk number
-    existing: set[str] | None = None  # chunks that were in the store when we began
+    existing: set[str] | None = None  # chunks that were in the store at the start
 
     @property
     def count(self) -> int:
-        return -(-len(self.state) // CHUNK)
+        return -(-len(self.state) // CHUNK_BYTES)
 
     def chunk(self, number: int) -> memoryview:
-        return self.state[number * CHUNK : (number + 1) * CHUNK]
+        return self.state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
     def name(self, number: int) -> str:
-        """The hash of a chunk, computed once."""
+        """Return the hash of a chunk, computed once."""
         if number not in self.names:
             self.names[number] = hashlib.sha256(self.chunk(number)).hexdigest()
         return self.names[number]
 
     @property
     def uploaded(self) -> int:
-        """Bytes that were not in the store before, whoever uploaded them."""
+        """Number of bytes that were not in the store before, uploaded by any worker."""
         existing = self.existing or set()
         return sum(len(self.chunk(number)) for number, name in self.names.items() if name not in existing)
 
 
 class RemoteCheckpoints:
-    """The checkpoints of one run (`identity`, and `layout` of its state) below one prefix. For one thread at a time."""
+    """The checkpoints below one prefix, all of one run (`identity`) and state `layout`. Not thread-safe."""
 
     def __init__(
         self, store: Store, prefix: str, identity: str, layout: str, fingerprint: dict[str, Any], retention: Retention
     ) -> None:
         self.store, self.prefix, self.identity, self.layout = store, prefix, identity, layout
         self.fingerprint, self.retention = fingerprint, retention
-        self.damage: list[tuple[str, str]] = []  # (uri, what is wrong) of damaged objects
-        self._damaged: set[str] = set()  # names of manifests and chunks to treat as absent
+        self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
+        self._damaged: set[str] = set()  # names of manifests and chunks to ignore
         self._etag: str | None = None  # of `latest`, as last read or written
-        self._newest = ""  # the manifest it names
+        self._newest = ""  # the manifest that `latest` names
 
     def newest(self) -> int:
-        """The step of the newest checkpoint, its chunks unverified; -1: none. Raises ConfigError, StorageError."""
+        """Return the step of the newest checkpoint, its chunks unverified, or -1. Raises ConfigError, StorageError."""
         return step_of(self._latest())
 
     def restore(self, target: memoryview, beyond: int) -> Manifest | None:
-        """Load the newest intact checkpoint after step `beyond`; damaged ones are logged and listed in `damage`.
+        """Load the newest intact checkpoint after step `beyond`. Damaged ones are logged and added to `damage`.
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
@@ -111,7 +111,7 @@ class RemoteCheckpoints:
                 manifest = self._read(name)
                 self._load(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._latest()) != newest and latest:  # it was deleted because there is a newer one
+                if (latest := self._latest()) != newest and latest:  # it was deleted because a newer one exists
                     return self._restore(target, beyond, latest)
                 self._report_damage(name, error)
                 continue
@@ -119,18 +119,18 @@ class RemoteCheckpoints:
                 say(f"it was written on another kind of machine ({manifest['fingerprint']}): bits may differ.")
             return manifest
         if names and beyond < 0:
-            say(f"no checkpoint below {self.store.uri(self.prefix)} is intact: beginning again at step 0")
+            say(f"no checkpoint below {self.store.uri(self.prefix)} is intact: restarting at step 0")
         return None
 
     def _report_damage(self, name: str, error: Exception) -> None:
-        say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the one before.")
+        say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the previous one.")
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged.add(name)
         if name == self._newest:
-            self._newest = ""  # the next one replaces it, whatever its step
+            self._newest = ""  # the next checkpoint replaces it, even if its step is lower
 
     def _latest(self) -> str:
-        """The manifest that `latest` names ("": none); keeps the etag for its compare-and-swap. Raises ConfigError."""
+        """Return the manifest that `latest` names, or "". Stores the etag for compare-and-swap. Raises ConfigError."""
         key = f"{self.prefix}/latest"
         self._etag, self._newest = None, ""
         try:
@@ -142,7 +142,7 @@ class RemoteCheckpoints:
             if name not in self._damaged:
                 self._read(name)
         except (NotFound, Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
-            say(f"{self.store.uri(key)} names no intact manifest ({error}): it will be overwritten")
+            say(f"{self.store.uri(key)} does not name an intact manifest ({error}): it will be overwritten")
             self.damage.append((self.store.uri(key), str(error)))
             name = ""
         self._etag, self._newest = etag, "" if name in self._damaged else name
@@ -152,14 +152,14 @@ class RemoteCheckpoints:
         return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
 
     def _read(self, name: str) -> Manifest:
-        """An intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
+        """Return an intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
         if not name.startswith(f"{self.prefix}/manifests/") or step_of(name) < 0:
-            raise Damaged(f"{name[:200]!r} is no manifest of this run")
+            raise Damaged(f"{name[:200]!r} is not a manifest of this run")
         manifest = form.read(name, self.store.get(name))
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
-                f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run's is "
-                f"{self.identity[:12]}, made of config, data digest and model): nothing was changed. "
+                f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run has "
+                f"{self.identity[:12]}, computed from config, data digest and model): nothing was changed. "
                 "Give this run another `checkpoints` prefix, or delete that one."
             )
         return manifest
@@ -167,17 +167,17 @@ class RemoteCheckpoints:
     def _load(self, manifest: Manifest, target: memoryview) -> None:
         size, chunks = manifest["chunk"], manifest["chunks"]
         if manifest["bytes"] != len(target):
-            raise Damaged(f"it holds {manifest['bytes']} bytes and not {len(target)}")
+            raise Damaged(f"it has {manifest['bytes']} bytes instead of {len(target)}")
 
         def fetch(number: int) -> None:
-            name, part = chunks[number], target[number * size : (number + 1) * size]
+            name, view = chunks[number], target[number * size : (number + 1) * size]
             key = f"{self.prefix}/chunks/{name}"
             sha256 = ""
-            for _ in range(2):  # the second answer repairs what was damaged in transit only
+            for _ in range(2):  # a second request repairs damage in transit
                 data = self.store.get(key)
                 sha256 = hashlib.sha256(data).hexdigest()
-                if sha256 == name and len(data) == len(part):
-                    part[:] = data
+                if sha256 == name and len(data) == len(view):
+                    view[:] = data
                     return
             self._damaged.add(name)
             with suppress(RekindleError):  # so that the next writer uploads it again
@@ -187,41 +187,41 @@ class RemoteCheckpoints:
         parallel(fetch, range(len(chunks)))
 
     def write(self, upload: Upload, rank_size: RankSize) -> bool:
-        """Upload our share of a checkpoint, and as rank 0 complete it; retries until `upload.stop`: then False.
+        """Upload our share of a checkpoint; rank 0 also completes it. Retries until `upload.stop`, then returns False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
-        pause, said = 0.2, time.monotonic() - 5
+        pause, last_log = 0.2, time.monotonic() - 5
         while not upload.stop.is_set():
             try:
                 return self._write(upload, rank_size)
             except (Conflict, Damaged):
-                self._etag = None  # somebody else changed `latest`; or we did, and the answer was lost
+                self._etag = None  # another process changed `latest`; or we did, and the response was lost
                 upload.stop.wait(0.05)
             except StorageError as error:
                 upload.problem = str(error)
-                if time.monotonic() - said >= 10:
+                if time.monotonic() - last_log >= 10:
                     say(f"the checkpoint of step {upload.step} is not written yet: {error}")
-                    said = time.monotonic()
+                    last_log = time.monotonic()
                 upload.stop.wait(pause)
                 pause = min(2 * pause, 10)
         return False
 
     def _write(self, upload: Upload, rank_size: RankSize) -> bool:
         if self._etag is None:
-            self._latest()  # nothing is written below another run's prefix
+            self._latest()  # raises ConfigError if the prefix belongs to another run
         stored = self._stored()
         if step_of(self._newest) >= upload.step and stored.issuperset(self._read(self._newest)["chunks"]):
-            return True  # one at least as new exists
+            return True  # a checkpoint of this or a later step exists
         upload.existing = set(stored) if upload.existing is None else upload.existing
-        ours = share(upload.count, rank_size[1], rank_size[0])
+        own_share = share(upload.count, rank_size[1], rank_size[0])
 
         def work(number: int) -> None:
-            if not upload.stop.is_set() and upload.name(number) not in stored and number in ours:
+            if not upload.stop.is_set() and upload.name(number) not in stored and number in own_share:
                 self._put(upload, stored, number)
 
-        others = [] if rank_size[0] else [number for number in range(upload.count) if number not in ours]
-        upload.cpu += parallel(work, [*ours, *others])
+        others = [] if rank_size[0] else [number for number in range(upload.count) if number not in own_share]
+        upload.cpu += parallel(work, [*own_share, *others])
         if rank_size[0]:
             return not upload.stop.is_set()
         self._gather(upload, others, stored)
@@ -234,18 +234,18 @@ class RemoteCheckpoints:
         self._damaged.discard(name)
 
     def _stored(self) -> set[str]:
-        """The chunks that are in the store: writes are atomic."""
+        """Return the hashes of the chunks in the store. Writes are atomic, so each is complete."""
         start = f"{self.prefix}/chunks/"
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged
 
     def _gather(self, upload: Upload, others: list[int], stored: set[str]) -> None:
         """Wait for the chunks of the other members, or upload them."""
         last_arrival, missing = time.monotonic(), len(others) + 1
-        while left := [number for number in others if upload.name(number) not in stored]:
-            if len(left) < missing:
-                last_arrival, missing = time.monotonic(), len(left)
-            elif time.monotonic() - last_arrival > STALL:
-                parallel(partial(self._put, upload, stored), left)
+        while pending := [number for number in others if upload.name(number) not in stored]:
+            if len(pending) < missing:
+                last_arrival, missing = time.monotonic(), len(pending)
+            elif time.monotonic() - last_arrival > STALL_TIMEOUT_S:
+                parallel(partial(self._put, upload, stored), pending)
             if upload.stop.wait(0.1):
                 return
             stored |= self._stored()
@@ -256,7 +256,7 @@ class RemoteCheckpoints:
             "layout": self.layout,
             "step": upload.step,
             "bytes": len(upload.state),
-            "chunk": CHUNK,
+            "chunk": CHUNK_BYTES,
             "chunks": [upload.name(number) for number in range(upload.count)],
             "loader": base64.b64encode(upload.loader).decode(),
             "facts": upload.facts,
@@ -273,18 +273,18 @@ class RemoteCheckpoints:
 
 
 def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """`work` on each number, PARALLEL at a time; returns the CPU seconds, raises the first error.
+    """Call `work` for each number, PARALLEL_REQUESTS at a time. Returns the CPU seconds, raises the first error.
 
-    Its daemon threads never delay the end of the process.
+    The daemon threads do not delay the exit of the process.
     """
     errors: list[BaseException] = []
     seconds: list[float] = []
-    todo, lock = iter(numbers), threading.Lock()
+    queue, lock = iter(numbers), threading.Lock()
 
     def run() -> None:
         while not errors:
             with lock:
-                number = next(todo, None)
+                number = next(queue, None)
             if number is None:
                 break
             try:
@@ -293,7 +293,7 @@ def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
                 errors.append(error)
         seconds.append(time.thread_time())
 
-    threads = [threading.Thread(target=run, name="chunks", daemon=True) for _ in range(PARALLEL)]
+    threads = [threading.Thread(target=run, name="chunks", daemon=True) for _ in range(PARALLEL_REQUESTS)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,7 +1,7 @@
-"""Copies of the state that outlive the step they were made in: three slots of shared memory, or one private one.
+"""Copies of the training state, in three slots of shared memory or in one private slot.
 
 The training loop only waits for the copy. A thread reserves the memory, computes checksums and commits (see
-snapshot_file.py). A slot that an upload reads is *pinned*: no later copy overwrites it.
+snapshot_file.py). A slot that an upload reads is *pinned*: later copies do not overwrite it.
 """
 
 import mmap
@@ -18,11 +18,11 @@ Job = tuple[int, int, bytes]  # slot, step, the loader's state
 
 
 class Snapshots:
-    """The slots of one worker; without a file, private memory that only an upload needs."""
+    """The slots of one worker; without a file, private memory for uploads only."""
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state, self.file = state, file
-        self.ready = threading.Event()  # memory is reserved, or could not be
+        self.ready = threading.Event()  # the memory is reserved, or reserving it failed
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
@@ -40,14 +40,14 @@ class Snapshots:
 
     @property
     def idle(self) -> bool:
-        """Whether there is shared memory, and all snapshots in it are committed."""
+        """True if shared memory is used and all its snapshots are committed."""
         return self.ready.is_set() and self.file is not None and not self._queued
 
     def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
-        """Copy the current state; returns the slot, None if none is free.
+        """Copy the current state; returns the slot, or None if all slots are in use.
 
-        `pin`: the slot is kept until `unpin`. `commit`: it becomes the newest snapshot in shared memory. Raises
-        RekindleError if there is no memory for a copy.
+        `pin`: keep the slot until `unpin`. `commit`: make it the newest snapshot in shared memory. Raises RekindleError
+        if the memory for copies could not be reserved.
         """
         if not self.ready.is_set():
             return None
@@ -69,7 +69,7 @@ class Snapshots:
         return slot
 
     def view(self, slot: int) -> memoryview:
-        """The bytes of the state in a slot."""
+        """Return the bytes of the state in a slot."""
         return self._slots[slot]
 
     def unpin(self, slot: int) -> None:
@@ -78,7 +78,7 @@ class Snapshots:
             self._pinned.discard(slot)
 
     def close(self, *, remove: bool) -> None:
-        """Commit what is queued and close the file; `remove`: delete it, too."""
+        """Commit all queued snapshots and close the file; if `remove`, also delete it."""
         self._jobs.put(None)
         self._thread.join()
         file, self.file = self.file, None
@@ -88,10 +88,10 @@ class Snapshots:
     def _run(self) -> None:
         try:
             self._reserve()
-        except OSError as error:  # raised by `take`: without a copy there is no checkpoint
+        except OSError as error:  # `take` raises it: a checkpoint needs a copy
             self._problem = RekindleError(
-                f"there is no memory for a copy of the state, {self._size >> 20} MiB ({error}), and so no checkpoint: "
-                "raise cluster.pods.train.memory, or the limit of this process."
+                f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which checkpoints need: "
+                "raise cluster.pods.train.memory, or the memory limit of this process."
             )
         self.ready.set()
         while job := self._jobs.get():
@@ -110,9 +110,9 @@ class Snapshots:
                 self._slots = [slot[:size] for slot in self.file.slots]
             except OSError as error:
                 say(
-                    f"no snapshots in shared memory: {error}. {snapshot_file.SLOTS} times {size >> 20} MiB must fit "
-                    f"into {snapshot_file.directory()}: give the pod an emptyDir with medium: Memory there. "
-                    "Until then the loss of all workers costs the steps since the last durable checkpoint."
+                    f"no snapshots in shared memory: {error}. {snapshot_file.directory()} needs "
+                    f"{snapshot_file.SLOTS} times {size >> 20} MiB: mount an emptyDir with medium: Memory "
+                    "there. Until then, losing all workers loses the steps since the last durable checkpoint."
                 )
                 self.file.close(remove=True)
                 self.file = None
@@ -120,4 +120,4 @@ class Snapshots:
             self._slots = [memoryview(mmap.mmap(-1, size))]
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # faulted in now, so that no copy waits for it
+            self._tensors[0].zero_()  # fault it in now, so that copies do not wait for it

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from rekindle.training.group.process_group import TIMEOUT, GroupView, from_torchrun
-from rekindle.training.ledger.events import PATIENCE, Ledger
+from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 from rekindle.training.membership.completion import open_store
 from rekindle.training.spec import TrainingSpec
 
@@ -98,7 +98,7 @@ class StaticGroup:
         self.close()
         return True
 
-    def close(self, patience: float = PATIENCE) -> None:
+    def close(self, patience: float = CLOSE_TIMEOUT_S) -> None:
         """Flush the ledger, for at most `patience` seconds; no event may follow."""
         if self._ledger:
             self._ledger.close(patience)

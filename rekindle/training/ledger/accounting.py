@@ -1,7 +1,4 @@
-"""Adds up the events of a ledger; report.py has the events and the Summary.
-
-summary = summarize(read(store, prefix))
-"""
+"""Sums up the events of a ledger. report.py defines the events and the Summary."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -12,7 +9,7 @@ from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Int
 
 
 def summarize(events: Iterable[Event]) -> Summary:
-    """Add up the events of a run, which must be ordered by time. Invalid events are skipped and counted."""
+    """Sum up the events of a run, which must be ordered by time. Invalid events are skipped and counted."""
     accounts = Accounts()
     for event in events:
         accounts.apply(event)
@@ -21,14 +18,14 @@ def summarize(events: Iterable[Event]) -> Summary:
 
 @dataclass
 class _Life:
-    """One process: its intervals; the last one grows while it is alive."""
+    """The intervals of one process; the last one grows while the process is alive."""
 
     name: str
     intervals: list[Interval] = field(default_factory=list)
     alive: bool = False
 
     def switch(self, t: float, kind: str | None) -> None:
-        """From `t` on it is in another kind of interval; None: it is dead."""
+        """Start an interval of another kind at `t`; None: the process is dead."""
         if self.alive:
             self.intervals[-1].end = t
             if self.intervals[-1].kind == kind:
@@ -38,22 +35,22 @@ class _Life:
             self.intervals.append(Interval(t, t, kind))
 
     def cut(self, t: float) -> None:
-        """It was dead from `t` on."""
+        """Remove everything after `t`: the process was dead."""
         self.alive = False
         self.intervals = [Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t]
 
     def relabel(self, start: float, end: float, kind: str) -> float:
-        """Change what was trained between two times to `kind`; returns the seconds."""
+        """Change the trained intervals between two times to `kind`; returns their seconds."""
         if self.alive:
             self.intervals[-1].end = max(self.intervals[-1].start, end)
-        at, changed = len(self.intervals), 0.0
-        while at and self.intervals[at - 1].end > start:
-            at -= 1
-            interval = self.intervals[at]
+        index, changed = len(self.intervals), 0.0
+        while index and self.intervals[index - 1].end > start:
+            index -= 1
+            interval = self.intervals[index]
             if interval.kind == TRAINED and interval.start < end:
                 cuts = [interval.start, max(interval.start, start), min(interval.end, end), interval.end]
-                parts = [Interval(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
-                self.intervals[at : at + 1] = [part for part in parts if part.start < part.end]
+                pieces = [Interval(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
+                self.intervals[index : index + 1] = [piece for piece in pieces if piece.start < piece.end]
                 changed += cuts[2] - cuts[1]
         return changed
 
@@ -62,32 +59,32 @@ class _Life:
 class _Pause:
     """The time between two groups."""
 
-    opened: float | None = None  # when the former group was told to stop after its step
-    broken: float | None = None  # when it broke
+    opened: float | None = None  # when the previous group was asked to stop after its step
+    broken: float | None = None  # when the previous group broke
     unseen: bool = False  # a member died at an unknown time
     until: float = 0.0  # when the next group started
     restored: int | None = None  # the newest step that a member of the next group restored
     incidents: list[Incident] = field(default_factory=list)
 
     @property
-    def hard(self) -> bool:
+    def is_hard(self) -> bool:
         return self.unseen or self.broken is not None
 
 
 class Accounts:
-    """Processes the events in order, by a method `on_<name>` each."""
+    """Processes the events in order; each event has a method `on_<name>`."""
 
     def __init__(self) -> None:
         self.summary = Summary()
         self.lives: dict[str, _Life] = {}
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
-        self.unsure: _Pause | None = None  # before a group without survivors, until its first step is known
-        self.unconfirmed: dict[str, float] = {}  # id → when last known to be alive, until it joins the new coordinator
-        self.points: list[tuple[float, int]] = []  # (time, step) of the work that counts
+        self.unsure: _Pause | None = None  # the pause before a group without survivors, until its first step is known
+        self.unconfirmed: dict[str, float] = {}  # id → last time known to be alive, until it joins the new coordinator
+        self.points: list[tuple[float, int]] = []  # (time, step), without repeated work
         self.step_seconds: float | None = None
-        self.failed: set[str] = set()  # names of workers that reported why they end
-        self.missing: dict[str, Incident] = {}  # by the name of a worker that is not back yet
+        self.failed: set[str] = set()  # names of workers that reported an error
+        self.missing: dict[str, Incident] = {}  # by name of a worker that has not returned yet
         self.coordinators = 0
         self.latest: float | None = None
 
@@ -106,7 +103,7 @@ class Accounts:
         self.latest = t
 
     def close(self) -> Summary:
-        """The summary, up to the last event."""
+        """Return the summary up to the last event."""
         summary, t = self.summary, self.latest or 0.0
         self._end_all(t)
         for life in self.lives.values():
@@ -126,8 +123,9 @@ class Accounts:
     def on_join(self, t: float, event: Event) -> None:
         id, name = _id(event), str(event.get("name", "?"))
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
-        again = id == name if name in alive else id not in alive  # a worker known by name only may report its id now
-        if alive and again and alive[0] not in self.unconfirmed:  # its end was not recorded
+        # a worker of which only the name is known may report its id now
+        is_new = id == name if name in alive else id not in alive
+        if alive and is_new and alive[0] not in self.unconfirmed:  # its end was not recorded
             self._new_epoch(t)
         if id != name:
             self.unconfirmed.pop(id, None)
@@ -135,9 +133,9 @@ class Accounts:
         if self.summary.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
         life = self.lives.setdefault(id, _Life(name))
-        if id != name and name in self.lives and not life.alive:  # known by name only, from a generation
-            known = self.lives.pop(name)
-            life.intervals, life.alive = life.intervals + known.intervals, known.alive
+        if id != name and name in self.lives and not life.alive:  # a generation event has named it
+            named = self.lives.pop(name)
+            life.intervals, life.alive = life.intervals + named.intervals, named.alive
             self.group = {id if member == name else member for member in self.group}
         if not life.alive:
             life.switch(t, WAITED)
@@ -198,7 +196,7 @@ class Accounts:
         step = int(event["step"])
         if self.unsure:
             self._resume(self.unsure, step)
-        elif not self.group - self.unconfirmed.keys():  # otherwise a newcomer did, which will receive the group's state
+        elif not self.group - self.unconfirmed.keys():  # otherwise the worker will receive the state of the group
             self.pause.restored = max(step, self.pause.restored or 0)
 
     def on_step(self, t: float, event: Event) -> None:
@@ -232,7 +230,7 @@ class Accounts:
             life.switch(t, None)
 
     def _new_epoch(self, t: float) -> None:
-        """A new coordinator: a worker that does not join it died unseen, after its last known sign of life."""
+        """Handle a new coordinator: a worker that does not join it died after its last known sign of life."""
         if self.summary.state == "failed":
             self.summary.state, self.summary.message, self.summary.code = "running", "", 0
         for id, life in self.lives.items():
@@ -240,7 +238,7 @@ class Accounts:
                 self.unconfirmed.setdefault(id, t if self.latest is None else self.latest)
 
     def _mark_dead(self, names: list[str]) -> None:
-        """Those of `names` that did not join the new coordinator are dead."""
+        """Mark the workers in `names` that did not join the new coordinator as dead."""
         for id, t in list(self.unconfirmed.items()):
             life = self.lives[id]
             if life.name in names:
@@ -251,10 +249,10 @@ class Accounts:
                 self.group.discard(id)
                 self._incident(t, "lost", life.name, "unseen")
 
-    def _incident(self, t: float, kind: str, name: str, why: str = "") -> None:
+    def _incident(self, t: float, kind: str, name: str, reason: str = "") -> None:
         if self.summary.state == "running":
-            left = sum(life.alive for id, life in self.lives.items() if id in self.group)
-            incident = Incident(t, kind, name, why, self.points[-1][1] if self.points else 0, left)
+            survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
+            incident = Incident(t, kind, name, reason, self.points[-1][1] if self.points else 0, survivors)
             self.summary.incidents.append(incident)
             self.pause.incidents.append(incident)
             if kind in ("lost", "drain", "failed"):
@@ -262,13 +260,13 @@ class Accounts:
 
     def _end_all(self, t: float) -> None:
         pause = self.unsure or self.pause
-        if pause.hard and self.points:
+        if pause.is_hard and self.points:
             self._relabel(self._when(self.points[-1][1], t), t, LOST)
         for life in self.lives.values():
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """The next group trains: from `step` on, if a former member is in it; else a later event tells the step."""
+        """Start the next group: at `step` if it has a member of the previous one, else a later event has the step."""
         pause, survivors = self.pause, self.group & members
         pause.until, self.pause, self.group = t, _Pause(), members
         for incident in pause.incidents:
@@ -286,17 +284,17 @@ class Accounts:
             self.unsure = pause
 
     def _infer_start(self, step: int) -> None:
-        """The group is at `step` now: derive at which step it began, if that is still unknown."""
+        """Derive the step at which the group started, if it is still unknown. The group is at `step` now."""
         if self.unsure:
             newest = min(step, self.points[-1][1]) if self.points else step
             self._resume(self.unsure, newest if self.unsure.restored is None else min(step, self.unsure.restored))
 
     def _resume(self, pause: _Pause, step: int) -> None:
-        """The group after `pause` began at `step`: what was trained beyond it is lost."""
+        """Let the group after `pause` start at `step`: all work beyond that step is lost."""
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when, soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.hard
+            when, soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
             if soft and step >= newest:
                 when = max(when, pause.until if pause.opened is None else pause.opened)
                 self._relabel(when, pause.until, WAITED)
@@ -325,15 +323,15 @@ class Accounts:
         self.summary.steps = max(self.summary.steps, step)
 
     def _when(self, step: int, limit: float) -> float:
-        """When `step` was finished: interpolated between two points, or extrapolated from the last one."""
-        at = bisect_left(self.points, step, key=lambda point: point[1])
-        if at == 0:
+        """Return when `step` was finished: interpolated between two points, or extrapolated from the last one."""
+        index = bisect_left(self.points, step, key=lambda point: point[1])
+        if index == 0:
             return self.points[0][0]
-        if at < len(self.points):
-            (t0, s0), (t1, s1) = self.points[at - 1 : at + 1]
+        if index < len(self.points):
+            (t0, s0), (t1, s1) = self.points[index - 1 : index + 1]
             return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
-        last, known = self.points[-1]
-        more = step - known
+        last, last_step = self.points[-1]
+        more = step - last_step
         step_seconds = (limit - last) / (more + 1) if self.step_seconds is None else self.step_seconds
         return max(last, min(last + more * step_seconds, limit))
 

@@ -1,7 +1,4 @@
-"""The timeline of a run: each worker's intervals by kind, and below them the steps per second.
-
-draw(summary, Path("timeline.png"))
-"""
+"""Draws the timeline of a run: each worker's intervals by kind, and below them the steps per second."""
 
 from pathlib import Path
 from typing import Any
@@ -10,29 +7,29 @@ from argolocal.common.wording import duration
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
-MARKS = {  # of incidents: label, marker, colour
+MARKS = {  # kind of incident → label, marker, colour
     "lost": ("worker lost", "X", "#7f1d1d"),
-    "drain": ("left in order", "v", "#1d4ed8"),
+    "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-NAMED = 40  # rows with a name; of more workers only the number is shown
+MAX_NAMES = 40  # with more workers, only their number is shown
 UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 def draw(summary: Summary, file: Path) -> None:
-    """Write the timeline to a file, whose suffix sets the format. Raises ImportError without matplotlib."""
+    """Write the timeline to a file; its suffix is the format. Raises ImportError without matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    scale, unit = next((scale, unit) for least, scale, unit in UNITS if summary.ended - summary.began >= least)
+    scale, unit = next((scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum)
     names = sorted(summary.intervals, key=lambda name: (len(name), name))  # worker-10 after worker-9
     rows = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows + 2.6
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         figure = Figure(figsize=(11, height))
-        left, width = 0.11, 0.865
-        above = figure.add_axes((left, 1.75 / height, width, rows / height))
-        below = figure.add_axes((left, 0.5 / height, width, 1.05 / height), sharex=above)
+        x, width = 0.11, 0.865
+        above = figure.add_axes((x, 1.75 / height, width, rows / height))
+        below = figure.add_axes((x, 0.5 / height, width, 1.05 / height), sharex=above)
         _workers(above, summary, names, scale)
         _marks(above, summary, names, scale)
         _speed(below, summary, scale)
@@ -53,7 +50,7 @@ def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> Non
             axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
         axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
-    if len(names) <= NAMED:
+    if len(names) <= MAX_NAMES:
         axes.set_yticks(range(len(names)), [short_name(name)[-20:] for name in names])
     else:
         axes.set_yticks([])
@@ -65,18 +62,17 @@ def _marks(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
     for kind, (label, marker, colour) in MARKS.items():
         incidents = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
         if incidents:
-            at = [(incident.t - summary.began) / scale for incident in incidents]
+            times = [(incident.t - summary.began) / scale for incident in incidents]
             rows = [names.index(incident.name) for incident in incidents]
-            axes.scatter(at, rows, s=34, marker=marker, c=colour, edgecolors="white", linewidths=0.7, zorder=4,
+            axes.scatter(times, rows, s=34, marker=marker, c=colour, edgecolors="white", linewidths=0.7, zorder=4,
                          label=label, clip_on=False)  # fmt: skip
     restarts = [incident for incident in summary.incidents if incident.kind == "coordinator"]
     for number, incident in enumerate(restarts):
-        at = (incident.t - summary.began) / scale
-        axes.axvline(at, color="#7c3aed", linestyle=(0, (3, 2)), linewidth=1.1, zorder=3,
-                     label="coordinator restarted" if number == 0 else None)  # fmt: skip
+        axes.axvline((incident.t - summary.began) / scale, color="#7c3aed", linestyle=(0, (3, 2)), linewidth=1.1,
+                     zorder=3, label="coordinator restarted" if number == 0 else None)  # fmt: skip
     if summary.checkpoints:
-        at = [(event["t"] - summary.began) / scale for event in summary.checkpoints]
-        axes.scatter(at, [len(names) - 0.5] * len(at), s=22, marker="^", c="#475569", zorder=4, clip_on=False,
+        times = [(event["t"] - summary.began) / scale for event in summary.checkpoints]
+        axes.scatter(times, [len(names) - 0.5] * len(times), s=22, marker="^", c="#475569", zorder=4, clip_on=False,
                      linewidths=0, label="durable checkpoint")  # fmt: skip
 
 
@@ -85,12 +81,12 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
 
     length = _length(summary)
     edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
-    made, times, before = [0], [0.0], summary.points[0][1] if summary.points else 0
+    updates, times, previous = [0], [0.0], summary.points[0][1] if summary.points else 0
     for t, step in summary.points:
-        made.append(made[-1] + max(0, step - before))  # repeated steps count as work here
+        updates.append(updates[-1] + max(0, step - previous))  # including repeated steps
         times.append(t - summary.began)
-        before = step
-    rate = np.diff(np.interp(edges, times, made)) / np.diff(edges)
+        previous = step
+    rate = np.diff(np.interp(edges, times, updates)) / np.diff(edges)
     axes.stairs(rate, edges / scale, fill=True, color=COLOURS[TRAINED], alpha=0.25)
     axes.stairs(rate, edges / scale, color=COLOURS[TRAINED], linewidth=1)
     axes.set_ylim(0, max(1e-9, 1.1 * float(rate.max())))

@@ -1,4 +1,4 @@
-"""A run's report as metrics and tags of its MLflow run, and as files: in words, as JSON and as a picture."""
+"""Publishes the report of a run: metrics and tags of its MLflow run, and files with text, JSON and the timeline."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ COUNTED = ("preemptions", "steps_repeated", "steps_per_second", "generations", "
 
 
 def metrics(summary: Summary, prefix: str) -> dict[str, float]:
-    """`PREFIX/...` metrics: worker-seconds by kind, and counts."""
+    """Return the metrics `PREFIX/...`: worker-seconds by kind, and counts."""
     report = summary.as_json()
     values = {f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()}
     values |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
@@ -20,7 +20,7 @@ def metrics(summary: Summary, prefix: str) -> dict[str, float]:
 
 
 def tags(summary: Summary) -> dict[str, Any]:
-    """`rekindle....` tags: what to filter runs by."""
+    """Return the tags `rekindle....`, by which runs can be filtered."""
     return {
         "rekindle.preemptions": summary.preemptions,
         "rekindle.steps_repeated": summary.repeated,
@@ -30,7 +30,7 @@ def tags(summary: Summary) -> dict[str, Any]:
 
 
 def write_files(summary: Summary, folder: Path) -> None:
-    """`summary.json`, `story.txt` and, with matplotlib, `timeline.png` in `folder`."""
+    """Write `summary.json`, `story.txt` and, with matplotlib, `timeline.png` to `folder`."""
     from rekindle.training.ledger.plot import draw
     from rekindle.training.ledger.text import describe
 
@@ -40,4 +40,4 @@ def write_files(summary: Summary, folder: Path) -> None:
     try:
         draw(summary, folder / "timeline.png")
     except ImportError as error:
-        say(f"no picture of the timeline: {error}. The image of `report` needs matplotlib for it.")
+        say(f"timeline.png is not drawn: {error}. Install matplotlib in the image of `report`.")

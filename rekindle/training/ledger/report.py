@@ -1,22 +1,22 @@
-"""Where the worker-seconds of a run went: the events of its ledger, and what they add up to (see accounting.py).
+"""The events of a ledger, and their Summary: the use of all worker-seconds (computed in accounting.py).
 
-An event is {"t": unix seconds, "event": event name, ...}; `name` is a worker's, steps count updates made:
+An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's name, a step a number of updates:
 
-    run {device, workers, virtual_workers, steps}    the plan, from rank 0 when it starts
+    run {device, workers, virtual_workers, steps}    the plan, written by rank 0 when it starts
     coordinator {id}                                 a coordinator started or restarted
-    join {worker, name, step}                        a process joined (`worker`: its id), with this state
+    join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
     lost {worker, name, why}                         why: connection, silent, hung, dropped
-    drain {worker, name}                             it left on purpose, the others knew before
-    open {generation, hard}                          the group stops after its step; hard: at once, it broke
+    drain {worker, name}                             it left after an announcement
+    open {generation, hard}                          the group stops after its step; hard: immediately, it broke
     generation {generation, members, step}           the next group trains
     step {step}                                      at most one event a second
     checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
     verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
 
-Each second of a live worker is of one of three kinds. *Trained*: in a group, making steps that count. *Waited*: in no
-group. *Lost*: in a group, for work that was repeated: since its last finished step when a group broke, and since the
-restored step when all were lost. Steps are recorded once a second; in between they are assumed to be equally long.
+Each second of a live worker is *trained* (in a group, making steps that are not repeated), *waited* (in no group) or
+*lost* (in a group, for work that was repeated: after the last finished step if the group broke, and after the restored
+step if all workers were lost). Steps are recorded once a second and assumed to be evenly spread in between.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -44,17 +44,17 @@ class Incident:
     kind: str  # lost, drain, failed, join, coordinator
     name: str
     why: str = ""
-    step: int = 0  # the newest known at that time
-    left: int = 0  # members of the group that were still alive
+    step: int = 0  # newest recorded step at that time
+    left: int = 0  # number of surviving members of the group
     resumed: float | None = None  # when the next group started
     repeated: int = 0  # repeated steps
-    back: float | None = None  # when a worker of that name trained again
-    cost: float = 0.0  # worker-seconds of repeated work, for all incidents of that moment together
+    back: float | None = None  # when a worker with that name trained again
+    cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
 
 
 @dataclass
 class Summary:
-    """The report of a run. Times are unix seconds, `trained`, `waited` and `lost` worker-seconds."""
+    """The report of a run. Times are unix seconds."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -63,7 +63,7 @@ class Summary:
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by name of the worker
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by worker name
     points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as recorded
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
@@ -71,12 +71,12 @@ class Summary:
     steps: int = 0
     repeated: int = 0
     generations: int = 0
-    dropped: int = 0  # events that were never written
-    skipped: int = 0  # unreadable lines, invalid events
-    counts: dict[str, int] = field(default_factory=dict)  # of all events by name
+    dropped: int = 0  # number of events that were never written
+    skipped: int = 0  # number of unreadable lines and invalid events
+    counts: dict[str, int] = field(default_factory=dict)  # number of events by name
 
     def seconds(self, kind: str, name: str | None = None) -> float:
-        """Worker-seconds of a kind, of one worker or of all."""
+        """Return the worker-seconds of a kind, for one worker or all."""
         intervals = [self.intervals[name]] if name else self.intervals.values()
         return sum(
             interval.end - interval.start for worker in intervals for interval in worker if interval.kind == kind
@@ -84,7 +84,7 @@ class Summary:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps that count, per second in which a worker trained."""
+        """Steps (repeated ones count once) per second during which any worker was in a group."""
         first = self.points[0][1] if self.points else 0
         working = [interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED]
         busy = sum(end - start for start, end in alive(working))
@@ -92,28 +92,28 @@ class Summary:
 
     @property
     def preemptions(self) -> int:
-        """Workers that were lost or told to leave."""
+        """Number of workers that were lost or had to leave."""
         return self.number("lost") + self.number("drain")
 
     @property
     def uploaded(self) -> int:
-        """Bytes that the durable checkpoints took."""
+        """Bytes uploaded for durable checkpoints."""
         return sum(event.get("uploaded", 0) for event in self.checkpoints)
 
     def number(self, kind: str) -> int:
-        """Number of incidents of a kind."""
+        """Return the number of incidents of a kind."""
         return sum(incident.kind == kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
-        """All but the raw events, as one object."""
+        """Return the report as one JSON object, without the raw events."""
         seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
         workers = {
             name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(intervals)}
             for name, intervals in self.intervals.items()
         }
         tiers = [str(event.get("tier")) for event in self.restored]
-        same = ("state", "message", "began", "ended", "run", "steps", "generations", "preemptions")
-        return {name: getattr(self, name) for name in same} | {
+        attributes = ("state", "message", "began", "ended", "run", "steps", "generations", "preemptions")
+        return {name: getattr(self, name) for name in attributes} | {
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds,
@@ -133,7 +133,7 @@ class Summary:
 
 
 def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
-    """The union of the intervals, as disjoint (start, end)."""
+    """Return the union of the intervals, as disjoint (start, end)."""
     union: list[tuple[float, float]] = []
     for interval in sorted(intervals, key=lambda interval: interval.start):
         if union and interval.start <= union[-1][1]:
@@ -144,10 +144,10 @@ def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
 
 
 def percent(share: float) -> str:
-    """`96.4 %`, `100 %`."""
+    """Format a share as `96.4 %` or `100 %`."""
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
 def short_name(worker: str) -> str:
-    """`worker-1` for the pod demo-x7k2p-train-worker-1."""
+    """Return `worker-1` for the pod demo-x7k2p-train-worker-1."""
     return worker.rpartition("-train-")[2] or worker

@@ -1,7 +1,4 @@
-"""A run's report in words.
-
-for line in describe(summary): print(line)
-"""
+"""Describes a run in sentences."""
 
 import time
 from collections.abc import Iterator
@@ -11,32 +8,32 @@ from statistics import median
 from argolocal.common.wording import duration
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 
-WHERE = {"hot": "the node's shared memory", "durable": "the object store"}
-SHOWN = 24  # incident lines; of more, the first and the last are shown
-WHY = {
+SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
+MAX_LINES = 24  # of incidents; if there are more, the first and the last are shown
+REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
     "hung": "alive, but without a step for too long",
-    "dropped": "not in reach of the others",
-    "unseen": "while the coordinator was away",
+    "dropped": "not reachable by the others",
+    "unseen": "while the coordinator was unavailable",
 }
 
 
 def describe(summary: Summary) -> list[str]:
-    """What happened, a sentence or two a line: the result, each incident, checkpoints, where the time went."""
+    """Return the lines of the description: result, incidents, checkpoints, and use of time."""
     if not summary.intervals:
         return ["No worker has trained yet."]
     form = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
     incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
     dated = [(group[0].t, _incident(group, summary)) for group in incidents]
     for event in summary.restored:
-        if where := WHERE.get(str(event.get("tier"))):
-            dated.append((event["t"], f"step {event.get('step')} was restored from {where}."))
+        if source := SOURCES.get(str(event.get("tier"))):
+            dated.append((event["t"], f"step {event.get('step')} was restored from {source}."))
     lines = [f"{time.strftime(form, time.localtime(t))}  {text}" for t, text in sorted(dated)]
-    if len(lines) > SHOWN:
-        lines[SHOWN // 2 : -SHOWN // 2] = [f"… {len(lines) - SHOWN} more of the kind …"]
-    ends = [line for part in (_stops, _checkpoints, _share, _gaps) for line in part(summary)]
-    return [_result(summary), *lines, *ends]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"… {len(lines) - MAX_LINES} similar lines …"]
+    totals = [line for describe in (_stops, _checkpoints, _share, _gaps) for line in describe(summary)]
+    return [_result(summary), *lines, *totals]
 
 
 def _amount(seconds: float, summary: Summary) -> str:
@@ -48,19 +45,19 @@ def _amount(seconds: float, summary: Summary) -> str:
 
 def _result(summary: Summary) -> str:
     total = summary.run.get("steps")
-    known = f"{summary.steps} of {total} steps" if total and total != summary.steps else f"{summary.steps} steps"
+    steps = f"{summary.steps} of {total} steps" if total and total != summary.steps else f"{summary.steps} steps"
     count = len(summary.intervals)
-    begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
+    start = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
     text = (
-        f"{count} worker{'s' * (count > 1)} trained {known} in {duration(summary.ended - summary.began)}, "
-        f"{summary.steps_per_second:.3g} a second, from {begun} on."
+        f"{count} worker{'s' * (count > 1)} trained {steps} in {duration(summary.ended - summary.began)}, "
+        f"{summary.steps_per_second:.3g} steps/s, since {start}."
     )
     if summary.state == "failed":
-        return f"{text} Then the run was given up: {summary.message}"
+        return f"{text} Then the run was aborted: {summary.message}"
     if summary.state != "complete":
         return f"{text} The run is not complete."
     early = total and summary.steps < total
-    return f"{text} It stopped early: the validation loss fell no more (train.patience)." if early else text
+    return f"{text} It stopped early: the validation loss stopped falling (train.patience)." if early else text
 
 
 def _group_key(incident: Incident) -> tuple[object, ...]:
@@ -72,34 +69,33 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     names = ", ".join(short_name(incident.name) for incident in group)
     pause = duration(first.resumed - first.t) if first.resumed is not None else ""
     if first.kind == "coordinator":
-        return "the coordinator was started again; the workers trained on without it."
+        return "the coordinator restarted; the workers continued without it."
     if first.kind == "join":
-        return f"{names} came in addition" + (f" and trained {pause} later." if pause else ".")
+        return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
     if first.kind == "failed":
         return f"{names} failed at step {first.step}: {first.why}"
-    be = "were" if many else "was"
-    what = f"{be} lost ({WHY.get(first.why, first.why)})" if first.kind == "lost" else "left in order, as told,"
-    text = f"{names} {what} at step {first.step}"
+    reason = REASONS.get(first.why, first.why)
+    end = f"{'were' if many else 'was'} lost ({reason})" if first.kind == "lost" else "left on request"
+    text = f"{names} {end} at step {first.step}"
     if not pause:
-        return f"{text}; nobody trained after that."
-    text += (
-        f"; the others went on {pause} later." if last.left else f", nobody was left. Training went on {pause} later."
-    )
+        return f"{text}; no worker trained after that."
+    who = "the others" if last.left else "no worker was left. Training"
+    text += f"; {who} continued {pause} later."
     if first.kind == "lost":
-        text += f" {first.repeated} steps were done again" if first.repeated else " No step was lost"
+        text += f" {first.repeated} steps were repeated" if first.repeated else " No step was lost"
         join = "," if first.repeated else ", but"
         text += f"{join} {_amount(first.cost, summary)} of work." if first.cost else "."
     backs = [incident.back - incident.t for incident in group if incident.back is not None]
-    return text + (
-        f" {'They were' if many else 'It was'} back after {duration(max(backs))}." if last.left and backs else ""
-    )
+    if last.left and backs:
+        text += f" {'They were' if many else 'It was'} back after {duration(max(backs))}."
+    return text
 
 
 def _stops(summary: Summary) -> Iterator[str]:
     pauses = [i.resumed - i.t for i in summary.incidents if i.kind == "lost" and i.left and i.resumed is not None]
     if len(pauses) > 2:
         usual, longest = duration(median(pauses)), duration(max(pauses))
-        yield f"{len(pauses)} losses stopped the others for {usual} (median), {longest} at most."
+        yield f"{len(pauses)} losses stopped the other workers for {usual} (median), at most {longest}."
 
 
 def _checkpoints(summary: Summary) -> Iterator[str]:
@@ -109,20 +105,20 @@ def _checkpoints(summary: Summary) -> Iterator[str]:
         spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
         yield (
             f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB, {duration(spent)} "
-            f"each beside the training; {sent:.3g} MB uploaded in all."
+            f"each, during training; {sent:.3g} MB uploaded in total."
         )
 
 
 def _share(summary: Summary) -> Iterator[str]:
-    parts = {kind: summary.seconds(kind) for kind in (TRAINED, WAITED, LOST)}
-    total = sum(parts.values())
+    amounts = {kind: summary.seconds(kind) for kind in (TRAINED, WAITED, LOST)}
+    total = sum(amounts.values())
     if total:
-        trained, waited, lost = (percent(value / total) for value in parts.values())
+        trained, waited, lost = (percent(value / total) for value in amounts.values())
         yield f"{trained} of {_amount(total, summary)} trained, {waited} waited, {lost} lost."
 
 
 def _gaps(summary: Summary) -> Iterator[str]:
     if summary.dropped:
-        yield f"{summary.dropped} events were not kept, because the object store was away for long."
+        yield f"{summary.dropped} events were dropped, because the object store was unavailable for too long."
     if summary.skipped:
-        yield f"{summary.skipped} lines of the ledger were torn or twice there, and were skipped."
+        yield f"{summary.skipped} damaged or duplicate lines of the ledger were skipped."

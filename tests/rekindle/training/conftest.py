@@ -20,7 +20,7 @@ from tests.rekindle.training.saving import US, Events, Open, numbers
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "CHUNK", 1024)
+    monkeypatch.setattr(remote, "CHUNK_BYTES", 1024)
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
 
 

@@ -34,10 +34,10 @@ def test_an_interrupted_download_is_not_taken_for_a_dataset(s3: Store, tmp_path:
 
 def test_other_data_than_the_runs_is_refused(s3: Store) -> None:
     s3.put("other/dataset/dataset.json", json.dumps({"digest": "other"}).encode())
-    with pytest.raises(DataError, match="is the dataset other: this run was given the digest mine"):
+    with pytest.raises(DataError, match="has the digest other, but this run expects mine"):
         local_dataset(s3, "other/dataset", "mine")
     with pytest.raises(DataError, match=r"nowhere/ does not exist.* The step prepare must"):
         local_dataset(s3, "nowhere", "mine")
     s3.put("junk/file", b"")
-    with pytest.raises(DataError, match=r"holds no dataset\.json"):
+    with pytest.raises(DataError, match=r"dataset\.json is missing"):
         local_dataset(s3, "junk", "mine")

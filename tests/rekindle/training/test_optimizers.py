@@ -87,7 +87,7 @@ def test_optimizers_whose_state_could_be_lost_are_refused() -> None:
         make(lambda parameters: Grouping(parameters, lr=0.1))
     with pytest.raises(ConfigError, match="LBFGS cannot make a step"):
         make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
-    with pytest.raises(ConfigError, match=r'does not have the parameter "0\.weight"'):
+    with pytest.raises(ConfigError, match=r'lacks the parameter "0\.weight"'):
         make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
 
 

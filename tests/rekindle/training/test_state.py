@@ -83,7 +83,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     config, cpu = TrainConfig.model_validate({}), torch.device("cpu")
     with pytest.raises(ConfigError, match="is not float32"):
         State(nn.Linear(2, 2).double(), config, cpu)
-    with pytest.raises(ConfigError, match="no parameter to train"):
+    with pytest.raises(ConfigError, match="lacks a trainable parameter"):
         State(nn.Linear(2, 2).requires_grad_(False), config, cpu)
 
 

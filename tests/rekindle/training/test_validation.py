@@ -47,7 +47,7 @@ def test_a_workload_may_have_its_own_split_and_an_empty_one_is_an_error() -> Non
     rest, held_out = split(spec(validation="workload"), rows, rows, Path())
     assert (len(rest), len(samples(held_out))) == (200, 20)
     few: Any = Rows(4)
-    with pytest.raises(DataError, match="no validation samples"):
+    with pytest.raises(DataError, match="the validation split is empty"):
         split(spec(validation="workload"), few, few, Path())
-    with pytest.raises(DataError, match="of 4 samples that holds out 0"):
+    with pytest.raises(DataError, match="which holds out 0 of 4 samples"):
         split(spec(validation=0.1), few, few, Path())

@@ -42,7 +42,8 @@ def test_a_finished_training_in_words_and_as_one_object(tmp_path: Path, s3: Stor
     text = explain(tmp_path, None, as_json=False)
     assert text.startswith("fraud: Succeeded\n")
     assert "2 workers trained 40 steps in 5.1 s" in text
-    assert "worker-1 was lost (connection closed) at step 10; the others went on 0.1 s later. No step was lost." in text
+    loss = "worker-1 was lost (connection closed) at step 10; the others continued 0.1 s later. No step was lost."
+    assert loss in text
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
     report = json.loads(explain(tmp_path, "fraud", as_json=True))
     assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == ("fraud", "complete", 1, 40)
@@ -54,7 +55,7 @@ def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Sto
     assert "15 of 40 steps" in explain(tmp_path, "on", as_json=False)
     assert "The run is not complete." in explain(tmp_path, "on", as_json=False)
     trained(tmp_path, s3, "off", [*EVENTS, VERDICT])
-    assert "Then the run was given up: worker-0: the gradient is not finite" in explain(tmp_path, "off", as_json=False)
+    assert "Then the run was aborted: worker-0: the gradient is not finite" in explain(tmp_path, "off", as_json=False)
 
 
 def test_a_run_that_has_not_trained_has_nothing_to_tell(tmp_path: Path, s3: Store) -> None:

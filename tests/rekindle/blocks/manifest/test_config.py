@@ -62,7 +62,7 @@ def test_the_pods_of_a_config_are_shown_as_they_are_rendered(tmp_path: Path) -> 
         (SMALL, ["train.virtual_workers=2", "train.workers=3"], ["train.virtual_workers (2)"]),
         (SMALL, ["train.patience=3"], ["train.patience is 3: it needs a validation loss"]),
         (SMALL, ["train.validation=2"], ["train.validation is '2': it must be a share"]),
-        (SMALL, ["train.validation=workload"], ["steps.fraud has no validation split of its own"]),
+        (SMALL, ["train.validation=workload"], ["but steps.fraud does not define a validation split"]),
         ({"name": "demo", "workload": "steps.fraud"}, [], ["data is missing"]),
         ({"name": "demo"}, [], ["workload is missing"]),
         (SMALL | {"data": None}, [], ["data"]),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.training.checkpoint import interval
-from rekindle.training.checkpoint.interval import LONGEST, SHORTEST, CheckpointInterval
+from rekindle.training.checkpoint.interval import MAX_INTERVAL_S, MIN_INTERVAL_S, CheckpointInterval
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def test_an_automatic_interval_is_youngs_within_bounds(
     interval = CheckpointInterval(0, 0)
     interval.resume(5, {"trained_seconds": seconds, "losses": losses})
     interval.cost, interval.duration = cost, duration
-    assert SHORTEST <= interval.seconds() <= LONGEST
+    assert MIN_INTERVAL_S <= interval.seconds() <= MAX_INTERVAL_S
     young = math.sqrt(2 * cost * (3600 + seconds) / (2 + losses))
-    if SHORTEST < young < LONGEST and 2 * duration < young:
+    if MIN_INTERVAL_S < young < MAX_INTERVAL_S and 2 * duration < young:
         assert interval.seconds() == pytest.approx(young, rel=1e-3)
 
 

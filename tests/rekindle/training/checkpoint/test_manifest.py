@@ -51,7 +51,7 @@ def test_what_cannot_be_is_no_checkpoint(change: dict[str, Any]) -> None:
 def test_one_changed_byte_is_damage() -> None:
     name, data = manifest.write(made())
     for place in range(0, len(data), 7):
-        with pytest.raises(Damaged, match="its hash is not the one in its name"):
+        with pytest.raises(Damaged, match="its manifest does not match the hash in its name"):
             manifest.read(name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
 

@@ -100,7 +100,7 @@ def test_any_damage_is_found_and_named_and_the_checkpoint_before_is_used(
         ({"chunks": ["../../latest"]}, "chunks.0: String should match"),
         ({"chunk": 0}, "chunk: Input should be greater than 0"),
         ({"step": 10**30}, "step: Input should be less than"),
-        ({"step": 7}, "named like one of step 1 and is one of step 7"),
+        ({"step": 7}, "its name says step 1, but its manifest step 7"),
         ({"loader": "x"}, "its loader state cannot be read"),
         ({"facts": {}}, "facts.trained_seconds: Field required"),
     ],
@@ -155,7 +155,7 @@ def test_all_members_of_a_group_upload_their_share(
 
 
 def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "STALL", 0.3)
+    monkeypatch.setattr(remote, "STALL_TIMEOUT_S", 0.3)
     members = [open_() for _ in range(3)]
     for rank in (0, 2):
         update(members[rank], 7)

@@ -134,7 +134,7 @@ def test_a_store_that_is_away_costs_no_checkpoint() -> None:
 
     rule = Retention(Away(), "p", 2, 0)  # type: ignore[arg-type]
     rule.keep("p/manifests/1", ["a"])
-    assert rule._known == {"p/manifests/1": ["a"]}, "the next call deletes"
+    assert rule._chunk_names == {"p/manifests/1": ["a"]}, "the next call deletes"
 
 
 def test_an_age_in_hours_is_one_to_the_second() -> None:

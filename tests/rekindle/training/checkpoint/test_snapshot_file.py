@@ -26,7 +26,7 @@ from rekindle.training.checkpoint import snapshot_file as hot
 file = hot.SnapshotFile(Path(sys.argv[1]), *[sys.argv[2]] * 3, int(sys.argv[3]))
 step = max((found.step for found, _ in file.read()), default=0)
 file.reserve()
-print("ready", file.ours, flush=True)
+print("ready", file.is_locked, flush=True)
 while True:
     step += 1
     file.begin(step % 3)
@@ -98,7 +98,7 @@ def test_a_state_that_another_user_left_there_is_not_trained_on(shared: Path, mo
 
 def beginning(slot: int, size: int = SIZE) -> int:
     """Where the state of a slot begins in the file."""
-    stride = -(-(size + snapshot_file.ROOM) // snapshot_file.PAGE) * snapshot_file.PAGE
+    stride = -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
     return snapshot_file.PAGE + slot * stride
 
 
@@ -190,13 +190,13 @@ def test_a_frozen_worker_and_its_successor_do_not_write_into_each_others_memory(
     assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
     frozen.send_signal(signal.SIGSTOP)
     successor = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
-    assert not successor.ours and next(successor.read())[0].step >= 1
+    assert not successor.is_locked and next(successor.read())[0].step >= 1
     successor.close(remove=True)
     assert path.exists()
     frozen.kill()
     frozen.communicate()
     after = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
-    assert after.ours
+    assert after.is_locked
     after.close()
 
 

@@ -178,7 +178,7 @@ def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
     """Run a member that waits only briefly until its last events are written."""
     from rekindle.training.ledger import events
 
-    events.PATIENCE = 0.2
+    events.CLOSE_TIMEOUT_S = 0.2
     run_member(argv, environment, log)
 
 

@@ -88,7 +88,8 @@ def test_permanent_errors_are_not_retried(crew: Crew, trouble: str, code: int) -
 def test_a_loss_that_is_not_a_scalar_is_rejected_with_its_shape(crew: Crew) -> None:
     launcher = launch_forked(crew, "shape", TROUBLE="reshape")
     assert launcher.code() == 78, launcher.said()
-    assert "loss(model, batch) gave a tensor of shape (3,): it must return one number" in launcher.said()
+    rule = "it must return a tensor with one element"
+    assert f"loss(model, batch) returned a tensor of shape (3,): {rule}" in launcher.said()
 
 
 def test_a_workloads_exception_is_reported_with_its_line_and_retried_once(crew: Crew) -> None:

@@ -1,4 +1,4 @@
-"""Every second of every worker is accounted for, once; and the account says what really happened."""
+"""Every second of every worker is counted once, under the right kind."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from rekindle.training.ledger.accounting import summarize
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, alive
 
 
-def told(*lines: tuple[Any, ...]) -> Summary:
-    """The account of events written as (t, name, {fields})."""
+def summary_of(*lines: tuple[Any, ...]) -> Summary:
+    """Return the summary of events written as (t, name, {fields})."""
     return summarize({"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines)
 
 
@@ -22,8 +22,8 @@ def join(*names: str) -> list[tuple[Any, ...]]:
     return [(0, "join", {"worker": f"id-{name}", "name": name, "step": -1}) for name in names]
 
 
-def lost(t: float, name: str, why: str = "connection") -> tuple[Any, ...]:
-    return (t, "lost", {"worker": f"id-{name}", "name": name, "why": why})
+def lost(t: float, name: str, reason: str = "connection") -> tuple[Any, ...]:
+    return (t, "lost", {"worker": f"id-{name}", "name": name, "why": reason})
 
 
 def generation(t: float, number: int, step: int, *members: str) -> tuple[Any, ...]:
@@ -35,21 +35,21 @@ def step(t: float, number: int) -> tuple[Any, ...]:
 
 
 def start(*names: str) -> list[tuple[Any, ...]]:
-    """A coordinator and its workers, training from second 2 on."""
+    """Return the events of a coordinator and its workers, which train from second 2."""
     return [(0, "coordinator", {"id": "c1"}), *join(*names), generation(2, 1, -1, *names),
             (2, "restored", {"step": 0, "tier": "none"})]  # fmt: skip
 
 
-def test_an_undisturbed_run_trained_all_the_time_but_until_all_were_there():
-    found = told(*start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"}))
+def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
+    found = summary_of(*start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"}))
     assert seconds(found) == (6, 4, 0)
     assert (found.state, found.steps, found.repeated, found.sha256) == ("complete", 30, 0, "f00d")
     assert found.steps_per_second == 10
     assert found.incidents == []
 
 
-def test_a_broken_group_loses_the_time_since_its_last_finished_step_and_no_step():
-    found = told(
+def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
+    found = summary_of(
         *start("a", "b"), step(3, 10), step(4, 20),
         lost(5.25, "b"), (5.25, "open", {"generation": 2, "hard": True}), generation(5.5, 2, 32, "a"), step(6.5, 37),
         (7.5, "complete", {"step": 42}),
@@ -61,8 +61,8 @@ def test_a_broken_group_loses_the_time_since_its_last_finished_step_and_no_step(
     assert (incident.name, incident.why, incident.resumed, incident.repeated) == ("b", "connection", 5.5, 0)
 
 
-def test_a_silent_worker_costs_all_the_time_until_it_is_dropped():
-    found = told(
+def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
+    found = summary_of(
         *start("a", "b", "c"), step(3, 10), step(4, 20),
         lost(6, "c", "silent"), (6, "open", {"generation": 2, "hard": True}), generation(6, 2, 21, "a", "b"),
         (7, "complete", {"step": 31}),
@@ -71,7 +71,7 @@ def test_a_silent_worker_costs_all_the_time_until_it_is_dropped():
 
 
 def test_a_drain_finishes_its_step_and_loses_nothing():
-    found = told(
+    found = summary_of(
         *start("a", "b"), step(3, 10),
         (3.5, "open", {"generation": 2, "hard": False}), (3.7, "drain", {"worker": "id-b", "name": "b"}),
         generation(4, 2, 16, "a"), (5, "complete", {"step": 26}),
@@ -81,10 +81,10 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
     assert found.number("drain") == 1
 
 
-def test_a_newcomer_waits_until_it_is_counted_and_costs_the_others_nothing():
-    newcomer = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
-    found = told(
-        *start("a"), step(3, 10), newcomer, (3, "open", {"generation": 2, "hard": False}),
+def test_a_joining_worker_waits_and_costs_the_others_nothing():
+    joining = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
+    found = summary_of(
+        *start("a"), step(3, 10), joining, (3, "open", {"generation": 2, "hard": False}),
         generation(3.1, 2, 11, "a", "b"), (4.1, "complete", {"step": 21}),
     )  # fmt: skip
     assert seconds(found, "a") == (2.1, 2, 0)
@@ -92,9 +92,9 @@ def test_a_newcomer_waits_until_it_is_counted_and_costs_the_others_nothing():
     assert [(i.kind, i.name) for i in found.incidents] == [("join", "b")]
 
 
-def test_when_all_are_lost_the_work_since_the_restored_step_is_lost():
+def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
     again = [(10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")]
-    found = told(
+    found = summary_of(
         *start("a", "b"), *[step(t, 10 * (t - 2)) for t in range(3, 9)],
         lost(8.5, "a"), (8.5, "open", {"generation": 2, "hard": True}), lost(8.5, "b"), *again,
         generation(11, 3, 60, "a", "b"), (11, "restored", {"step": 35, "tier": "durable"}), step(12, 45),
@@ -105,8 +105,8 @@ def test_when_all_are_lost_the_work_since_the_restored_step_is_lost():
     assert [(i.repeated, i.resumed, i.back) for i in found.incidents] == [(25, 11, 11)] * 2
 
 
-def test_a_restarted_coordinator_interrupts_nobody_who_comes_back_and_buries_who_does_not():
-    found = told(
+def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
+    found = summary_of(
         *start("a", "b"), step(3, 10), step(4, 20), (30, "coordinator", {"id": "c2"}), *[
             (30, "join", {"worker": "id-a", "name": "a", "step": 270}),
             (30, "open", {"generation": 2, "hard": False}),
@@ -119,7 +119,7 @@ def test_a_restarted_coordinator_interrupts_nobody_who_comes_back_and_buries_who
     ]  # fmt: skip
 
 
-def test_a_run_under_torchrun_that_was_killed_begins_again_where_it_was_restored():
+def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
     names = ["rank0", "rank1"]
 
     def run(t: float, restored: int) -> list[tuple[Any, ...]]:
@@ -127,7 +127,7 @@ def test_a_run_under_torchrun_that_was_killed_begins_again_where_it_was_restored
         return [*joins, generation(t, 1, -1, *names), (t, "restored", {"step": restored, "tier": "durable"})]
 
     again = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
-    found = told(*run(0, 0), step(1, 10), step(2, 20), *again)
+    found = summary_of(*run(0, 0), step(1, 10), step(2, 20), *again)
     assert seconds(found) == (1 + 4, 0, 3)
     assert found.repeated == 15
     assert [(i.kind, i.name, i.why, i.back) for i in found.incidents] == [
@@ -135,8 +135,8 @@ def test_a_run_under_torchrun_that_was_killed_begins_again_where_it_was_restored
     ]  # fmt: skip
 
 
-def test_workers_that_a_new_coordinator_takes_up_with_their_group_were_never_away():
-    found = told(
+def test_workers_that_keep_their_group_under_a_new_coordinator_have_no_gap():
+    found = summary_of(
         *start("a", "b"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190),
         (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}), (22, "open", {"hard": True}),
         generation(22, 2, 195, "a"), (23, "complete", {"step": 205}),
@@ -145,16 +145,16 @@ def test_workers_that_a_new_coordinator_takes_up_with_their_group_were_never_awa
     assert [(i.kind, i.name) for i in found.incidents] == [("coordinator", "c2"), ("lost", "b")]
 
 
-def test_a_verdict_is_why_the_run_failed_and_what_ends_after_it_is_no_preemption():
+def test_workers_that_end_after_the_verdict_are_not_preemptions():
     failed = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
-    found = told(*start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b"))
+    found = summary_of(*start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b"))
     assert (found.state, found.code, found.message) == ("failed", 78, "a: the gradient is not finite")
     assert [incident.kind for incident in found.incidents] == ["failed"]
 
 
-def test_what_makes_no_sense_is_skipped_and_counted():
-    found = told(*start("a"), (3, "step", {"step": "many"}), (3, "step", {}), (3, "new", {}), (4, "complete", {}))
+def test_invalid_events_are_skipped_and_counted():
+    found = summary_of(*start("a"), (3, "step", {"step": "many"}), (3, "step", {}), (3, "new", {}), (4, "complete", {}))
     assert seconds(found) == (2, 2, 0)
     assert found.counts["new"] == 1
 
@@ -178,7 +178,7 @@ EVENTS = st.one_of(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 4), EVENTS), max_size=40))
-def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(steps: list[tuple[int, dict[str, Any]]]):
+def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(steps: list[tuple[int, dict[str, Any]]]):
     t, events, living, expected, unseen = 0, [], dict[str, int](), 0, False
     for pause, event in steps:
         t += pause
@@ -186,15 +186,15 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
         match event["event"]:
             case "join" if event["worker"] not in living:
                 unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
-                since = living.pop(event["name"], t)  # known by its name only, from a generation
+                since = living.pop(event["name"], t)  # only its name was known, from a generation
                 living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
                 expected += t - living.pop(event["worker"])
             case "coordinator":
                 unseen = True
             case "generation":
-                known = {worker[0] for worker in living}
-                living |= {name: t for name in event["members"] if name not in known}
+                names = {worker[0] for worker in living}
+                living |= {name: t for name in event["members"] if name not in names}
             case "verdict" | "complete":
                 expected += sum(t - since for since in living.values())
                 living.clear()
@@ -203,7 +203,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
     total = sum(found.seconds(kind) for kind in (TRAINED, WAITED, LOST))
     lives = found.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
-    if not unseen:  # those that nobody saw go are alive until the last sign
+    if not unseen:  # otherwise a lost worker counts as alive until its last event
         assert abs(total - expected) < 1e-6
     assert total <= expected + 1e-6
     by_process = sum(end - start for intervals in lives for start, end in alive(intervals))

@@ -1,4 +1,4 @@
-"""What is noted is read again, whatever the object store does meanwhile, and training never waits for it."""
+"""Every recorded event can be read, even if the object store fails for a while, and training never waits for it."""
 
 import json
 import threading
@@ -19,10 +19,10 @@ def prefix() -> str:
     return f"ledgers/{uuid.uuid4().hex}"
 
 
-def test_events_of_several_epochs_come_back_in_the_order_of_time(s3: Store, prefix: str) -> None:
+def test_events_of_several_writers_are_sorted_by_time(s3: Store, prefix: str) -> None:
     first, second = Ledger(lambda: s3, prefix), Ledger(lambda: s3, prefix)
     first.note("coordinator", id="a")
-    second.note("coordinator", id="b", t=1.5)  # a coordinator that took over; its clock is another one
+    second.note("coordinator", id="b", t=1.5)  # a coordinator that took over; its clock differs
     first.note("step", step=1)
     for each in (first, second):
         each.close()
@@ -31,7 +31,7 @@ def test_events_of_several_epochs_come_back_in_the_order_of_time(s3: Store, pref
     ]  # fmt: skip
 
 
-def test_a_ledger_that_outgrows_its_segment_goes_on_in_the_next(s3: Store, prefix: str) -> None:
+def test_a_full_segment_is_followed_by_the_next(s3: Store, prefix: str) -> None:
     book = Ledger(lambda: s3, prefix)
     for number in range(3000):
         book.note("lost", name="w", why="x" * 200, number=number)
@@ -40,19 +40,19 @@ def test_a_ledger_that_outgrows_its_segment_goes_on_in_the_next(s3: Store, prefi
     assert [event["number"] for event in read(s3, prefix)] == list(range(3000))
 
 
-def test_torn_and_repeated_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
+def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
     good = {"t": 1.0, "event": "step", "step": 1}
     lines = [json.dumps(good), json.dumps(good), '{"t": 2, "ev', '{"t": "soon", "event": "step"}', "[1]", "\xff"]
     s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
     assert read(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 5}]
 
 
-def test_a_run_without_a_ledger_has_no_events(s3: Store, prefix: str) -> None:
+def test_without_a_ledger_the_list_of_events_is_empty(s3: Store, prefix: str) -> None:
     assert read(s3, prefix) == []
 
 
-class Away:
-    """A store that is away until `back` is set."""
+class UnavailableStore:
+    """A store that is unavailable until `back` is set."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.back, self.asked = store, threading.Event(), threading.Event()
@@ -60,26 +60,26 @@ class Away:
     def open(self) -> Store:
         self.asked.set()
         if not self.back.is_set():
-            raise StorageError("away")
+            raise StorageError("unavailable")
         return self.store
 
 
-def test_what_is_noted_while_the_store_is_away_is_written_when_it_is_back(
+def test_events_wait_in_memory_while_the_store_is_unavailable(
     s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "PERIOD", 0.01)
-    away = Away(s3)
-    book = Ledger(away.open, prefix)
+    monkeypatch.setattr(ledger, "STEP_DELAY_S", 0.01)
+    unavailable = UnavailableStore(s3)
+    book = Ledger(unavailable.open, prefix)
     book.note("join", name="a")
-    assert away.asked.wait(10)
+    assert unavailable.asked.wait(10)
     book.note("join", name="b")
-    away.back.set()
+    unavailable.back.set()
     book.close()
     assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
 
 
-class Clinging:
-    """A store whose first requests fail, each in its own way, and whose errors hold on to what was to be written."""
+class FailingStore:
+    """A store whose first requests fail in different ways, and keep references to their data."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.failures, self.held = store, [StorageError("torn"), RuntimeError("odd")], list[memoryview]()
@@ -91,40 +91,40 @@ class Clinging:
         self.store.put(key, data)
 
 
-def test_whatever_goes_wrong_in_a_request_what_follows_is_still_written(
+def test_later_events_are_written_after_any_failed_request(
     s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ledger, "PERIOD", 0.01)
-    store: Any = Clinging(s3)
+    monkeypatch.setattr(ledger, "STEP_DELAY_S", 0.01)
+    store: Any = FailingStore(s3)
     book = Ledger(lambda: store, prefix)
     book.note("join", name="a")
-    until("both failures to be met", lambda: not store.failures)
+    until("both requests to fail", lambda: not store.failures)
     book.note("join", name="b")
     book.close()
     assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
-    assert capsys.readouterr().err.count("the ledger waits for the object store") == 1
+    assert capsys.readouterr().err.count("the ledger is waiting for the object store") == 1
 
 
-def test_a_store_that_stays_away_costs_the_end_of_a_run_its_patience_and_a_sentence(
+def test_close_gives_up_on_an_unavailable_store_after_its_timeout_with_a_message(
     s3: Store, prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    book = Ledger(Away(s3).open, prefix)
+    book = Ledger(UnavailableStore(s3).open, prefix)
     book.note("join", name="a")
     book.close(0.1)
     assert f"not in the object store ({prefix})" in capsys.readouterr().err
 
 
-def test_memory_is_bounded_and_steps_go_before_anything_else(
+def test_memory_is_bounded_and_step_events_are_dropped_first(
     s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "WAITING", 100)
-    away = Away(s3)
-    book = Ledger(away.open, prefix)
+    monkeypatch.setattr(ledger, "MAX_WAITING", 100)
+    unavailable = UnavailableStore(s3)
+    book = Ledger(unavailable.open, prefix)
     for step in range(1000):
         book.note("step", step=step)
         if step % 100 == 0:
             book.note("lost", name=str(step), why="connection")
-    away.back.set()
+    unavailable.back.set()
     book.close()
     events = read(s3, prefix)
     kinds = [event["event"] for event in events]
@@ -133,7 +133,7 @@ def test_memory_is_bounded_and_steps_go_before_anything_else(
     assert sum(e["events"] for e in events if e["event"] == "dropped") == 1000 - kinds.count("step")
 
 
-def test_what_json_cannot_say_is_noted_all_the_same(s3: Store, prefix: str) -> None:
+def test_values_that_json_cannot_represent_are_recorded_as_text(s3: Store, prefix: str) -> None:
     book = Ledger(lambda: s3, prefix)
     book.note("odd", value={(1, 2): 3})
     book.note("path", value=object)
