@@ -1,1 +1,1 @@
-"""Work that is not done twice: outputs of a step, found by what they are a function of (docs/cache.md)."""
+"""Reuse of a step's outputs in later runs (docs/cache.md)."""

@@ -1,7 +1,6 @@
-"""The identity of a step's code: its modules and all of the project's and Rekindle's that they import, anywhere.
+"""Identity of a step's code: its modules, every module of the project and of Rekindle that they import, all packages.
 
-Also a module that is imported in a function counts, and every installed package with its version. Where a pod's image
-is named by its digest, that stands for both.
+Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the identity.
 """
 
 import ast
@@ -16,17 +15,17 @@ from pathlib import Path
 
 from rekindle import project
 
-IMAGE = "REKINDLE_IMAGE"  # environment of a pod: the image that its manifest names
+IMAGE = "REKINDLE_IMAGE"  # environment variable of a pod: its image
 
 
-def of_image(image: str) -> str:
-    """The digest that `image` is named by; "" if it has only a tag, which may come to mean another image."""
+def image_digest(image: str) -> str:
+    """Return the digest in an image's name; "" if it has only a tag, which may be moved to another image."""
     return image.partition("@")[2]
 
 
-def here(modules: Iterable[str]) -> str:
-    """The identity of the code that this process would run for the step and workload `modules`."""
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and (digest := of_image(os.environ.get(IMAGE, ""))):
+def identity(modules: Iterable[str]) -> str:
+    """Return the identity of the code that this process would run for the step and workload `modules`."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST") and (digest := image_digest(os.environ.get(IMAGE, ""))):
         return digest
     return _digest(tuple(sorted(set(modules))), tuple(project.search_path()))
 
@@ -39,29 +38,29 @@ def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
 
 
 def packages() -> list[str]:
-    """The installed packages with their versions."""
+    """Return the installed packages with their versions."""
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     return sorted(path.stem for folder in folders for path in Path(folder).glob("*.dist-info"))
 
 
 def closure(modules: Iterable[str], folders: Iterable[str]) -> dict[str, Path]:
-    """The files of `modules` and of what they import, by name; of a package that is one of them, all files."""
-    places = [*map(Path, folders), project.REFERENCE, project.PACKAGE.parent]
-    found: dict[str, Path] = {}
-    waiting = list(modules)
+    """Map `modules` and the modules that they import to their files. A package in `modules` adds all its files."""
+    roots = [*map(Path, folders), project.REFERENCE, project.PACKAGE.parent]
+    files: dict[str, Path] = {}
+    pending = list(modules)
     for name in modules:
-        file = _file(name, places)
+        file = _file(name, roots)
         if file and file.name == "__init__.py":
             data = (path for path in sorted(file.parent.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-            found |= {f"{name}/{path.relative_to(file.parent)}": path for path in data}
-    while waiting:
-        name = waiting.pop()
-        if name in found or not (file := _file(name, places)):
+            files |= {f"{name}/{path.relative_to(file.parent)}": path for path in data}
+    while pending:
+        name = pending.pop()
+        if name in files or not (file := _file(name, roots)):
             continue
-        found[name] = file
-        waiting += [name.rpartition(".")[0]] if "." in name else []
-        waiting += _imports(file)
-    return found
+        files[name] = file
+        pending += [name.rpartition(".")[0]] if "." in name else []
+        pending += _imports(file)
+    return files
 
 
 @cache
@@ -69,11 +68,11 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _file(name: str, places: Iterable[Path]) -> Path | None:
-    """The file of a module in one of `places`; None for one that is installed."""
+def _file(name: str, roots: Iterable[Path]) -> Path | None:
+    """Return the file of a module below `roots`; None if it is an installed package."""
     path = Path(*name.split("."))
-    for place in places:
-        for file in (place / path / "__init__.py", place / path.with_suffix(".py")):
+    for root in roots:
+        for file in (root / path / "__init__.py", root / path.with_suffix(".py")):
             if file.is_file():
                 return file
     return None
@@ -83,7 +82,7 @@ def _file(name: str, places: Iterable[Path]) -> Path | None:
 def _imports(file: Path) -> list[str]:
     try:
         return [*dict.fromkeys(_names(ast.parse(file.read_bytes())))]
-    except SyntaxError:  # it is told where it is run
+    except SyntaxError:  # reported when the module is imported
         return []
 
 
@@ -95,4 +94,4 @@ def _names(tree: ast.AST) -> Iterator[str]:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and str(node.value).startswith(("argolocal.", "rekindle.")):
-            yield str(node.value)  # a module that is loaded by its name
+            yield str(node.value)  # a module loaded by name, such as importlib.import_module("rekindle.keys")

@@ -1,4 +1,4 @@
-"""The key of a step's outputs: a hash over all that they are a function of."""
+"""The cache key of a step: a hash of its inputs, its code and the data that it reads."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Unknown(RekindleError):
-    """A step has no key here, and why."""
+    """The cache key of a step cannot be computed here; the text is the reason."""
 
 
 Facts = dict[str, Any]
@@ -35,51 +35,51 @@ def facts(
     inputs: StepInputs,
     artifacts: Mapping[str, str],
     identity: str = "",
-    here: bool = True,
+    is_local: bool = True,
     bucket: Bucket | None = None,
 ) -> Facts:
-    """What the outputs of a step are a function of: its inputs, its code, and the content of what it reads.
+    """Collect all that the outputs of a step depend on: inputs, code, and the content of the data that it reads.
 
-    `artifacts`: the digests of its input artifacts; `identity`: that of its code (empty: as this process would run
-    it). Raises Unknown; so if it reads a path, and it would not run `here`.
+    `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code of this process);
+    `is_local`: the step would run on this machine. Raises Unknown, also for local paths unless `is_local`.
     """
     rule = load(module).REUSE
     fields = type(inputs).model_fields
     keyed = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
     values = {name: to_text(getattr(inputs, name)) for name in keyed}
     workload = [str(getattr(inputs, "workload"))] if "workload" in fields else []  # noqa: B009
-    reads = {uri: content(uri, here, bucket or _bucket) for uri in rule.reads(inputs)}
-    ours = identity or code.here([module, *workload])
-    return {"step": module, "code": ours, "inputs": values, "artifacts": dict(artifacts), "reads": reads}
+    reads = {uri: content(uri, is_local, bucket or _bucket) for uri in rule.reads(inputs)}
+    identity = identity or code.identity([module, *workload])
+    return {"step": module, "code": identity, "inputs": values, "artifacts": dict(artifacts), "reads": reads}
 
 
-def key(known: Facts) -> str:
-    """sha256 over facts."""
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+def key(facts: Facts) -> str:
+    """Return the sha256 of facts."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def content(uri: str, here: bool = True, bucket: Bucket = _bucket) -> str:
-    """A digest of what is at a path or s3:// URI; that of a URI which makes its own data is the URI. Raises Unknown."""
+def content(uri: str, is_local: bool = True, bucket: Bucket = _bucket) -> str:
+    """Return a digest of the data at a path or s3:// URI; for a generator (simulate://) the URI. Raises Unknown."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         entries = [[entry.key, entry.size, entry.etag] for entry in bucket(parts.netloc).list(parts.path.lstrip("/"))]
         if not entries:
-            raise Unknown(f"{uri} is not there")
+            raise Unknown(f"{uri} does not exist")
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     if parts.scheme in ("http", "https", "ftp"):
-        raise Unknown(f"nobody knows whether {uri} is still what it was")
+        raise Unknown(f"it cannot be verified that {uri} is unchanged")
     if "://" in uri and parts.scheme != "file":
         return uri
     path = Path(uri.removeprefix("file://"))
-    if not here:
-        raise Unknown(f"{path} is a path of the pod, which is not seen from here")
+    if not is_local:
+        raise Unknown(f"{path} is a path in the pod and cannot be read from here")
     if not path.exists():
-        raise Unknown(f"{path} is not there")
+        raise Unknown(f"{path} does not exist")
     return digest(path)["sha256"]
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """sha256 over the names and bytes of a file or folder, the number of its files and their bytes."""
+    """Return the sha256 over the names and bytes of a file or folder, and its number of files and bytes."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     sums = []
     for file in files:

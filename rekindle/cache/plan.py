@@ -1,9 +1,10 @@
-"""Which tasks of a manifest need not run: looked up before it runs, from the manifest alone.
+"""Look up the cached tasks of a manifest before it is submitted.
 
-    known = look_up(manifest, parameters, store, on_cluster=False)
-    value = parameter(manifest, known)              # of the workflow parameter `cached`
+    results = look_up(manifest, parameters, store, on_cluster=False)
+    value = parameter(manifest, results)            # of the workflow parameter `cached`
 
-A task is known if all its inputs are, so if those it comes after are known, too. The rest looks again when it begins.
+A task's key needs the values of all its inputs; if they come from other tasks, these must be cached, too. All other
+tasks look up the cache when they start.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
-from rekindle.cache.entries import Shelf
+from rekindle.cache.entries import Lookup
 from rekindle.cache.key import Bucket, Unknown, facts, key
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
@@ -24,31 +25,31 @@ from rekindle.step import StepInputs, is_artifact, load, parse
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-COMMANDS = {  # the module that `python -m` runs → where the step's flags begin, and the step
+COMMANDS = {  # the module that `python -m` runs → index of the step's first flag, and the step
     "rekindle": (4, ""),
     "rekindle.training.launch.launcher": (2, "steps.train"),
 }
-NAMED = re.compile(r"\$\.(\w+)")  # what an expression takes from CACHED
-OURS = ("--output", "--entry", "--reuse")
+JSON_PATH_NAME = re.compile(r"\$\.(\w+)")  # a task in CACHED that an expression refers to
+RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a task: the entry that stands for it, or why it runs."""
+    """The cached result of a task, or the reason why it has to run."""
 
     task: str
     entry: entries.Entry | None
-    why: str = ""
+    reason: str = ""
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A step as a task calls it."""
+    """The step that a task runs, with its flags."""
 
     module: str
     flags: dict[str, str]
-    artifacts: dict[str, str]  # the keys of its input artifacts
+    artifacts: dict[str, str]  # input artifact → key of its object
     image: str
 
 
@@ -60,50 +61,50 @@ def look_up(
     on_cluster: bool,
     bucket: Bucket | None = None,
 ) -> list[Found]:
-    """What is known of each reusable task, in the order of the manifest. Raises StorageError."""
+    """Look up each reusable task, in the order of the manifest. Raises StorageError."""
     values = _parameters(manifest) | dict(parameters)
-    known: dict[str, Any] = json.loads(values.get(CACHED) or "{}")
+    cached: dict[str, Any] = json.loads(values.get(CACHED) or "{}")
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
-    digests: dict[str, str] = {}  # of the artifacts of what is known, by key
+    digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
     scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in values.items()}
-    found: list[Found] = []
-    tasks = list(_tasks(templates, known))
-    shelf = Shelf(store, len(tasks))
+    results: list[Found] = []
+    tasks = list(_tasks(templates, cached))
+    lookup = Lookup(store, len(tasks))
     for task in tasks:
-        named = set(NAMED.findall(json.dumps([task, templates[task["template"]]])))
-        scope[f"workflow.parameters.{CACHED}"] = json.dumps({name: known[name] for name in named if name in known})
+        names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
+        scope[f"workflow.parameters.{CACHED}"] = json.dumps({name: cached[name] for name in names if name in cached})
         try:
             call = _call(task, templates[task["template"]], scope)
-            result = _find(task["name"], call, shelf, digests, on_cluster, bucket)
+            result = _find(task["name"], call, lookup, digests, on_cluster, bucket)
         except (Unknown, ConfigError, TemplateError) as error:
             result = Found(task["name"], None, str(error))
-        found.append(result)
+        results.append(result)
         if entry := result.entry:
-            known[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
+            cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
             scope |= {f"tasks.{task['name']}.outputs.parameters.{name}": None for name in entry.outputs}
             digests |= {f"{entry.at}/{name}": artifact["sha256"] for name, artifact in entry.artifacts.items()}
-    shelf.close()
-    return found
+    lookup.close()
+    return results
 
 
-def parameter(manifest: Mapping[str, Any], known: list[Found], reuse: bool = True) -> str:
-    """The value of the workflow parameter CACHED; without `reuse`, that of a run that computes everything."""
+def parameter(manifest: Mapping[str, Any], results: list[Found], reuse: bool = True) -> str:
+    """Return the value of the workflow parameter CACHED; without `reuse`, the value that makes every task compute."""
     value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
-    for found in known if reuse else []:
-        if entry := found.entry:
-            value[cached_name(found.task)] |= {**entry.outputs, "at": entry.at}
+    for result in results if reuse else []:
+        if entry := result.entry:
+            value[cached_name(result.task)] |= {**entry.outputs, "at": entry.at}
     return json.dumps(value | {REUSE: "yes" if reuse else "no"})
 
 
 def taken(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """By task, the run and task whose outputs a run took without a pod."""
+    """Map each task that a run skipped to the earlier run and task whose outputs it reused."""
     value = _parameters(manifest).get(CACHED) or "{}"
     rows = (row for row in json.loads(value).values() if isinstance(row, dict))
     return {row["task"]: row["at"] for row in rows if row.get("at")}
 
 
 def has_reuse(manifest: Mapping[str, Any]) -> bool:
-    """Whether there are tasks to look up."""
+    """Return whether the manifest has tasks that may be cached."""
     return any(isinstance(row, dict) for row in json.loads(_parameters(manifest).get(CACHED) or "{}").values())
 
 
@@ -117,34 +118,34 @@ def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {item["name"]: str(item.get("value", "")) for item in declared}
 
 
-def _tasks(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for template in templates.values():
         for task in template.get("dag", {}).get("tasks", []):
-            if cached_name(task["name"]) in known and task.get("template") in templates:
+            if cached_name(task["name"]) in cached and task.get("template") in templates:
                 yield task
 
 
 def _call(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[str, Any]) -> Call:
-    given = substitute(task.get("arguments") or {}, scope)
+    arguments = substitute(task.get("arguments") or {}, scope)
     inputs = template.get("inputs") or {}
     values = {item["name"]: item.get("value", item.get("default")) for item in inputs.get("parameters") or []}
-    values |= {item["name"]: item.get("value") for item in given.get("parameters") or []}
+    values |= {item["name"]: item.get("value") for item in arguments.get("parameters") or []}
     inner = dict(scope) | {f"inputs.parameters.{name}": str(value) for name, value in values.items()}
-    artifacts = {item["name"]: str((item.get("s3") or {}).get("key")) for item in given.get("artifacts") or []}
-    filled = substitute({name: template[name] for name in ("container", "resource") if name in template}, inner)
-    pods = [filled["container"]] if "container" in filled else _containers(documents(filled["resource"]["manifest"]))
-    for pod in pods:
-        args = pod.get("args") or []
+    artifacts = {item["name"]: str((item.get("s3") or {}).get("key")) for item in arguments.get("artifacts") or []}
+    body = substitute({name: template[name] for name in ("container", "resource") if name in template}, inner)
+    containers = [body["container"]] if "container" in body else _containers(documents(body["resource"]["manifest"]))
+    for container in containers:
+        args = container.get("args") or []
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first, module = COMMANDS[args[1]]
             flags = (flag.removeprefix("--").partition("=") for flag in args[first:] if "=" in flag)
-            texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in OURS}
-            return Call(module or args[3], texts, artifacts, pod.get("image", ""))
-    raise Unknown("it runs no step")
+            texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
+            return Call(module or args[3], texts, artifacts, container.get("image", ""))
+    raise Unknown("it does not run a step")
 
 
 def _containers(value: Any) -> Iterator[dict[str, Any]]:
-    """Every container in the objects of a manifest."""
+    """Yield every container in the objects of a manifest."""
     if isinstance(value, dict):
         yield from value.get("containers") or []
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
@@ -152,24 +153,24 @@ def _containers(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _find(
-    task: str, call: Call, shelf: Shelf, digests: Mapping[str, str], on_cluster: bool, bucket: Bucket | None
+    task: str, call: Call, lookup: Lookup, digests: Mapping[str, str], on_cluster: bool, bucket: Bucket | None
 ) -> Found:
-    identity = code.of_image(call.image) if on_cluster else ""
+    identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
-        raise Unknown(f"its image {call.image} is not named by a digest: its pod looks when it begins")
+        raise Unknown(f"its image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
     rule, fields = step.REUSE, step.Inputs.model_fields
     texts = {name: text for name, text in call.flags.items() if name in fields and not is_artifact(fields[name])}
     for name, text in texts.items():
         if "{{" in text and name not in rule.aside:
-            raise Unknown(f"its input {name} is known only when it runs")
+            raise Unknown(f"its input {name} is known only at run time")
     texts = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
     paths = {name: f"/{name}" for name, field in fields.items() if is_artifact(field)}
     inputs: StepInputs = parse(step.Inputs, texts | paths)
     missing = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing:
-        raise Unknown(f"its input {missing[0]} is known only when it runs")
-    known = {name: digests[call.artifacts[name]] for name in paths}
-    made = facts(call.module, inputs, known, identity, not on_cluster, bucket)
-    entry = shelf.find(key(made))
-    return Found(task, entry, "" if entry else "nothing of the same inputs, code and data", key(made))
+        raise Unknown(f"its input {missing[0]} is known only at run time")
+    artifacts = {name: digests[call.artifacts[name]] for name in paths}
+    cache_key = key(facts(call.module, inputs, artifacts, identity, not on_cluster, bucket))
+    entry = lookup.find(cache_key)
+    return Found(task, entry, "" if entry else "no cached result for these inputs, code and data", cache_key)

@@ -1,4 +1,4 @@
-"""Runs a step as a command, unless an earlier run has left the same outputs; and records what it left."""
+"""Run a step as a command, or reuse the outputs of an earlier run; record the outputs for later runs."""
 
 import argparse
 import os
@@ -16,32 +16,32 @@ from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, w
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-OWN = "run_id"  # an output that is never another run's
-TAKEN = "cached"  # object below RUN/TASK: the run and task whose outputs it took
+RUN_ID = "run_id"  # the only output that is never reused: each run has its own
+TAKEN = "cached"  # object below RUN/TASK that names the run and task whose outputs it reused
 
 
 def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
-    """`rekindle.step.execute`, with what is known of earlier runs. Whatever becomes of that, the step is run."""
-    at = getattr(options, "entry", "")
-    if not at or not os.environ.get("S3_BUCKET"):
+    """Run a step as `rekindle.step.execute`, or reuse cached outputs. Without a usable cache, the step is run."""
+    task = getattr(options, "entry", "")  # RUN/TASK
+    if not task or not os.environ.get("S3_BUCKET"):
         return step.execute(module, inputs, targets, options)
     from rekindle.storage import Store
 
     store = Store.from_env().short_retries()
-    known = _facts(module, inputs)
-    if known and options.reuse == "yes" and (entry := entries.safely(entries.find, store, key(known))):
+    facts = _facts(module, inputs)
+    if facts and options.reuse == "yes" and (entry := entries.result_or_none(entries.find, store, key(facts))):
         try:
-            return _take(store, entry, inputs, targets, at)
+            return _reuse(store, entry, inputs, targets, task)
         except (StorageError, OSError) as error:
-            say(f"what {entry.at} left cannot be taken, so it is computed: {error}")
+            say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
     began = time.monotonic()
     outputs = load(module).run(inputs)
-    left = {name: digest(path) for name, path in _artifacts(outputs).items()}
-    texts = {name: to_text(value) for name, value in outputs if name not in left and name != OWN}
+    artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
+    texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name != RUN_ID}
     write_outputs(outputs, targets)
-    if known:
-        made = entries.Entry(key(known), at, texts, left, known, round(time.monotonic() - began, 3))
-        entries.safely(entries.record, store, made)
+    if facts:
+        entry = entries.Entry(key(facts), task, texts, artifacts, facts, round(time.monotonic() - began, 3))
+        entries.result_or_none(entries.record, store, entry)
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
@@ -55,16 +55,16 @@ def _artifacts(values: StepInputs | StepOutputs) -> dict[str, Path]:
     return {name: getattr(values, name) for name, field in fields if is_artifact(field)}
 
 
-def _take(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], at: str) -> None:
-    """Write the outputs of `entry` as those of this step."""
+def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str, Path], task: str) -> None:
+    """Write the outputs of `entry` to `targets`."""
     for name, target in targets.items():
         if name in entry.artifacts:
             store.download(f"{entry.at}/{name}", target)
     for name, target in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        if name == OWN:
+        if name == RUN_ID:
             target.write_text(f"{inputs.experiment}/{inputs.workflow}")
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
-    store.put(f"{at}/{TAKEN}", entry.at.encode())
-    say(f"cached: the same as {entry.at}, which took {entry.seconds:.1f} s")
+    store.put(f"{task}/{TAKEN}", entry.at.encode())
+    say(f"cached: outputs of {entry.at}, computed in {entry.seconds:.1f} s")

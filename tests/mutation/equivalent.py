@@ -50,8 +50,8 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
     ): "no error is recorded at step -1, so the group beside it is never compared",
     (
         "entries.py",
-        "if time.time() - entry.made > days * DAY:",
-        "if time.time() - entry.made >= days * DAY:",
+        "if time.time() - entry.made > days * DAY_S:",
+        "if time.time() - entry.made >= days * DAY_S:",
     ): "the clock never reads the same microsecond again",
 }
 

@@ -42,7 +42,7 @@ TARGETS = {
         (
             *(f"tests/rekindle/cache/test_{name}.py" for name in ("code", "key", "entries")),
             "--deselect",
-            "tests/rekindle/cache/test_key.py::test_a_change_of_code_inputs_data_or_image_is_another_key_and_nothing_else_is",
+            "tests/rekindle/cache/test_key.py::test_the_key_changes_exactly_with_code_inputs_data_or_image",
         ),
     ),
     "scheduler": Target(

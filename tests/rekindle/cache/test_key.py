@@ -1,4 +1,4 @@
-"""Nothing stale is ever taken, and nothing is computed again for a change that cannot matter."""
+"""A stale result is never reused, and a change without effect on the result causes no new computation."""
 
 import random
 import sys
@@ -58,28 +58,28 @@ class World:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
         for remembered in (code._digest, code._sha256, code._imports):
-            remembered.cache_clear()  # a process keeps the code that it has
+            remembered.cache_clear()  # otherwise this process keeps the hashes of its code
         module = f"steps.{self.name}"
         inputs = parse(load(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")})
         return key(facts(module, inputs, {"model": self.artifact}, self.image))
 
     def change(self, chance: random.Random) -> bool:
-        """One random change; whether the outputs may differ by it."""
-        what, number = (
+        """Make one random change; True if the outputs may differ."""
+        kind, number = (
             chance.choice(
                 ["code", "late", "other", "data", "file", "rate", "table", "workflow", "order", "image", "artifact"]
             ),
             chance.random(),
         )
         name = self.name
-        match what:
+        match kind:
             case "code" | "late" | "other":
-                module = {"code": f"{name}_helper", "late": f"{name}_late", "other": f"{name}_other"}[what]
+                module = {"code": f"{name}_helper", "late": f"{name}_late", "other": f"{name}_other"}[kind]
                 self.texts[f"steps/{module}.py"] = f"VALUE = {number}\n"
-                return what != "other" and not self.image
+                return kind != "other" and not self.image
             case "data" | "file":
-                self.texts["data.csv" if what == "data" else "other.csv"] = f"{number}\n"
-                return what == "data"
+                self.texts["data.csv" if kind == "data" else "other.csv"] = f"{number}\n"
+                return kind == "data"
             case "rate":
                 self.inputs["rate"] = str(number)
             case "table":
@@ -87,9 +87,8 @@ class World:
             case "workflow":
                 self.inputs["workflow"] = f"w-{number}"
                 return False
-            case "order":  # the same table, written otherwise
-                before = self.inputs["table"]
-                self.inputs["table"] = before.replace(" ", "")
+            case "order":  # the same table, formatted differently
+                self.inputs["table"] = self.inputs["table"].replace(" ", "")
                 return False
             case "image":
                 self.image = "" if self.image else f"sha256:{number}"
@@ -101,65 +100,69 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv(project.PATH, str(tmp_path))
-    before = sys.path[:]
+    search_path = sys.path[:]
     yield World(tmp_path, f"sums_{tmp_path.name}".replace("-", "_"))
-    sys.path[:] = before
+    sys.path[:] = search_path
 
 
 @pytest.mark.parametrize("changes", [200, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_change_of_code_inputs_data_or_image_is_another_key_and_nothing_else_is(world: World, changes: int) -> None:
+def test_the_key_changes_exactly_with_code_inputs_data_or_image(world: World, changes: int) -> None:
     chance = random.Random(19)
-    before, kept = world.key(), 0
+    previous, kept = world.key(), 0
     for number in range(changes):
         differs = world.change(chance)
-        now = world.key()
-        assert (now != before) == differs, number
-        kept += now == before
-        before = now
+        current = world.key()
+        assert (current != previous) == differs, number
+        kept += current == previous
+        previous = current
     assert 0.2 < kept / changes < 0.8
 
 
-def test_what_nobody_can_know_gives_no_key(tmp_path: Path) -> None:
-    for uri in (str(tmp_path / "away"), "https://example.com/data.csv"):
+def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> None:
+    for uri in (str(tmp_path / "missing"), "https://example.com/data.csv"):
         with pytest.raises(Unknown):
             content(uri)
-    with pytest.raises(Unknown, match="path of the pod"):
-        content(str(tmp_path), here=False)
+    with pytest.raises(Unknown, match="path in the pod"):
+        content(str(tmp_path), is_local=False)
     assert content("simulate://7") == "simulate://7"
 
 
-def test_the_training_of_the_reference_project_does_not_depend_on_what_evaluates_it() -> None:
+def test_the_key_of_a_training_does_not_depend_on_the_code_of_the_evaluation() -> None:
     names = set(code.closure(["steps.train", "steps.digits"], project.search_path()))
     assert {"steps.train", "steps.digits", "rekindle.training.loop", "rekindle.training.sampler"} <= names
     assert not {name for name in names if name.startswith(("rekindle.cli", "rekindle.local", "rekindle.blocks"))}
     assert not {"steps.evaluate", "steps.release", "rekindle.cache.key"} & names
 
 
-def test_a_folder_is_known_by_the_names_and_bytes_of_its_files(tmp_path: Path) -> None:
-    def known(**texts: str) -> dict[str, Any]:
+def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Path) -> None:
+    def folder_digest(**texts: str) -> dict[str, Any]:
         folder = tmp_path / uuid.uuid4().hex
         for name, text in texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         return digest(folder)
 
-    files = known(a="12", **{"deep/b": "345"})
-    assert files == known(**{"deep/b": "345"}, a="12") and (files["files"], files["bytes"]) == (2, 5)
-    others = [known(a="12", **{"deep/c": "345"}), known(a="13", **{"deep/b": "345"}), known(a="12")]
+    files = folder_digest(a="12", **{"deep/b": "345"})
+    assert files == folder_digest(**{"deep/b": "345"}, a="12") and (files["files"], files["bytes"]) == (2, 5)
+    others = [
+        folder_digest(a="12", **{"deep/c": "345"}),
+        folder_digest(a="13", **{"deep/b": "345"}),
+        folder_digest(a="12"),
+    ]
     assert len({other["sha256"] for other in [files, *others]}) == 4
     (file := tmp_path / "file").write_text("12")
     assert (digest(file)["files"], digest(file)["bytes"]) == (1, 2)
     assert content(str(file)) == content(f"file://{file}") == digest(file)["sha256"]
 
 
-def test_objects_in_a_store_are_known_by_their_listing(s3: Store) -> None:
+def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
     prefix = uuid.uuid4().hex
     uri = f"s3://{s3.bucket}/{prefix}/"
-    with pytest.raises(Unknown, match="is not there"):
+    with pytest.raises(Unknown, match="does not exist"):
         content(uri)
     s3.put(f"{prefix}/a", b"1")
     seen = [content(uri)]
-    assert content(uri, here=False) == seen[0], "a bucket is seen from everywhere"
+    assert content(uri, is_local=False) == seen[0], "a bucket can be read from anywhere"
     for name, data in (("a", b"2"), ("b", b"1")):
         s3.put(f"{prefix}/{name}", data)
         seen.append(content(uri))
@@ -173,19 +176,19 @@ def test_objects_in_a_store_are_known_by_their_listing(s3: Store) -> None:
     assert content(f"s3://elsewhere/{prefix}/", bucket=bucket) == seen[-1] and asked == ["elsewhere"]
 
 
-def test_a_key_is_made_of_the_step_its_code_inputs_artifacts_and_what_it_reads(world: World) -> None:
+def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) -> None:
     world.key()
     module, data = f"steps.{world.name}", world.folder / "data.csv"
     inputs = parse(load(module).Inputs, world.inputs | {"source": str(data)})
-    known = facts(module, inputs, {"model": "abc"}, "sha256:1")
-    assert known == {
+    computed = facts(module, inputs, {"model": "abc"}, "sha256:1")
+    assert computed == {
         "step": module,
         "code": "sha256:1",
         "inputs": {"source": str(data), "rate": "0.5", "table": '{"a": 1, "b": 2}'},
         "artifacts": {"model": "abc"},
         "reads": {str(data): digest(data)["sha256"]},
     }
-    assert key(known) == key(dict(reversed(known.items()))) != key(known | {"code": "sha256:2"})
-    assert facts(module, inputs, {})["code"] == code.here([module])
-    with pytest.raises(Unknown, match="path of the pod"):
-        facts(module, inputs, {}, "sha256:1", here=False)
+    assert key(computed) == key(dict(reversed(computed.items()))) != key(computed | {"code": "sha256:2"})
+    assert facts(module, inputs, {})["code"] == code.identity([module])
+    with pytest.raises(Unknown, match="path in the pod"):
+        facts(module, inputs, {}, "sha256:1", is_local=False)

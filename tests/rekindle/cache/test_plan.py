@@ -1,4 +1,4 @@
-"""What is known is seen in the manifest alone, before anything runs, here and for a cluster."""
+"""Cached tasks are found from the manifest alone, before anything runs, on this machine and for a cluster."""
 
 import json
 from typing import Any
@@ -19,49 +19,49 @@ def rendered(*sets: str) -> dict[str, Any]:
     return render_manifest(load_config(ROOT / "configs/demo.yaml", sets, environment={}).config)
 
 
-def ran(s3: Store, found: plan.Found, outputs: dict[str, str], artifact: str, workflow: str) -> None:
-    """The task ran in `workflow`, and left its outputs."""
+def record_run(s3: Store, found: plan.Found, outputs: dict[str, str], artifact: str, workflow: str) -> None:
+    """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
-    left = {artifact: {"sha256": "abc", "files": 1, "bytes": 3}}
-    entries.record(s3, Entry(found.key, f"{workflow}/{found.task}", outputs, left, {"step": "steps.x"}, 1.0))
+    artifacts = {artifact: {"sha256": "abc", "files": 1, "bytes": 3}}
+    entries.record(s3, Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0))
 
 
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
-        found.task: found.entry.at if found.entry else found.why
+        found.task: found.entry.at if found.entry else found.reason
         for found in plan.look_up(manifest, {}, s3, on_cluster=on_cluster)
     }
 
 
-def test_a_cluster_skips_what_is_known_of_the_image_that_its_manifest_names(s3: Store) -> None:
+def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first, second = plan.look_up(manifest, {}, s3, on_cluster=True)
-    assert first.entry is None and second.why == "its input digest is known only when it runs"
-    ran(s3, first, {"digest": "abc", "rows": "7"}, "dataset", "demo-one")
+    assert first.entry is None and second.reason == "its input digest is known only at run time"
+    record_run(s3, first, {"digest": "abc", "rows": "7"}, "dataset", "demo-one")
     _, second = plan.look_up(manifest, {}, s3, on_cluster=True)
-    ran(s3, second, {}, "model", "demo-two")
+    record_run(s3, second, {}, "model", "demo-two")
     both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
     assert phases(manifest, s3) == both
 
     same = [rendered(IMAGE, change) for change in ("gate.minimum.auc=0.7", "train.workers=4", "serve.port=9000")]
     assert [phases(other, s3) for other in same] == [both] * 3
     other = phases(rendered(IMAGE, "train.seed=2"), s3)
-    assert other["prepare"] == both["prepare"] and other["train"].startswith("nothing of the same")
+    assert other["prepare"] == both["prepare"] and other["train"].startswith("no cached result")
     assert "demo-one" not in phases(rendered(IMAGE, "data.test_weeks=1"), s3)["prepare"]
-    assert "named by a digest" in phases(rendered(), s3)["prepare"]
+    assert "not pinned by digest" in phases(rendered(), s3)["prepare"]
     assert "demo-one" not in phases(rendered(IMAGE + "cd"), s3)["prepare"]
-    assert "demo-one" not in phases(manifest, s3, on_cluster=False)["prepare"], "here other code runs"
+    assert "demo-one" not in phases(manifest, s3, on_cluster=False)["prepare"], "this machine runs other code"
 
 
-def test_the_hash_of_a_manifest_does_not_depend_on_what_is_known(s3: Store) -> None:
+def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
     manifest = rendered()
     value = plan.parameter(
         manifest, [plan.Found("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
     )
     parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
-    before = manifest_sha256(manifest)
+    original = manifest_sha256(manifest)
     parameter["value"] = value
-    assert manifest_sha256(manifest) == before
+    assert manifest_sha256(manifest) == original
     assert plan.taken(manifest) == {"prepare": "demo-one/prepare"}
     assert json.loads(plan.parameter(manifest, [], reuse=False))["reuse"] == "no"

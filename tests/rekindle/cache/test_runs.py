@@ -1,4 +1,4 @@
-"""A run takes what an earlier one has left, without a process for it; and what it cannot know, its steps find."""
+"""A run reuses cached outputs without starting a process; a step of unknown key looks up the cache itself."""
 
 import json
 import os
@@ -50,16 +50,16 @@ class Inputs(StepInputs):
     text: str = Field(description="text")
 
 class Outputs(StepOutputs):
-    said: str = Field(description="both")
+    both: str = Field(description="both inputs")
 
 def run(inputs):
-    return Outputs(said=(inputs.folder / "number").read_text() + inputs.text)
+    return Outputs(both=(inputs.folder / "number").read_text() + inputs.text)
 '''
 
 
 @pytest.fixture
-def shop(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
-    """Runs the pipeline of a project, whose object store is the endpoint; gives its JSON."""
+def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
+    """A function that runs the pipeline of a project, with S3 as its object store, and returns its JSON."""
     for path, text in {"pipelines/pair.py": PIPELINE, "steps/first.py": FIRST, "steps/second.py": SECOND}.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -67,7 +67,7 @@ def shop(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
     config = {"name": "pair", "pipeline": "pipelines.pair", "workload": "steps.digits", "data": {}, "model": {}}
     (tmp_path / "pair.yaml").write_text(json.dumps(config))
     environment = {**os.environ, **s3_environment}
-    environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]  # nothing is recorded, but it must answer
+    environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]  # not used, but it must be reachable
     environment |= {"REKINDLE_HOME": str(tmp_path / "home")}
     environment.pop("REKINDLE_PATH", None)
 
@@ -75,34 +75,34 @@ def shop(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
         command = [REKINDLE, "run", "pair.yaml", "-o", "json", *more]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout) | {"told": done.stderr}
+        return json.loads(done.stdout) | {"stderr": done.stderr}
 
     return run
 
 
-def test_a_second_run_starts_no_process_for_what_is_known(shop: Any, s3: Store) -> None:
-    first = shop("--set", "train.seed=5")
-    again = shop("--set", "train.seed=5", "--set", "gate.tolerance=0.3")
+def test_a_second_run_starts_no_process_for_cached_steps(run_pipeline: Any, s3: Store) -> None:
+    first = run_pipeline("--set", "train.seed=5")
+    again = run_pipeline("--set", "train.seed=5", "--set", "gate.tolerance=0.3")
     phases = {step["name"]: (step["phase"], step["message"]) for step in again["steps"]}
     assert phases["first"] == ("Cached", f"by {first['workflow']}/first")
     assert phases["inner.second"][0] == "Succeeded"
-    assert f"first ({first['workflow']}/first)" in again["told"]
+    assert f"first ({first['workflow']}/first)" in again["stderr"]
     assert not list(s3.list(f"{again['workflow']}/first/"))
 
 
 @pytest.mark.slow
-def test_a_pod_finds_what_is_known_by_itself(shop: Any, s3: Store) -> None:
-    first = shop("--set", "train.seed=5")
-    late = shop(
+def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
+    first = run_pipeline("--set", "train.seed=5")
+    late = run_pipeline(
         "--set", "train.seed=5", "-p", "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"})
     )
-    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # its pod found it
+    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # its pod found the entry
     assert s3.get(f"{late['workflow']}/first/cached").decode() == f"{first['workflow']}/first"
     assert s3.get(f"{late['workflow']}/first/folder/number") == b"5"
 
 
 @pytest.mark.slow
-def test_another_value_or_no_cache_starts_every_process(shop: Any) -> None:
-    shop("--set", "train.seed=5")
+def test_another_value_or_no_cache_starts_every_process(run_pipeline: Any) -> None:
+    run_pipeline("--set", "train.seed=5")
     for settings in (["--set", "train.seed=6"], ["--set", "train.seed=5", "--no-cache"]):
-        assert {step["phase"] for step in shop(*settings)["steps"]} == {"Succeeded"}
+        assert {step["phase"] for step in run_pipeline(*settings)["steps"]} == {"Succeeded"}
