@@ -1,4 +1,4 @@
-"""What every section of a config file is; the model of each lies beside what it configures."""
+"""Base class of the config file's sections. Each section is defined next to the code that it configures."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,44 +10,44 @@ from rekindle.errors import ConfigError, rule
 
 
 class Section(BaseModel):
-    """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
+    """A section of a config file. Unknown keys are errors; each field has a description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
-def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema that a reference, or an optional value, means."""
+def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema that a reference or an optional value stands for."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     if len(options) == 1:
-        return resolved(options[0], definitions)
+        return resolve(options[0], definitions)
     reference = schema.get("$ref", "").rpartition("/")[2]
-    return resolved(definitions[reference], definitions) if reference else schema
+    return resolve(definitions[reference], definitions) if reference else schema
 
 
 @lru_cache(64)
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     try:
-        return model.model_json_schema()  # milliseconds, and asked for each of thousands of wrong keys
-    except PydanticUserError:  # a field of a type that JSON cannot describe
+        return model.model_json_schema()  # cached: it takes milliseconds, and there may be thousands of wrong keys
+    except PydanticUserError:  # a field's type has no JSON schema
         return {}
 
 
-def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
-    """The keys that the object at `place` of a model may have; empty where that cannot be told."""
+def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
+    """Return the keys that the object at `path` of a model may have; empty if unknown."""
     schema = _schema(model)
     definitions = schema.get("$defs", {})
-    node = resolved(schema, definitions)  # that of a model which holds itself is a reference
-    for part in place:
-        inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")
-        node = resolved(inner, definitions) if isinstance(inner, dict) else {}
+    node = resolve(schema, definitions)  # the schema of a recursive model is a reference
+    for key in path:
+        inner = node.get("properties", {}).get(key) or node.get("items") or node.get("additionalProperties")
+        node = resolve(inner, definitions) if isinstance(inner, dict) else {}
     return set(node.get("properties", ()))
 
 
 S = TypeVar("S", bound=Section)
 
 
-def checked(section: type[S], values: Any, name: str) -> S:
-    """`values` as the config's section `name`. Raises ConfigError that names each wrong key."""
+def parse_section(section: type[S], values: Any, name: str) -> S:
+    """Validate `values` as the config's section `name`. Raises ConfigError that names each wrong key."""
     try:
         return section.model_validate(values)
     except ValidationError as error:

@@ -50,11 +50,11 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.sections import checked
+    from rekindle.sections import parse_section
     from rekindle.workload import load, prepare
 
     workload = load(inputs.workload)
-    data = checked(workload.Data, inputs.data, "data")
+    data = parse_section(workload.Data, inputs.data, "data")
     time = instant(inputs.scheduled or inputs.created)
     data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})

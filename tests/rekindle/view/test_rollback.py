@@ -101,7 +101,7 @@ def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:
     with hook() as server:
         done = model.typed(name, "-o", "json", NOTIFY_URL=server.url)
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
-        (message,) = server.taken
+        (message,) = server.received
         assert (message["event"], message["name"]) == ("rollback", name)
         assert message["text"] == "version 1 answers again (before: version 2), by `rekindle rollback`."
         assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]

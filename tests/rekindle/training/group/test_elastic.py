@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.errors import ConfigError, GivenUp, RekindleError
+from rekindle.errors import ConfigError, RekindleError, RunAborted
 from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
 from rekindle.training.ledger.events import read
@@ -105,7 +105,7 @@ def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pyt
         until("the verdict", worker.aborted)
     # a worker that went on would ask, as the coordinator is gone, whether the run is complete
     until("the end of the client, or its question", lambda: questions or not listens_to_a_coordinator())
-    with pytest.raises(GivenUp, match="no such column") as caught:
+    with pytest.raises(RunAborted, match="no such column") as caught:
         worker.form(0, leaving)
     assert caught.value.exit_code == 65
 
