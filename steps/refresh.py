@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
             f"{inputs.workload} has no refresh(release, data, out): its models keep no state of the world, so only a "
             "training makes them newer."
         )
-    champion = tracking.present_champion(inputs.name)
+    champion = tracking.require_champion(inputs.name)
     data = parse_section(module.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     former, dataset, model, report = (inputs.workdir / name for name in ("former", "dataset", "model", "report"))

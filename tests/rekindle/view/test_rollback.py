@@ -43,7 +43,7 @@ class Model:
 
     def release(self, slow: float = 0) -> str:
         """Register, deploy and promote one more version."""
-        number = len(tracking.promoted(self.name)) + 1
+        number = len(tracking.promoted_releases(self.name)) + 1
         run_id = tracking.start_run(self.name, f"{self.name}-{number}")
         tracking.log(run_id, params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}})
         prefix, champion = f"releases/{uuid.uuid4().hex}/", tracking.champion(self.name)
