@@ -1,12 +1,12 @@
-"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes and lose nothing.
+"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes without losing work.
 
-The names below are the public API (docs/api.md). `import rekindle` loads none of them: each is imported on first use.
+The names below are the public API (docs/api.md). Each is imported on first use, not by `import rekindle`.
 """
 
 from argolocal import exports
 from argolocal.common import program
 
-NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
+NAMES = {  # module → its public names; __init__.pyi lists them for type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": (
         "Workload",

@@ -1,7 +1,7 @@
-"""The errors a user can meet. A message says what is wrong (the value), the rule, and the way out.
+"""User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is what the process ends with. Codes follow sysexits.h where
-a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE): a retry strategy tells them apart.
+`exit_code` is the exit code of the process. If a retry cannot help, it follows sysexits.h (78 EX_CONFIG, 65 EX_DATAERR,
+70 EX_SOFTWARE), so that a retry strategy can tell.
 """
 
 import re
@@ -12,23 +12,23 @@ from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_
 
 __all__ = ["ConfigError", "Conflict", "NotFound", "RekindleError", "StorageError", "did_you_mean", "say"]
 
-# the second form has a slash in its password, the third no scheme: not URLs, but still secrets
+# also passwords with a slash, and text without a scheme: not valid URLs, but still secrets
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
 class DataError(RekindleError):
-    """The input data breaks its contract: running again cannot help."""
+    """The input data is invalid: running again cannot help."""
 
     exit_code = 65
 
 
 class CodeError(RekindleError):
-    """A user's code raised an exception that it would raise again: FILE:LINE and the text (EX_SOFTWARE)."""
+    """The user's code raised an exception that it would raise again; the message has FILE:LINE and its text."""
 
     exit_code = 70
 
 
-class GivenUp(RekindleError):
+class RunAborted(RekindleError):
     """The coordinator aborted the run with `exit_code`; the process that raises this is not the cause."""
 
 
@@ -38,7 +38,7 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that a doctor examined, and the remedy if it is not ok; one that is not `required` only warns."""
+    """Result of one check of `rekindle doctor`, with the remedy if it failed. Without `required` it only warns."""
 
     name: str
     ok: bool
@@ -52,18 +52,18 @@ class Check:
 
 
 def without_user(text: str) -> str:
-    """The text without the user and password of its URLs, since messages end up in logs."""
+    """Remove user and password from all URLs in `text`, since messages end up in logs."""
     return USER.sub("", text)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What an error comes from, below all that were raised on the way."""
+    """Return the original cause of an error: the first exception of its chain."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return error
 
 
 def rule(message: str) -> str:
-    """A validator's message as the end of a sentence."""
+    """Format a validator's message as the end of a sentence."""
     message = message.removeprefix("Value error, ")
     return message if message.endswith((".", "?")) else message + "."

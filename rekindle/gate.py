@@ -1,6 +1,6 @@
-"""The gate: from an evaluation to a verdict, in words and figures that a person can check.
+"""The gate: turns an evaluation into a verdict, with a reason in words and figures.
 
-Imports no numeric library: a pipeline reads `Gate` from here.
+Pipelines import `Gate` from here, so this module imports no numeric library.
 """
 
 import math
@@ -13,17 +13,18 @@ from pydantic import Field
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.sections import Section
 
-Decision = Literal["release", "keep", "same"]
+Verdict = Literal["release", "keep", "same"]
 Champion = tuple[str, str]  # version of the registered model, sha256 of its weights
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that judges a model; the first of a workload's `metrics` compares the candidate with the champion.
+    """A metric of a model; the first of a workload's `metrics` compares the candidate with the champion.
 
-    `function(predictions, truths)` gets what `predict` and `examples` gave, as NumPy arrays where these are numbers,
-    else as lists. `weighted(predictions, truths, group, draws)` may give it for many draws of the rows at once, where
-    the interval of the first metric would take too long: draw d has the rows of group g `draws[g, d]` times.
+    `function(predictions, truths)` gets the results of `predict` and the truths of `examples`, as NumPy arrays if they
+    are numbers, else as lists. `weighted(predictions, truths, group, draws)` is optional: it computes the metric for
+    many bootstrap draws at once, to speed up the interval of the first metric. Draw d contains the rows of group g
+    `draws[g, d]` times.
     """
 
     name: str
@@ -38,16 +39,16 @@ class Metric:
             raise ConfigError(f'Metric("{self.name}"): better is {self.better!r}: it must be "higher" or "lower".')
 
     def text(self, value: float) -> str:
-        """`rmse 0.1234 kWh`"""
+        """Format a value: `rmse 0.1234 kWh`."""
         return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
-        """A change of this metric as an improvement: positive is better."""
+        """Return a change of this metric as an improvement: positive is better."""
         return change if self.better == "higher" else -change
 
 
 class Gate(Section):
-    """When a candidate may replace the champion. Without a bound and without a champion nothing is released."""
+    """The rule for replacing the champion. Without any bound, a first model is not released."""
 
     minimum: dict[str, float] = Field(
         default_factory=dict, description="a metric below its minimum is never released, e.g. {accuracy: 0.9}"
@@ -60,13 +61,13 @@ class Gate(Section):
         ge=0,
         description="in the workload's first metric the candidate may be this much worse if chance can explain it",
     )
-    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the interval of the difference")
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="confidence level of the difference's interval")
     resamples: int = Field(default=300, ge=50, le=10_000, description="draws of the paired bootstrap")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Candidate minus champion in `metric`, on the same rows, with a confidence interval."""
+    """Candidate minus champion in `metric`, over the same rows, with a confidence interval."""
 
     metric: str
     mean: float
@@ -76,30 +77,30 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of judging; `metrics` has the keys "candidate" and, where they were scored, "champion", "baseline"."""
+    """The result of an evaluation; `metrics` has the key "candidate" and, if scored, "champion" and "baseline"."""
 
     metrics: dict[str, dict[str, float]]
-    rows: int = 0  # that were judged
+    rows: int = 0  # number of rows evaluated
     parts: list[dict[str, Any]] = field(default_factory=list)  # e.g. weeks: {"name", "rows", "candidate": {...}, ...}
     difference: Difference | None = None
-    incomparable: str = ""  # why the champion cannot score this data
+    incomparable: str = ""  # the reason why the champion cannot score this data
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Case:
-    """What the gate decides on: one evaluation, and whose it is."""
+class Comparison:
+    """The input of the gate: the evaluation of a candidate, and the champion it would replace."""
 
     gate: Gate
     metrics: Sequence[Metric]
     evaluation: Evaluation
     candidate: str  # sha256 of its weights
     champion: Champion | None
-    champion_rows: int = 0  # that the champion was judged on when it was released; 0: unknown
-    changed: str = ""  # what else than the weights differs from the champion, if these do not
+    champion_rows: int = 0  # number of rows that the champion was evaluated on for its release; 0: unknown
+    changed: str = ""  # the difference from the champion if the weights are equal, e.g. code or servers
 
-    def decide(self) -> tuple[Decision, str]:
-        """The verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
+    def decide(self) -> tuple[Verdict, str]:
+        """Return the verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
         check_bounds(self.gate, self.metrics)
         decision, reason = self._decide()
         values, rows = self.evaluation.metrics.get("baseline", {}), self.evaluation.rows
@@ -110,11 +111,11 @@ class Case:
             notes.append(f"Warning: {rows:,} rows were judged; the champion was released on {self.champion_rows:,}.")
         return decision, " ".join([reason, *notes])
 
-    def record(self, verdict: Decision, reason: str) -> dict[str, Any]:
-        """verdict.json: the verdict with its evidence."""
+    def record(self, verdict: Verdict, reason: str) -> dict[str, Any]:
+        """Return the content of verdict.json: the verdict with its evidence."""
         evaluation, champion = self.evaluation, self.champion
         values = evaluation.metrics
-        beside = {"version": champion[0], "sha256": champion[1], **values.get("champion", {})} if champion else None
+        current = {"version": champion[0], "sha256": champion[1], **values.get("champion", {})} if champion else None
         kinds = [{"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits} for m in self.metrics]
         return {
             "verdict": verdict,
@@ -122,7 +123,7 @@ class Case:
             "metrics": kinds,
             "rows": evaluation.rows,
             "candidate": {"sha256": self.candidate, **values["candidate"]},
-            "champion": beside,
+            "champion": current,
             "baseline": values.get("baseline"),
             "difference": asdict(evaluation.difference) if evaluation.difference else None,
             "parts": evaluation.parts,
@@ -130,7 +131,7 @@ class Case:
             "gate": {name: getattr(self.gate, name) for name in Gate.model_fields},
         }
 
-    def _decide(self) -> tuple[Decision, str]:
+    def _decide(self) -> tuple[Verdict, str]:
         champion, values = self.champion, self.evaluation.metrics["candidate"]
         same = champion and champion[1] == self.candidate
         if champion and same and not self.changed:
@@ -141,20 +142,20 @@ class Case:
         if champion and self.evaluation.difference:
             return self._compare(self.evaluation.difference, champion[0])
         if champion and same:
-            why = f"The weights are those of the champion (version {champion[0]}), but {self.changed} changed."
-            return "release", f"{why} The candidate meets the gate{f' ({chr(44).join(kept)})' if kept else ''}."
+            reason = f"The weights equal the champion's (version {champion[0]}), but {self.changed} changed."
+            return "release", f"{reason} The candidate meets the gate{f' ({chr(44).join(kept)})' if kept else ''}."
         if champion:
-            why = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"
-            alone = "So the bounds of the gate alone decide, and the candidate meets them"
+            reason = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"
+            result = "So only the bounds of the gate decide, and the candidate meets them"
         else:
-            why, alone = "There is no champion yet.", "The candidate meets the gate"
+            reason, result = "No champion exists yet.", "The candidate meets the gate"
         if kept:
-            return "release", f"{why} {alone} ({', '.join(kept)})."
+            return "release", f"{reason} {result} ({', '.join(kept)})."
         figures = ", ".join(metric.text(values[metric.name]) for metric in self.metrics if metric.name in values)
-        return "keep", f"{why} Nothing says what is good enough ({figures}): set gate.minimum or gate.maximum."
+        return "keep", f"{reason} The gate has no bound to compare with ({figures}): set gate.minimum or gate.maximum."
 
     def _bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
-        """The bounds that the candidate breaks, and those that it keeps."""
+        """Return the bounds that the candidate breaks, and the bounds that it meets."""
         broken, kept = [], []
         for metric in self.metrics:
             value = values.get(metric.name, math.nan)
@@ -165,7 +166,7 @@ class Case:
                     (kept if good else broken).append(f"{metric.text(value)} {sign} {bound:g}")
         return broken, kept
 
-    def _compare(self, difference: Difference, version: str) -> tuple[Decision, str]:
+    def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate, values = self.gate, self.evaluation.metrics
         metric = next(metric for metric in self.metrics if metric.name == difference.metric)
         candidate, champion = (values[model][metric.name] for model in ("candidate", "champion"))
@@ -189,13 +190,13 @@ class Case:
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Raises ConfigError for a bound of an unknown metric, and for bounds that no good model can meet."""
+    """Raise ConfigError for a bound of an unknown metric, and for bounds that no good model can meet."""
     names = [metric.name for metric in metrics]
     for key in ("minimum", "maximum"):
         for name in getattr(gate, key):
             if name not in names:
                 raise ConfigError(
-                    f"gate.{key}.{name}: there is no such metric.{did_you_mean(name, names)} "
+                    f"gate.{key}.{name}: the workload does not define this metric.{did_you_mean(name, names)} "
                     f"Metrics: {', '.join(names)}."
                 )
     for metric in metrics:

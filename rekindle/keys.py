@@ -1,34 +1,34 @@
-"""Where the artifacts of a run are in the object store: `WORKFLOW/TASK/ARTIFACT`, so that no two tasks meet.
+"""Keys of a run's artifacts in the object store: `WORKFLOW/TASK/ARTIFACT`.
 
-What an earlier run left stays where it is: the workflow parameter CACHED says of which tasks, and where.
+Cached artifacts are not copied: the workflow parameter `cached` maps tasks to the location of their artifacts.
 """
 
 DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
-CACHED = "cached"  # JSON: by task its outputs, and as `at` the run and task that left them ("": none, so it runs)
-REUSE = "reuse"  # in the same JSON: whether tasks may look for them when they begin
+CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
+REUSE = "reuse"  # field of the same JSON: "yes" if tasks may look up the cache when they start
 
 
 def key(task: str, artifact: str, workflow: str = "{{workflow.name}}") -> str:
-    """The key of what `task` leaves as `artifact`; without a name of the workflow which Argo runs."""
+    """Return the key of an artifact, by default of the workflow that Argo runs."""
     return f"{workflow}/{task}/{artifact}"
 
 
 def cached_name(task: str) -> str:
-    """How CACHED calls a task: a name that needs no brackets in a path."""
+    """Return the task's key in the `cached` parameter (valid in a JSONPath without quoting)."""
     return task.replace("-", "_")
 
 
 def cached(task: str, field: str = "at") -> str:
-    """An expression of Argo: what CACHED says of a task."""
+    """Return the Argo expression for a field of a task in the `cached` parameter."""
     return f"jsonpath(workflow.parameters.{CACHED}, '$.{cached_name(task)}.{field}')"
 
 
 def cached_key(task: str, artifact: str) -> str:
-    """`key` of a task that an earlier run may stand for, as a tag."""
-    at = cached(task)
-    return f"{{{{={at} == '' ? workflow.name + '/{task}' : {at}}}}}/{artifact}"
+    """Return a template tag for the key of an artifact: the cached location, else this run's."""
+    location = cached(task)
+    return f"{{{{={location} == '' ? workflow.name + '/{task}' : {location}}}}}/{artifact}"
 
 
 def reuse() -> str:
-    """A tag: yes, or no for a run that computes everything."""
+    """Return a template tag for `yes`, or `no` if the run computes everything."""
     return f"{{{{=jsonpath(workflow.parameters.{CACHED}, '$.{REUSE}')}}}}"

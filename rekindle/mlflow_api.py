@@ -1,4 +1,4 @@
-"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI; a failure says what the server answered, and the way out."""
+"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Errors have the server's answer and the remedy."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from rekindle.errors import TrackingError, innermost, without_user
 if TYPE_CHECKING:
     import requests
 
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment, as of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment variable of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
 TIMEOUT_S = 30
 UNAVAILABLE = (502, 503, 504)  # status codes of a proxy whose server does not answer
 SHOWN_CHARACTERS = 300  # of an answer that is not MLflow's JSON
@@ -20,7 +20,7 @@ TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECAS
 
 
 class Refused(TrackingError):
-    """MLflow answers with an error; `code` is MLflow's name of it."""
+    """MLflow answered with an error; `code` is MLflow's error code."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class Refused(TrackingError):
 
 
 def address() -> str:
-    """The address of the server. Raises TrackingError if it is not set."""
+    """Return the address of the server. Raises TrackingError if it is not set."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
@@ -66,16 +66,18 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
 
 
 def _reject(answer: "requests.Response") -> NoReturn:
-    """Raise TrackingError with the words of an answer that is not MLflow's JSON."""
+    """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
     server, host = without_user(address()), urlsplit(address()).netloc.rpartition("@")[2]
     words = " ".join(visible(TAGS.sub(" ", answer.text)).split())[:SHOWN_CHARACTERS] or "nothing"
     if "Host header" in words:
         remedy = (
-            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or reach it by an address "
-            "that is in there."
+            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or use an address "
+            "that it contains."
         )
     elif answer.status_code in (401, 403):
-        remedy = "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of one who may."
+        remedy = (
+            "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of a permitted user."
+        )
     else:
         remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
     raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {words!r}. {remedy}")

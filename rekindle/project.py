@@ -1,6 +1,6 @@
-"""The project: the folder whose `pipelines`, `steps`, `configs` and `images` are used. Exactly one is on the path.
+"""The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
 
-It is the project of the working directory: the nearest folder that holds modules in `pipelines/`, or a `pyproject.toml`
+It is the working directory or the nearest folder above that contains modules in `pipelines/`, or a `pyproject.toml`
 with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation.
 """
 
@@ -20,23 +20,23 @@ from rekindle.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from traceback import FrameSummary
 
-PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
+PATH = "REKINDLE_PATH"  # environment variable: the project and other folders to import from, as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
 ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
-BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
+BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project is next to the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
-SHARED = ("steps", "pipelines")  # a project's own stand in front of the reference project's
+SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
-WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
-MAX_TEXT = 600  # characters of an exception that an error repeats
+WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
+MAX_TEXT = 600  # length of an exception's text in an error
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
 def find(folder: Path) -> Path:
-    """The root of the project that `folder` lies in; the reference project if it lies in none.
+    """Return the root of the project that contains `folder`, or the reference project.
 
-    What another user put into a directory above, such as /tmp, makes no project of it.
+    Files of other users, such as in /tmp, do not make a folder a project.
     """
     owners = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
     return next((parent for parent in (folder, *folder.parents) if _is_project(parent, owners)), REFERENCE)
@@ -46,7 +46,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     pipelines, config = folder / "pipelines", folder / "pyproject.toml"
     if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
-    import tomllib  # a pod is told its project: no step needs this
+    import tomllib  # only here: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
         text = config.read_text() if config.lstat().st_uid in owners else ""
@@ -56,35 +56,35 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
 
 
 def search_path() -> list[str]:
-    """The folders to import a project's modules from: $REKINDLE_PATH, else the project and the working directory."""
+    """Return the folders with the project's modules: $REKINDLE_PATH, else the project and the working directory."""
     if PATH in os.environ:
         return [folder for folder in os.environ[PATH].split(os.pathsep) if folder]
     try:
         working_directory = Path.cwd()
     except FileNotFoundError:
-        raise ConfigError("the current directory is not there any more: `cd` to one that is.") from None
+        raise ConfigError("the current directory does not exist: `cd` to an existing directory.") from None
     return list(dict.fromkeys((str(find(working_directory)), str(working_directory))))
 
 
 def use_reference() -> None:
-    """Make the reference project the one of this process and of those that it starts."""
+    """Use the reference project in this process and its child processes."""
     os.environ[PATH] = str(REFERENCE)
 
 
 def config(path: Path) -> Path:
-    """The config file `path`: relative to the working directory, else to the project; unchanged if neither has it."""
+    """Find the config file `path` in the working directory, else in the project; return `path` if it is in neither."""
     candidates = (path, *(Path(folder, path) for folder in search_path()))
     return next((candidate for candidate in candidates if candidate.exists()), path)
 
 
 def configs() -> set[str]:
-    """The config files of the project, by the paths that `config` accepts."""
+    """Return the project's config files, as paths that `config` accepts."""
     paths = ((Path(folder), path) for folder in search_path() for path in Path(folder, "configs").glob("*.yaml"))
     return {str(path.relative_to(folder)) for folder, path in paths}
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a Python file of the project. Raises ConfigError for one that is not there, or elsewhere."""
+    """Return the module name of a Python file. Raises ConfigError if it is missing or not in the project."""
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give the file of a pipeline, or a config.")
@@ -96,18 +96,18 @@ def module_of(path: Path) -> str:
 
 
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
-    """The module `name` of the project or of an installed package. Raises ConfigError if it lacks a required name.
+    """Import the module `name` of the project or of an installed package. Raises ConfigError if a name is missing.
 
-    The project is searched last: its files never shadow a library. What its `steps` and `pipelines` lack is taken from
-    those of the reference project.
+    The project is searched last, so its files never shadow a library. Modules that are missing in its `steps` and
+    `pipelines` are imported from the reference project.
     """
     folders = search_path()
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
-        _complete(name.partition(".")[0])
+        _extend_path(name.partition(".")[0])
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # the module is there, and imports what is not
+        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but one that it imports does not
             raise ConfigError(
                 f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
             ) from error
@@ -118,7 +118,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         ) from error
     except ConfigError:
         raise
-    except Exception as error:  # a mistake in the user's code, at its top
+    except Exception as error:  # a mistake in the user's code, at module level
         raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.') from error
     if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(
@@ -129,7 +129,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 
 def describe(error: Exception) -> str:
-    """FILE:LINE of the innermost code of a project that `error` comes from, what it says, and the nearest name."""
+    """Format an exception: FILE:LINE of the innermost frame in the project, the text, and the nearest name."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
     if isinstance(error, SyntaxError) and error.filename:
@@ -143,42 +143,42 @@ def describe(error: Exception) -> str:
 
 
 def raises(error: BaseException) -> bool:
-    """True if a project's code raised `error`, itself or by a library that it called; False if the engine did."""
+    """Return True if the project's code, or a library that it called, raised `error`; False if the engine did."""
     return not _is_engine(_own_frames(error)[-1].filename)
 
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
-    """The frames outside of libraries; all of them if there are no others."""
-    import traceback  # `rekindle --help` does without
+    """Return the frames outside of libraries, or all frames if every one is in a library."""
+    import traceback  # only here: `rekindle --help` does not need it
 
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [
+    outside = [
         frame
         for frame in frames
         if any(map(Path(frame.filename).is_relative_to, ENGINE)) or not frame.filename.startswith(("<", *LIBRARIES))
     ]
-    return own or frames
+    return outside or frames
 
 
 def _is_engine(file: str) -> bool:
-    """True if a file is of the engine, and not of the reference project that a wheel holds."""
+    """Return True if a file belongs to the engine, and not to the reference project in a wheel."""
     path = Path(file)
     return any(map(path.is_relative_to, ENGINE)) and not path.is_relative_to(BUNDLED)
 
 
-def _complete(package: str) -> None:
-    folder = REFERENCE / package
+def _extend_path(package: str) -> None:
+    """Let `steps` and `pipelines` contain the project's modules and the reference project's."""
     if package not in SHARED:
         return
     if find_spec(package) is None:
         sys.path.append(str(REFERENCE))
     module = import_module(package)
-    own = [str(Path(path, package)) for path in search_path() if Path(path, package).is_dir()]
-    module.__path__ = list(dict.fromkeys([*own, *module.__path__, str(folder)]))
+    folders = [str(Path(path, package)) for path in search_path() if Path(path, package).is_dir()]
+    module.__path__ = list(dict.fromkeys([*folders, *module.__path__, str(REFERENCE / package)]))
 
 
 def create(folder: Path, only_workload: bool = False) -> list[Path]:
-    """Write the project into `folder`, named after it; gives its files. Raises ConfigError, and overwrites nothing."""
+    """Create a project in `folder`, named after it, and return its files. Raises ConfigError; overwrites nothing."""
     import shutil
 
     name, template = folder.resolve().name, REFERENCE / "template"
@@ -188,12 +188,12 @@ def create(folder: Path, only_workload: bool = False) -> list[Path]:
             "lower-case letters, digits and hyphens that begins with a letter."
         )
     sources = [template / path for path in WORKLOAD] if only_workload else sorted(template.rglob("*"))
-    files = {_filled(str(path.relative_to(template)), name): path for path in sources if path.is_file()}
-    if taken := [path for path in files if (folder / path).exists()]:
-        raise ConfigError(f"{folder / taken[0]} exists already: give another name, or remove it.")
+    files = {_fill_in(str(path.relative_to(template)), name): path for path in sources if path.is_file()}
+    if existing := [path for path in files if (folder / path).exists()]:
+        raise ConfigError(f"{folder / existing[0]} exists already: give another name, or remove it.")
     for path, source in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        text = _filled(source.read_text(), name)
+        text = _fill_in(source.read_text(), name)
         if only_workload:
             text = text.replace("pipeline: pipelines.nightly\n", "")
         (folder / path).write_text(text)
@@ -201,12 +201,12 @@ def create(folder: Path, only_workload: bool = False) -> list[Path]:
     return [folder / path for path in files]
 
 
-def _filled(text: str, name: str) -> str:
+def _fill_in(text: str, name: str) -> str:
     return text.replace("PROJECT", name).replace("MODULE", name.replace("-", "_"))
 
 
 def _siblings(name: str, folders: list[str]) -> set[str]:
-    """The modules of the package that `name` would be in, and the project's steps."""
+    """Return the modules in the package of `name`, and the project's steps."""
     packages = {name.rpartition(".")[0] or "steps", "steps"}
     return {
         f"{package}.{path.stem}"

@@ -1,4 +1,4 @@
-"""The base of all sections of a config file, and the description of their keys."""
+"""Base class of the config file's sections, and the description of their keys."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -14,18 +14,18 @@ TYPES = {"boolean": "true | false", "string": "text", "object": "mapping", "null
 
 
 class Section(BaseModel):
-    """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
+    """A section of a config file. Unknown keys are errors; each field has a description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
-def resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema that a reference, or an optional value, means."""
+def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema that a reference or an optional value stands for."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     if len(options) == 1:
-        return resolved(options[0], definitions)
+        return resolve(options[0], definitions)
     reference = schema.get("$ref", "").rpartition("/")[2]
-    return resolved(definitions[reference], definitions) if reference else schema
+    return resolve(definitions[reference], definitions) if reference else schema
 
 
 class AnyModel(GenerateJsonSchema):
@@ -42,14 +42,14 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
 
-def known_keys(model: type[BaseModel], place: Iterable[str | int]) -> set[str]:
-    """The keys that the object at `place` of a model may have; empty where that cannot be told."""
+def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
+    """Return the keys that the object at `path` of a model may have; empty if unknown."""
     schema = _schema(model)
     definitions = schema.get("$defs", {})
-    node = resolved(schema, definitions)  # that of a model which holds itself is a reference
-    for part in place:
-        inner = node.get("properties", {}).get(part) or node.get("items") or node.get("additionalProperties")
-        node = resolved(inner, definitions) if isinstance(inner, dict) else {}
+    node = resolve(schema, definitions)  # the schema of a recursive model is a reference
+    for key in path:
+        inner = node.get("properties", {}).get(key) or node.get("items") or node.get("additionalProperties")
+        node = resolve(inner, definitions) if isinstance(inner, dict) else {}
     return set(node.get("properties", ()))
 
 
@@ -68,8 +68,8 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
     definitions = schema.get("$defs", {})
     node, path = schema, list(filter(None, key.split(".")))
     for depth, part in enumerate(path):
-        properties = resolved(node, definitions).get("properties", {})
-        inner = properties.get(part) or resolved(node, definitions).get("additionalProperties")
+        properties = resolve(node, definitions).get("properties", {})
+        inner = properties.get(part) or resolve(node, definitions).get("additionalProperties")
         if not isinstance(inner, dict):
             known = f" Known: {', '.join(sorted(properties))}." if properties else " There are no keys below it."
             hint = did_you_mean(part, properties) or known
@@ -79,7 +79,7 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
 
 
 def _described(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
-    target = resolved(node, definitions)
+    target = resolve(node, definitions)
     inner = dict(target.get("properties", {}))
     if isinstance(more := target.get("additionalProperties"), dict) and "$ref" in more:
         inner["NAME"] = more
@@ -95,7 +95,7 @@ def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
         return " | ".join(dict.fromkeys(_values(option, definitions) for option in options))
     if choices := node.get("enum", [node["const"]] if "const" in node else None):
         return " | ".join(str(choice) or '""' for choice in choices)
-    node = resolved(node, definitions)
+    node = resolve(node, definitions)
     kind = str(node.get("type", "any value"))
     if kind == "array":
         return f"list of {_values(node.get('items', {}), definitions)}"
@@ -106,8 +106,8 @@ def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
 S = TypeVar("S", bound=Section)
 
 
-def checked(section: type[S], values: Any, name: str) -> S:
-    """`values` as the config's section `name`. Raises ConfigError that names each wrong key."""
+def parse_section(section: type[S], values: Any, name: str) -> S:
+    """Validate `values` as the config's section `name`. Raises ConfigError that names each wrong key."""
     try:
         return section.model_validate(values)
     except ValidationError as error:

@@ -1,10 +1,10 @@
-"""A step is three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. This runs one as a command.
+"""A step is a module with three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. Run it as a command:
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
 
-Every field of `Inputs` is one flag (`label_delay` → `--label-delay=VALUE`): scalars as text, everything else as
-JSON. Every field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.
+Each field of `Inputs` is a flag (`label_delay` → `--label-delay=VALUE`): scalars as text, other values as JSON. Each
+field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the co
 
 
 class ArtifactMark:
-    """Marks a Path field as an artifact: a file or directory that travels through the object store."""
+    """Marks a Path field as an artifact: a file or directory that is stored in the object store."""
 
 
 Artifact = Annotated[Path, ArtifactMark()]
@@ -43,13 +43,13 @@ Artifact = Annotated[Path, ArtifactMark()]
 
 @cache
 def _scratch(parent: str, process: int) -> Path:
-    """A directory of this process whose name nobody could know before."""
+    """Create a directory for this process, with an unpredictable name."""
     Path(parent).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"step-{process}-", dir=parent))
 
 
 class StepInputs(BaseModel):
-    """The inputs of a step: each field is one flag."""
+    """The inputs of a step: each field is a flag."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,17 +62,17 @@ class StepInputs(BaseModel):
 
 
 class StepOutputs(BaseModel):
-    """The outputs of a step: each field is one file."""
+    """The outputs of a step: each field is a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """Makes the outputs of a step reusable: they are a function of its inputs, its code and what it reads.
+    """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data it reads.
 
-    A step with effects must not have it. `aside`: inputs that the outputs do not depend on. `reads`: of the inputs, the
-    paths and s3:// URIs whose content they depend on. An output `run_id` is always the run's own.
+    Do not use it for a step with side effects. `aside`: inputs that the outputs do not depend on. `reads`: returns the
+    paths and s3:// URIs of the inputs whose content the outputs depend on. An output `run_id` is never reused.
     """
 
     aside: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Reuse:
 
 
 class Step(Protocol):
-    """A module that is a step; one with REUSE is not run again for what is known."""
+    """A step module. With REUSE, its outputs may come from the cache."""
 
     __doc__: str
     Inputs: type[StepInputs]
@@ -91,27 +91,27 @@ class Step(Protocol):
 
 
 def load(name: str) -> Step:
-    """The step module called `name`, such as steps.prepare. Raises ConfigError if it is not a step."""
+    """Import the step module `name`, such as steps.prepare. Raises ConfigError if it is not a step."""
     return cast(Step, project.load(name, "step", ("Inputs", "Outputs", "run")))
 
 
 def short_name(module: str) -> str:
-    """The name of a step in a workflow: `steps.prepare` → `prepare`."""
+    """Return the name of a step in a workflow: `steps.prepare` → `prepare`."""
     return module.rpartition(".")[2].replace("_", "-")
 
 
 def is_artifact(field: FieldInfo) -> bool:
-    """Whether a field of Inputs or Outputs travels as an artifact rather than as a parameter."""
+    """Return True if a field of Inputs or Outputs is an artifact, not a parameter."""
     return any(isinstance(mark, ArtifactMark) for mark in field.metadata)
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field: `label_delay` → `--label-delay`."""
+    """Return the command-line flag of a field: `label_delay` → `--label-delay`."""
     return "--" + name.replace("_", "-")
 
 
 def to_text(value: Any) -> str:
-    """A value as Argo carries it: text; JSON for booleans and everything that is not a scalar."""
+    """Format a value as an Argo parameter: scalars as text, booleans and other values as JSON."""
     if isinstance(value, BaseModel):
         return value.model_dump_json()
     if isinstance(value, bool) or not isinstance(value, SCALARS):
@@ -120,7 +120,7 @@ def to_text(value: Any) -> str:
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
-    """Text → typed inputs. Raises ConfigError that names each bad flag, its value and the rule."""
+    """Convert texts to typed inputs. Raises ConfigError that names each wrong flag, its value and the rule."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         try:
@@ -136,7 +136,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
 
 def _sentence(error: Any, texts: dict[str, str]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
-    inner = "".join(f".{part}" for part in error["loc"][1:])
+    inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing" and not inner:
         return f"{flag(name)} is missing: it is required."
     shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
@@ -153,7 +153,7 @@ def _is_scalar(annotation: Any) -> bool:
 
 
 def parser(name: str, inputs: type[StepInputs], description: str = "") -> argparse.ArgumentParser:
-    """The command line of a step, from the documentation of its fields."""
+    """Create the command-line parser of a step from its fields."""
     result = argparse.ArgumentParser(
         prog=f"rekindle step {name}",
         description=description,
@@ -169,7 +169,7 @@ def parser(name: str, inputs: type[StepInputs], description: str = "") -> argpar
 
 
 def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
-    """Write each output to its file; artifacts are moved, so none is ever half-written."""
+    """Write each output to its file. Artifacts are moved, so they are never half-written."""
     for name, field in type(outputs).model_fields.items():
         if name not in targets:
             continue
@@ -192,28 +192,30 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
 
 
 def main(argv: list[str], execute: Execute = execute) -> int:
-    """Run one step; the exit code says what happened (see rekindle/errors.py)."""
+    """Run one step and return its exit code (see rekindle/errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}")
         return 0 if argv else 2
     try:
         step = load(argv[0])
         flags = parser(argv[0], step.Inputs, step.__doc__)
-        outputs = ", ".join(step.Outputs.model_fields) or "there is none"
-        destination = f"where an output goes: {outputs}"
-        flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=destination)
-        own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        outputs = ", ".join(step.Outputs.model_fields) or "this step has none"
+        note = f"file for an output; outputs: {outputs}"
+        flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
+        cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):
-            own.add_argument("--entry", default="", help="RUN/TASK: record the outputs as those of this task")
-            own.add_argument("--reuse", default="no", help="yes: take the same outputs of an earlier run")
-        options, rest = own.parse_known_args(argv[1:])
+            cache_flags.add_argument(
+                "--entry", default="", help="RUN/TASK: record the outputs in the cache for this task"
+            )
+            cache_flags.add_argument("--reuse", default="no", help="yes: reuse the cached outputs of an earlier run")
+        options, rest = cache_flags.parse_known_args(argv[1:])
         arguments = vars(flags.parse_args(rest))
         targets = {}
         for pair in arguments.pop("output"):
             name, _, path = pair.partition("=")
             if name not in step.Outputs.model_fields or not path:
-                known = set(step.Outputs.model_fields)
-                raise ConfigError(f"--output {pair}: it must be NAME=PATH of an output.{did_you_mean(name, known)}")
+                hint = did_you_mean(name, set(step.Outputs.model_fields))
+                raise ConfigError(f"--output {pair}: it must be NAME=PATH with the name of an output.{hint}")
             targets[name] = Path(path)
         inputs = parse(step.Inputs, arguments)
         try:
@@ -223,7 +225,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        from rekindle import user_code  # a step that succeeds does without
+        from rekindle import user_code  # only needed for failures
 
         traceback.print_exc()
         return fail(user_code.as_error(error))
@@ -231,7 +233,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Report an error on stderr and to the kubelet; gives the exit code."""
+    """Report an error on stderr and to the kubelet, and return its exit code."""
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):

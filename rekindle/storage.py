@@ -1,7 +1,7 @@
 """The object store: one bucket of an S3 endpoint, with conditional writes.
 
-Settings come from the environment, as a pod gets them from its ConfigMap and Secret: `S3_BUCKET`, `S3_ENDPOINT_URL`
-(unset: AWS), and whatever boto3's own credential chain finds (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
+Settings are environment variables (pods get them from a ConfigMap and a Secret): `S3_BUCKET`, `S3_ENDPOINT_URL` (unset:
+AWS), and the credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
 """
 
 import hashlib
@@ -27,15 +27,15 @@ from urllib3.exceptions import HTTPError
 
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 
-THREADS = 8  # parallel transfers; more gains nothing against one endpoint
-LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
+THREADS = 8  # parallel transfers; more do not help with one endpoint
+LOADER = create_loader()  # shared, since parsing the description of S3 takes 0.1 s
 REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One object in a listing."""
+    """An object in a listing."""
 
     key: str
     size: int
@@ -44,9 +44,9 @@ class Entry:
 
 
 class Store:
-    """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
+    """The objects of a bucket, by key. Thread-safe. Failures raise StorageError with the object's name.
 
-    A missing bucket or refused credentials are a ConfigError instead, because a retry cannot help.
+    A missing bucket or rejected credentials raise ConfigError, because a retry cannot help.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Store:
         *,
         short_retries: bool = False,
     ) -> None:
-        """`short_retries`: two attempts, at most half a minute, for a caller that retries itself."""
+        """`short_retries`: at most two attempts and half a minute, for callers that retry themselves."""
         self.bucket = bucket
         self.endpoint = endpoint
         self._keys = access_key, secret_key
@@ -70,10 +70,10 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
+            # the default trailing checksums cost more CPU than the transfer, and older S3 servers reject them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # a signature over the body costs a sha256; our files carry their own hashes
+            # signing the body would compute its sha256; our files have their own hashes
             s3={"payload_signing_enabled": False} | ({"addressing_style": "path"} if endpoint else {}),
         )
         session = get_session()
@@ -89,13 +89,13 @@ class Store:
             )
         except ValueError as error:
             raise ConfigError(
-                f'the address of the object store is "{self.place}": it must be http(s)://HOST[:PORT]. Correct '
+                f'the address of the object store is "{self.address}": it must be http(s)://HOST[:PORT]. Correct '
                 "S3_ENDPOINT_URL."
             ) from error
 
     @classmethod
     def from_env(cls) -> "Store":
-        """The store that S3_BUCKET and S3_ENDPOINT_URL name. Raises ConfigError if S3_BUCKET is not set."""
+        """Return the store of S3_BUCKET and S3_ENDPOINT_URL. Raises ConfigError if S3_BUCKET is not set."""
         bucket = os.environ.get("S3_BUCKET")
         if not bucket:
             raise ConfigError(
@@ -105,15 +105,15 @@ class Store:
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
     def short_retries(self) -> "Store":
-        """The same bucket with `short_retries`."""
+        """Return the same bucket with `short_retries`."""
         return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
     def get(self, key: str) -> bytes:
-        """The bytes of an object. Raises NotFound."""
+        """Return the bytes of an object. Raises NotFound."""
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """The bytes of an object and the etag for a later `put(if_match=...)`. Raises NotFound."""
+        """Return the bytes of an object and its etag, for a later `put(if_match=...)`. Raises NotFound."""
 
         def call() -> tuple[bytes, str]:
             answer = self.client.get_object(Bucket=self.bucket, Key=key)
@@ -124,14 +124,14 @@ class Store:
     def put(
         self, key: str, data: bytes | bytearray | memoryview, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        """Write an object and give its etag. Raises Conflict if a condition does not hold."""
+        """Write an object and return its etag. Raises Conflict if a condition does not hold."""
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
         return self._request(
             key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=_Body(data), **condition)["ETag"]
         )
 
     def head(self, key: str) -> Entry | None:
-        """The object's entry, or None if there is none."""
+        """Return the object's entry, or None if it does not exist."""
         try:
             head = self._request(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
         except NotFound:
@@ -139,17 +139,17 @@ class Store:
         return Entry(key, head["ContentLength"], head["ETag"], head["LastModified"].timestamp())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error."""
-        for at in range(0, len(keys), 1000):
-            batch = {"Objects": [{"Key": key} for key in keys[at : at + 1000]], "Quiet": True}
+        """Delete objects; missing ones are ignored."""
+        for start in range(0, len(keys), 1000):
+            batch = {"Objects": [{"Key": key} for key in keys[start : start + 1000]], "Quiet": True}
             answer = self._request(
-                keys[at], lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch)
+                keys[start], lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch)
             )
             for error in (error for error in answer.get("Errors", []) if error["Code"] != "NoSuchKey"):
                 raise StorageError(f"{self.uri(error['Key'])} was not deleted: the object store says {error['Code']}.")
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """Every object whose key starts with `prefix`, in key order."""
+        """Yield all objects whose key starts with `prefix`, in key order."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
         iterator = iter(pages)
         while True:
@@ -160,12 +160,12 @@ class Store:
                 yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
 
     def copy(self, source: str, target: str) -> None:
-        """Copy one object within the bucket."""
+        """Copy an object within the bucket."""
         origin = {"Bucket": self.bucket, "Key": source}
         self._request(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """A file to `key`, or every file of a directory below the prefix `key` (`links`: follow symbolic links)."""
+        """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic links)."""
         if path.is_file():
             self._request(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
@@ -174,7 +174,7 @@ class Store:
             list(pool.map(lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"), files))
 
     def download(self, key: str, path: Path) -> None:
-        """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
+        """Download the object `key` to a file, or the prefix `key` to a directory. Raises NotFound."""
         if not key.endswith("/") and self.head(key):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._request(key, lambda: self.client.download_file(self.bucket, key, str(path)))
@@ -182,11 +182,15 @@ class Store:
         prefix = key.rstrip("/") + "/"
         entries = list(self.list(prefix))
         if not entries:
-            raise NotFound(f"{self.uri(key)} does not exist: neither an object nor a prefix of that name is there.")
+            raise NotFound(
+                f"{self.uri(key)} does not exist: the bucket has neither an object nor a prefix of that name."
+            )
         root = path.resolve()
         for entry in entries:
             if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
-                raise StorageError(f"{self.uri(entry.key)} would land outside {path}: its key is not a safe path.")
+                raise StorageError(
+                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path."
+                )
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
@@ -198,7 +202,7 @@ class Store:
             list(pool.map(fetch, entries))
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The endpoint without credentials, for messages."""
         return without_user(self.endpoint or "AWS")
 
@@ -215,48 +219,50 @@ class Store:
                 raise NotFound(f"{self.uri(key)} does not exist.") from error
             if code == "NoSuchBucket":
                 raise ConfigError(
-                    f'there is no bucket "{self.bucket}" at {self.place}: correct the name, or create it.'
+                    f'the bucket "{self.bucket}" does not exist at {self.address}: correct the name, or create it.'
                 ) from error
             if code in REFUSED:
                 raise ConfigError(
-                    f"{self.uri(key)}: the object store at {self.place} refuses our keys ({code}). Correct "
-                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or let them read, write and list the bucket "
+                    f"{self.uri(key)}: the object store at {self.address} refuses our keys ({code}). Correct "
+                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or permit them to read, write and list the bucket "
                     f'"{self.bucket}".'
                 ) from error
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
-                raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
+                raise Conflict(f"{self.uri(key)} was changed by another process in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # HTTPError: a truncated response
             raise StorageError(
-                f"{self.uri(key)}: the object store at {self.place} cannot be used ({without_user(str(error))}). Check "
-                "S3_ENDPOINT_URL and the AWS_* credentials."
+                f"{self.uri(key)}: the object store at {self.address} cannot be used ({without_user(str(error))}). "
+                "Check S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
 
 
 class _Body(io.RawIOBase):
-    """Bytes as a file, read in one piece without a copy: every further read would wait for the interpreter lock."""
+    """Bytes as a file, read in one piece without a copy: each further read would wait for the interpreter lock."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self._data, self._at = memoryview(data), 0
+        self._data, self._offset = memoryview(data), 0
 
     def __len__(self) -> int:
         return len(self._data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, len(self._data))[whence]
-        return self._at
+        self._offset = offset + (0, self._offset, len(self._data))[whence]
+        return self._offset
 
     def tell(self) -> int:
-        return self._at
+        return self._offset
 
     def read(self, size: int = -1) -> Any:
-        rest, self._at = self._data[self._at :], len(self._data)
+        rest, self._offset = self._data[self._offset :], len(self._data)
         return rest
 
 
 def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
-    """`call()`, repeated while the object store is unavailable. Raises at once if a retry cannot help, and
-    SystemExit(143) when `leaving` is set."""
+    """Return `call()`, repeated while the object store is unavailable.
+
+    Raises immediately if a retry cannot help, and SystemExit(143) when `leaving` is set.
+    """
     last_message, pause = -math.inf, 0.1
     while True:
         try:
@@ -273,6 +279,6 @@ def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
+    """Return the sha256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,10 +1,10 @@
-"""Exceptions of a project's code: told in one line with their place, and whether running again may help.
+"""Convert exceptions of a project's code to one-line errors with their location and an exit code for retries.
 
     except Exception as error:
         raise user_code.as_error(error)    # steps/power.py:29: KeyError: 'kwh'.
 
-Code that raises an exception on some data raises it again on the same data. The exceptions that may pass are those of
-files, memory, network and accelerators; a wrong path does not pass, although it is an OSError.
+Most exceptions recur on the same data. Exceptions of files, memory, network and accelerators may be transient; a wrong
+path is not, although it is an OSError.
 """
 
 import re
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from rekindle import project
 from rekindle.errors import CodeError, RekindleError
 
-PASSING = (OSError, MemoryError, EOFError)
+TRANSIENT = (OSError, MemoryError, EOFError)
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-NETWORK = {  # packages whose exceptions are those of a network or a service
+NETWORK = {  # packages whose exceptions come from the network or a service
     *("aiohttp", "azure", "boto3", "botocore", "google", "grpc", "http", "httpcore", "httpx", "mlflow", "requests"),
     *("sqlalchemy", "urllib3"),
 }
@@ -29,31 +29,31 @@ TEXTS = re.compile(
 
 
 def as_error(error: Exception, where: str = "") -> RekindleError:
-    """Return the error that tells an exception of the project's code; a CodeError if it would be raised again.
+    """Convert an exception of the project's code: a CodeError if it would be raised again, else a RekindleError.
 
-    `where`: what was being done, such as "`predict` failed on the test rows".
+    `where`: start of the message, such as "`predict` failed on the test rows".
     """
     text = f"{where}: {project.describe(error)}" if where else project.describe(error)
-    may_pass = any(map(_is_passing, _causes(error)))
-    return CodeError(text) if project.raises(error) and not may_pass else RekindleError(text)
+    transient = any(map(_is_transient, _causes(error)))
+    return CodeError(text) if project.raises(error) and not transient else RekindleError(text)
 
 
-def _is_passing(error: BaseException) -> bool:
-    """True if an exception is of a kind that may not be raised again."""
+def _is_transient(error: BaseException) -> bool:
+    """Return True if running again may not raise the exception."""
     if isinstance(error, WRONG_PATH):
         return False
     if isinstance(error, RekindleError):
         return error.exit_code == 1
     kinds = [kind for kind in type(error).__mro__ if kind not in (BaseException, Exception, object)]
     return (
-        isinstance(error, PASSING)
+        isinstance(error, TRANSIENT)
         or any(kind.__module__.partition(".")[0] in NETWORK or NAMES.search(kind.__name__) for kind in kinds)
         or bool(TEXTS.search(str(error)))
     )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it comes from."""
+    """Yield an exception and its causes."""
     seen: set[int] = set()
     pending = [error]
     while pending:

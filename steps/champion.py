@@ -25,7 +25,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
     from rekindle.errors import say
 
-    champion = tracking.present_champion(inputs.name)
+    champion = tracking.require_champion(inputs.name)
     if inputs.server and inputs.server != champion.deployment:
         say(
             f"{inputs.server} gets no traffic: by now the champion of {inputs.name} is version {champion.version}, "

@@ -33,8 +33,8 @@ class Inputs(StepInputs, Gate):
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Decision = Field(description="release, keep or same; of a past week never release")
-    judged: gate.Decision = Field(description="what the gate says, also of a past week")
+    verdict: gate.Verdict = Field(description="release, keep or same; of a past week never release")
+    judged: gate.Verdict = Field(description="what the gate says, also of a past week")
     reason: str = Field(description="why, with the figures")
     metrics: dict[str, float] = Field(description="of the candidate, by name")
     model_sha256: str = Field(description="identity of the candidate's weights")
@@ -63,9 +63,9 @@ def run(inputs: Inputs) -> Outputs:
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = changes(Store.from_env(), same, judged, inputs.servers) if same else ""
-    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside, rows, changed)
-    verdict, reason = case.decide()
-    (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")
+    comparison = gate.Comparison(inputs, judged.metrics, evaluation, sha256, beside, rows, changed)
+    verdict, reason = comparison.decide()
+    (report / "verdict.json").write_text(json.dumps(comparison.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
         part = f"{inputs.part}/" if inputs.part else ""
         tags = {f"{part}verdict": verdict, f"{part}reason": reason}

@@ -19,7 +19,7 @@ from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOut
 from rekindle.step import to_text
 
 if TYPE_CHECKING:
-    from rekindle.tracking import Recorded
+    from rekindle.tracking import RunData
 
 FAR = 2  # times another share
 SHRUNK = 0.9  # of the rows of the last run
@@ -50,11 +50,11 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
-    from rekindle.sections import checked
+    from rekindle.sections import parse_section
     from rekindle.workload import load, prepare
 
     workload = load(inputs.workload)
-    data = checked(workload.Data, inputs.data, "data")
+    data = parse_section(workload.Data, inputs.data, "data")
     time = instant(inputs.scheduled or inputs.created)
     data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
@@ -99,7 +99,7 @@ def changed(shares: dict[str, float], before: dict[str, float]) -> list[str]:
     ]
 
 
-def stale(prepared: Prepared, data: Any, time: datetime, runs: list["Recorded"]) -> list[str]:
+def stale(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
     """A sentence if the data has moved since the last run before and brought no newer rows, or far fewer."""
     if not data.moves:
         return []

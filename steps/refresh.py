@@ -27,7 +27,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Decision = Field(description="release, or same if there is no newer data")
+    verdict: gate.Verdict = Field(description="release, or same if there is no newer data")
     reason: str = Field(description="why")
     champion: str = Field(description="version that was refreshed")
     model_sha256: str = Field(description="identity of its weights")
@@ -42,7 +42,7 @@ def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError without a champion or a `refresh`, DataError if the data does not follow on."""
     from rekindle import tracking, workload
     from rekindle.release import files as release
-    from rekindle.sections import checked
+    from rekindle.sections import parse_section
     from rekindle.storage import Store
 
     module: Any = workload.load(inputs.workload)
@@ -51,8 +51,8 @@ def run(inputs: Inputs) -> Outputs:
             f"{inputs.workload} has no refresh(release, data, out): its models keep no state of the world, so only a "
             "training makes them newer."
         )
-    champion = tracking.present_champion(inputs.name)
-    data = checked(module.Data, inputs.data, "data")
+    champion = tracking.require_champion(inputs.name)
+    data = parse_section(module.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     former, dataset, model, report = (inputs.workdir / name for name in ("former", "dataset", "model", "report"))
     release.download(Store.from_env(), champion.uri, former)

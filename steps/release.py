@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
             f'the verdict is "{inputs.verdict}": only a model with the verdict "release" is released. '
             "See verdict.json for the reason; gate.* in the config sets the rule."
         )
-    store, run_id = Store.from_env(), tracking.resolved(inputs.run_id)
+    store, run_id = Store.from_env(), tracking.resolve_run_id(inputs.run_id)
     description = model_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)

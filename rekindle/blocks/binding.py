@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rekindle.blocks.wiring import Block, Value, refuse, shown
 from rekindle.errors import ConfigError, did_you_mean, rule
-from rekindle.sections import Section, checked
+from rekindle.sections import Section, parse_section
 from rekindle.step import is_artifact
 
 NUMBERS = (int, float)
@@ -38,7 +38,7 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
     for unknown in vars(value).keys() - fields:
         refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
     try:
-        checked(type(value), vars(value), name)
+        parse_section(type(value), vars(value), name)
     except ConfigError as error:
         refuse(str(error))
 

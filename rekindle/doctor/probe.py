@@ -43,7 +43,7 @@ def store(objects: Store) -> Finding:
     finally:
         objects.delete([key])
     stale_write = "a stale write was accepted" if overwritten else "a stale write was refused"
-    message = f"{objects.place}: {winners} of {RACERS} racing creators won, {stale_write}"
+    message = f"{objects.address}: {winners} of {RACERS} racing creators won, {stale_write}"
     return winners == 1 and not overwritten, message
 
 

@@ -68,7 +68,9 @@ def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
     present = tracking.champion(name)
     if not present or present.version in (champion, version):
         return False
-    return any((release.version, release.deployment) == (version, deployment) for release in tracking.promoted(name))
+    return any(
+        (release.version, release.deployment) == (version, deployment) for release in tracking.promoted_releases(name)
+    )
 
 
 def pending(store: Store, name: str) -> Rollback | None:
@@ -117,7 +119,7 @@ def end(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bo
 
 def expired(name: str, version: str, keep: int) -> list[str]:
     """The Deployments of releases before `version` that are no longer kept."""
-    releases = tracking.promoted(name)
+    releases = tracking.promoted_releases(name)
     earlier = [release.deployment for release in releases if int(release.version) < int(version)]
     kept = {*earlier[-keep:], *(release.deployment for release in releases if int(release.version) >= int(version))}
     return [deployment for deployment in dict.fromkeys(earlier) if deployment not in kept]
@@ -126,7 +128,7 @@ def expired(name: str, version: str, keep: int) -> list[str]:
 def retained(name: str, version: str, keep: int) -> list[str]:
     """The Deployments of all releases that are kept, that of `version` among them."""
     gone = expired(name, version, keep)
-    return list(dict.fromkeys(r.deployment for r in tracking.promoted(name) if r.deployment not in gone))
+    return list(dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in gone))
 
 
 def retry(call: Callable[[], T], deadline: float) -> T:

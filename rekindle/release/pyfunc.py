@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
-from rekindle.sections import resolved
+from rekindle.sections import resolve
 from rekindle.workload import Predictor
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
     """MLflow's columns and params of a request."""
     schema = request.model_json_schema()
     definitions, properties = schema.get("$defs", {}), schema["properties"]
-    instance = resolved(resolved(properties[INSTANCES], definitions)["items"], definitions)
+    instance = resolve(resolve(properties[INSTANCES], definitions)["items"], definitions)
     columns = _fields(instance, definitions)
     params = [
         {"name": name, "type": "string", "default": "", "shape": None} for name in properties if name != INSTANCES
@@ -98,7 +98,7 @@ def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """MLflow's type of a JSON schema; `any` for what it has none for, such as a number or text."""
-    schema = resolved(schema, definitions)
+    schema = resolve(schema, definitions)
     match schema.get("type"):
         case "array" if "items" in schema:
             return {"type": "array", "items": _type(schema["items"], definitions)}

@@ -70,7 +70,9 @@ def roll_back(
     before = rollback.champion if rollback.champion != rollback.version else ""
     result = {"model": model, "version": rollback.version, "deployment": rollback.deployment, "before": before}
     try:
-        former = [release.deployment for release in tracking.promoted(model) if release.version != rollback.version]
+        former = [
+            release.deployment for release in tracking.promoted_releases(model) if release.version != rollback.version
+        ]
         _start(objects, model, rollback.deployment, seconds)
         promotion.decide(store, model, rollback)
         _lead(objects, model, rollback)

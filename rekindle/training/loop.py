@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
-from rekindle.sections import checked
+from rekindle.sections import parse_section
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
@@ -65,7 +65,7 @@ class Training:
         self.spec, self.device = spec, device
         self.workload: Workload = load(spec.workload)
         check_training(spec, self.workload)
-        section = checked(self.workload.Model, spec.model, "model")
+        section = parse_section(self.workload.Model, spec.model, "model")
         self.store = Store.from_env()
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
         self.data = self.workload.dataset(path, "train")

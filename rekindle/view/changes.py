@@ -14,9 +14,9 @@ from rekindle.cluster.scale import scale_workers
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.objects import LocalObjects
-from rekindle.notify import SECRET, Message, NotifyConfig, tell
+from rekindle.notify import SECRET, Message, NotifyConfig, send
 from rekindle.release.rollback import Result, roll_back
-from rekindle.sections import checked
+from rekindle.sections import parse_section
 from rekindle.storage import Store
 
 
@@ -33,7 +33,7 @@ def rollback(
         try:
             _tell(model, result)
         except RekindleError as error:
-            say(f"nobody is told: {error}")
+            say(f"notification not sent: {error}")
 
     objects = _objects(home, cluster)
     roll_back(objects, Store.from_env().short_retries(), model, version, seconds, ended)
@@ -55,10 +55,10 @@ def _tell(model: str, result: dict[str, str]) -> None:
     workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
     notify = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
     notify |= {"events": json.loads(notify["events"])} if notify else {}
-    config = checked(NotifyConfig, notify, "notify")
+    config = parse_section(NotifyConfig, notify, "notify")
     before = f" (before: version {result['before']})" if result["before"] else ""
     text = f"version {result['version']} answers again{before}, by `rekindle rollback`."
-    tell(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
+    send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
 
 
 def _objects(home: Path, cluster: Cluster | None) -> Any:

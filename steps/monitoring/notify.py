@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from rekindle.notify import Message, NotifyConfig, reasons, status, tell, verdicts
+from rekindle.notify import Message, NotifyConfig, reasons, send, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 SHOWN = 5  # failures in a message
@@ -43,7 +43,7 @@ def run(inputs: Inputs) -> Outputs:
         say(f"the message lacks what MLflow knows: {error}")
     if not (message := told(inputs, tags, link)):
         return Outputs(event="", sent=False)
-    return Outputs(event=message.event, sent=tell(message, inputs, inputs.attempts))
+    return Outputs(event=message.event, sent=send(message, inputs, inputs.attempts))
 
 
 def told(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:

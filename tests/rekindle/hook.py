@@ -1,4 +1,4 @@
-"""A webhook of a chat: a real HTTP server that can be flaky, slow or refusing."""
+"""A chat webhook for tests: an HTTP server that can fail, be slow, or refuse."""
 
 import json
 import threading
@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-SECRET = "/services/T0S3CR3T/hook"  # the path of its address, which nobody else may learn
+SECRET = "/services/T0S3CR3T/hook"  # path of its address; must not leak
 
 
 class Hook(ThreadingHTTPServer):
-    """Answers with `statuses` in turn, and then with 200; what it took is in `taken`."""
+    """Answers with each of `statuses` in turn, then with 200. `received`: messages it accepted."""
 
     daemon_threads = True
 
     def __init__(self, statuses: Sequence[int]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.statuses, self.taken, self.requests = list(statuses), list[dict[str, Any]](), 0
-        self.silent = threading.Event()  # while it is set, nobody gets an answer
+        self.statuses, self.received, self.requests = list(statuses), list[dict[str, Any]](), 0
+        self.silent = threading.Event()  # while set, requests get no answer
 
     @property
     def url(self) -> str:
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if status == 200:
-            hook.taken.append(body)
+            hook.received.append(body)
         self.send_response(status)
         self.send_header("location", "http://127.0.0.1:9/elsewhere")
         self.send_header("content-length", "8")
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"no_team\x1b")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager

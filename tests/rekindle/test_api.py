@@ -1,4 +1,4 @@
-"""The public API: documented name by name, known to type checkers, and free of charge for whoever does not use it."""
+"""The public API: documented, known to type checkers, and imported only when used."""
 
 import ast
 import difflib
@@ -18,15 +18,15 @@ PAGES = [(API, "api_page"), (COMMANDS, "commands_page"), (TRAINING, "training_pa
 
 
 @pytest.mark.parametrize(("page", "maker"), PAGES)
-def test_the_pages_say_what_the_docstrings_and_the_help_say(page: Path, maker: str) -> None:
-    script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"  # a process of its own, like a reader's
-    made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    differing = "\n".join(difflib.unified_diff(page.read_text().splitlines(), made.splitlines(), lineterm="", n=0))
-    assert not differing, f"python -m tests.docs.pages writes it anew:\n{differing}"
+def test_the_generated_pages_match_docstrings_and_help(page: Path, maker: str) -> None:
+    script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"  # in its own process, like a reader's
+    text = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    differing = "\n".join(difflib.unified_diff(page.read_text().splitlines(), text.splitlines(), lineterm="", n=0))
+    assert not differing, f"update it with `python -m tests.docs.pages`:\n{differing}"
 
 
 @pytest.mark.parametrize("package", [rekindle, argolocal], ids=["rekindle", "argolocal"])
-def test_type_checkers_know_the_same_names_from_the_same_modules(package: ModuleType) -> None:
+def test_the_stubs_list_the_same_names_and_modules(package: ModuleType) -> None:
     stub = ast.parse((ROOT / package.__name__ / "__init__.pyi").read_text())
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     names = vars(package)["NAMES"].items()
@@ -47,12 +47,12 @@ def test_type_checkers_know_the_same_names_from_the_same_modules(package: Module
         ("from rekindle import Evaluation, Prepared", {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"}),
     ],
 )
-def test_an_import_loads_what_it_names_and_no_more(statement: str, free_of: set[str]) -> None:
+def test_an_import_loads_only_its_own_modules(statement: str, free_of: set[str]) -> None:
     script = f"{statement}; import sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not free_of & set(loaded)
 
 
-def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
         _ = rekindle.no_such_name  # pyright: ignore[reportAttributeAccessIssue]

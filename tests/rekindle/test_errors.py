@@ -1,4 +1,4 @@
-"""What a user would lose: a password that stands in an address, to everybody who reads a log."""
+"""Passwords in addresses must not appear in messages and logs."""
 
 from collections.abc import Callable
 
@@ -24,31 +24,31 @@ from rekindle.storage import Store
         ),
     ],
 )
-def test_of_an_address_all_is_shown_but_its_user(text: str, shown: str) -> None:
+def test_only_user_and_password_are_removed_from_an_address(text: str, shown: str) -> None:
     assert without_user(text) == shown
 
 
-Asks = Callable[[str, pytest.MonkeyPatch], None]
-
-
-def asks_mlflow(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def ask_mlflow(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     tracking.find_run("any", "any")
 
 
-def asks_the_store(address: str, _: pytest.MonkeyPatch) -> None:
+def ask_the_store(address: str, _: pytest.MonkeyPatch) -> None:
     Store("b", address, "key", "hunter2", short_retries=True).get("x")
 
 
-@pytest.mark.parametrize("asks", [asks_mlflow, asks_the_store])
+@pytest.mark.parametrize("ask", [ask_mlflow, ask_the_store])
 @pytest.mark.parametrize(
     "address", ["http://ann:hunter2@127.0.0.1:9", "http://ann:hunter2@127.0.0.1:x", "ann:hunter2@h"]
 )
-def test_an_address_that_does_not_answer_is_named_without_its_password(
-    asks: Asks, address: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_the_error_of_an_unreachable_address_hides_its_password(
+    ask: Callable[[str, pytest.MonkeyPatch], None],
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(RekindleError) as error:
-        asks(address, monkeypatch)
-    told = f"{error.value}{''.join(capfd.readouterr())}"
-    assert "hunter2" not in told and ("127.0.0.1" in told) == ("127" in address)
+        ask(address, monkeypatch)
+    text = f"{error.value}{''.join(capfd.readouterr())}"
+    assert "hunter2" not in text and ("127.0.0.1" in text) == ("127" in address)

@@ -1,11 +1,11 @@
-"""A worse model must not replace a better one, and the verdict must say why in figures."""
+"""A worse model must not replace a better one, and the verdict must give its reason in figures."""
 
 from typing import Any
 
 import pytest
 
 from rekindle.errors import ConfigError
-from rekindle.gate import Case, Difference, Evaluation, Gate, Metric, check_bounds
+from rekindle.gate import Comparison, Difference, Evaluation, Gate, Metric, check_bounds
 
 CHAMPION = ("3", "b" * 64)
 
@@ -15,7 +15,7 @@ ERRORS = (Metric("rmse", better="lower", unit="kWh", digits=2),)
 
 
 def decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS) -> Any:
-    return Case(gate, metrics, evaluation, candidate, champion).decide()
+    return Comparison(gate, metrics, evaluation, candidate, champion).decide()
 
 
 def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object) -> Evaluation:
@@ -37,7 +37,7 @@ def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, *
         ((0.0, 0.0, 0.0), "release", "+0.0000"),
     ],
 )
-def test_the_champion_is_only_replaced_by_one_as_good(gap: tuple[float, float, float], decision: str, words: str):
+def test_only_an_equally_good_model_replaces_the_champion(gap: tuple[float, float, float], decision: str, words: str):
     found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
     assert found == decision
     assert words in reason
@@ -53,37 +53,37 @@ def test_a_minimum_holds_against_a_worse_champion_too():
     assert decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0] == "keep"
 
 
-def test_a_metric_that_is_not_a_number_passes_no_minimum():
+def test_a_nan_metric_fails_a_minimum():
     assert decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
 
 
-def test_the_very_same_weights_are_no_new_version():
+def test_equal_weights_are_not_a_new_version():
     decision, reason = decide(Gate(minimum={"ap": 0.99}), evaluation(), CHAMPION[1], CHAMPION)
     assert decision == "same"
     assert "version 3" in reason
 
 
-def test_a_champion_that_cannot_be_scored_is_never_replaced_in_silence():
+def test_the_reason_says_that_the_champion_cannot_be_scored():
     found = evaluation(incomparable="its features are others.")
     decision, reason = decide(Gate(), found, "a" * 64, CHAMPION)
     assert decision == "keep"
     assert "(version 3) cannot score this data: its features are others." in reason
     decision, reason = decide(Gate(minimum={"ap": 0.6}), found, "a" * 64, CHAMPION)
     assert decision == "release"
-    assert "the bounds of the gate alone decide, and the candidate meets them (ap 0.7000 >= 0.6)" in reason
+    assert "only the bounds of the gate decide, and the candidate meets them (ap 0.7000 >= 0.6)" in reason
 
 
-def test_a_warning_reaches_the_reader():
+def test_the_reason_contains_the_warnings():
     _, reason = decide(Gate(), evaluation(warnings=["look for leakage."]), "a" * 64, None)
     assert reason.endswith("Warning: look for leakage.")
 
 
-def test_an_unknown_metric_is_refused_with_its_neighbour():
+def test_an_unknown_metric_is_rejected_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'):
         decide(Gate(minimum={"aup": 0.5}), evaluation(), "a" * 64, None)
 
 
-def test_a_model_of_which_nothing_was_asked_is_not_released():
+def test_without_bounds_the_first_model_is_not_released():
     decision, reason = decide(Gate(), evaluation(), "a" * 64, None)
     assert (decision, "set gate.minimum or gate.maximum" in reason) == ("keep", True)
 
@@ -91,7 +91,7 @@ def test_a_model_of_which_nothing_was_asked_is_not_released():
 @pytest.mark.parametrize(
     ("rmse", "bound", "decision"), [(2.4, 2.5, "release"), (2.6, 2.5, "keep"), (float("nan"), 2.5, "keep")]
 )
-def test_an_error_has_a_maximum(rmse: float, bound: float, decision: str):
+def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: str):
     judged = Evaluation({"candidate": {"rmse": rmse}})
     assert decide(Gate(maximum={"rmse": bound}), judged, "a" * 64, None, ERRORS)[0] == decision
 
@@ -113,7 +113,7 @@ def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: s
     assert words in reason
 
 
-def test_a_direction_that_is_none_is_refused():
+def test_an_unknown_direction_is_rejected():
     with pytest.raises(ConfigError, match='better is \'max\': it must be "higher" or "lower"'):
         Metric("f1", better="max")  # type: ignore[arg-type]
 
@@ -127,14 +127,14 @@ def test_a_direction_that_is_none_is_refused():
         ({"minimum": {"rmse": 1}, "maximum": {"rmse": 1}}, ""),
     ],
 )
-def test_bounds_that_refuse_every_good_model_are_refused_themselves(bounds: dict[str, Any], words: str) -> None:
+def test_bounds_that_no_good_model_can_meet_are_rejected(bounds: dict[str, Any], words: str) -> None:
     if not words:
         return check_bounds(Gate(**bounds), ERRORS)
     with pytest.raises(ConfigError, match=words):
         check_bounds(Gate(**bounds), ERRORS)
 
 
-def test_a_minimum_alone_suits_a_metric_that_is_better_when_higher() -> None:
+def test_a_minimum_without_maximum_is_valid_if_higher_is_better() -> None:
     check_bounds(Gate(minimum={"ap": 0.5}), METRICS)
     with pytest.raises(ConfigError, match=r"gate.maximum.ap without gate.minimum.ap: higher is better"):
         check_bounds(Gate(maximum={"ap": 0.5}), METRICS)
@@ -151,40 +151,42 @@ def test_a_minimum_alone_suits_a_metric_that_is_better_when_higher() -> None:
         ((0.02, 0.01, float("nan")), "keep", "cannot be compared"),
     ],
 )
-def test_at_its_limits_the_gate_decides_as_it_is_documented(gap: Any, decision: str, words: str) -> None:
+def test_the_gate_decides_at_its_limits_as_documented(gap: Any, decision: str, words: str) -> None:
     found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
     assert found == decision and words in reason
 
 
 @pytest.mark.parametrize(("rows", "warned"), [(49, True), (50, False)])
-def test_a_verdict_on_less_than_half_of_the_champions_rows_says_so(rows: int, warned: bool) -> None:
-    case = Case(Gate(), METRICS, evaluation((0.02, 0.01, 0.03), rows=rows), "a" * 64, CHAMPION, champion_rows=100)
-    note = f"Warning: {rows} rows were judged; the champion was released on 100."
-    assert case.decide()[1].endswith(note) == warned
-
-
-def test_the_champions_weights_with_other_code_are_a_release_of_their_own() -> None:
-    case = Case(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
-    text = (
-        "The weights are those of the champion (version 3), but steps/model.py changed. The candidate meets the gate."
+def test_the_reason_warns_of_fewer_than_half_of_the_champions_rows(rows: int, warned: bool) -> None:
+    comparison = Comparison(
+        Gate(), METRICS, evaluation((0.02, 0.01, 0.03), rows=rows), "a" * 64, CHAMPION, champion_rows=100
     )
-    assert case.decide() == ("release", text)
-    case = Case(Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
-    assert case.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
-    case = Case(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
-    assert case.decide()[0] == "keep"
+    note = f"Warning: {rows} rows were judged; the champion was released on 100."
+    assert comparison.decide()[1].endswith(note) == warned
 
 
-def test_a_baseline_is_named_beside_the_verdict() -> None:
+def test_the_champions_weights_with_changed_code_are_released() -> None:
+    comparison = Comparison(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
+    text = "The weights equal the champion's (version 3), but steps/model.py changed. The candidate meets the gate."
+    assert comparison.decide() == ("release", text)
+    comparison = Comparison(
+        Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
+    )
+    assert comparison.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
+    comparison = Comparison(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
+    assert comparison.decide()[0] == "keep"
+
+
+def test_the_reason_contains_the_baseline() -> None:
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"ap": 0.5, "auc": 0.1}})
     assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith("The baseline has ap 0.5000.")
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"auc": 0.1}})
     assert "baseline" not in decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
 
 
-def test_the_record_of_a_verdict_holds_its_evidence() -> None:
+def test_the_record_contains_the_evidence_of_the_verdict() -> None:
     judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
-    record = Case(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
+    record = Comparison(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
     kind = {"better": "higher", "unit": "", "digits": 4}
     assert record == {
         "verdict": "release",
@@ -199,13 +201,13 @@ def test_the_record_of_a_verdict_holds_its_evidence() -> None:
         "warnings": ["few"],
         "gate": {"minimum": {"ap": 0.6}, "maximum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 300},
     }
-    alone = Case(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
+    alone = Comparison(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
     record = alone.record("keep", "why")
     assert (record["champion"], record["difference"], record["rows"]) == (None, None, 0)
     assert "Warning" not in alone.decide()[1]
 
 
-def test_a_bound_that_is_met_exactly_is_met() -> None:
+def test_a_value_equal_to_its_bound_meets_it() -> None:
     assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
     judged = Evaluation({"candidate": {"rmse": 2.5}})
     assert decide(Gate(maximum={"rmse": 2.5}), judged, "a" * 64, None, ERRORS)[0] == "release"
@@ -224,7 +226,7 @@ def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
         ("resamples", (50, 49), (10_000, 10_001)),
     ],
 )
-def test_a_gate_that_could_not_decide_is_refused(name: str, least: tuple[Any, ...], most: tuple[Any, ...]) -> None:
+def test_invalid_gate_settings_are_rejected(name: str, least: tuple[Any, ...], most: tuple[Any, ...]) -> None:
     for accepted, *refused in (least, most):
         assert getattr(Gate(**{name: accepted}), name) == accepted
         for value in refused:

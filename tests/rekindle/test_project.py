@@ -1,4 +1,4 @@
-"""Which project is used: that of the working directory, else the one bundled in the wheel; never two."""
+"""The project that is used: the working directory's, else the reference project; never both."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.commands import BIN, ROOT
 from tests.ports import free_port
 
 PIPELINE = '''
-"""One step, and a greeting that only this project has."""
+"""One step, which only this project has."""
 
 from rekindle import blocks
 
@@ -66,7 +66,7 @@ CONFIG = '{name: hello, workload: steps.greeting, data: {source: "made://up"}, m
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that has the wheel; its dependencies are those of the test's environment."""
+    """Install the wheel in a new environment with the test environment's dependencies; return its bin folder."""
     folder = tmp_path_factory.mktemp("wheel")
     uv = [str(BIN / "uv"), "--quiet"]
     subprocess.run([*uv, "build", "--wheel", "--out-dir", folder, ROOT], check=True)
@@ -75,7 +75,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = folder / "venv"
     subprocess.run([*uv, "pip", "install", "--no-deps", "--python", environment / "bin/python", wheel], check=True)
     (packages,) = environment.glob("lib/python*/site-packages")
-    # .pth files of a folder that a .pth file names are not read: the editable installation does not follow
+    # .pth files are not read recursively, so the editable installation is not on the path
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     location = call(environment / "bin/python", "-c print(__import__('rekindle').__file__)", folder)
     assert Path(location).is_relative_to(environment)
@@ -83,7 +83,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
-    """stdout of `program` in `folder`, without this session's settings; it must succeed."""
+    """Run `program` in `folder`, without this session's settings, and return its stdout; it must succeed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("REKINDLE_", "PYTHON"))}
     done = subprocess.run(
         [program, *arguments.split()], cwd=folder, env=environment | settings, capture_output=True, text=True
@@ -110,8 +110,8 @@ def test_an_installed_wheel_works_in_an_empty_folder(
     assert expected in call(installed / "rekindle", arguments, tmp_path)
 
 
-def own_project(folder: Path, packages: bool) -> Path:
-    """A project with its own `steps` and `pipelines`, with or without __init__.py."""
+def write_project(folder: Path, packages: bool) -> Path:
+    """Write a project with its own `steps` and `pipelines`, with or without __init__.py."""
     files = {
         "pipelines/training.py": PIPELINE,
         "steps/greet.py": STEP,
@@ -128,10 +128,10 @@ def own_project(folder: Path, packages: bool) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packages", [True, False])
-def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
+def test_a_folder_with_steps_and_pipelines_is_the_project(
     installed: Path, tmp_path: Path, packages: bool, s3: Store, mlflow_server: str
 ) -> None:
-    folder, rekindle = own_project(tmp_path, packages), installed / "rekindle"
+    folder, rekindle = write_project(tmp_path, packages), installed / "rekindle"
     subfolder = folder / "notebooks"
     manifest = yaml.safe_load(call(rekindle, "render configs/hello.yaml", subfolder))
     assert {template["name"] for template in manifest["spec"]["templates"]} == {"greet", "main"}
@@ -142,8 +142,8 @@ def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
     assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
 
 
-def test_an_image_needs_the_steps_alone(installed: Path, tmp_path: Path) -> None:
-    folder = own_project(tmp_path / "app", packages=False)
+def test_an_image_needs_only_the_steps(installed: Path, tmp_path: Path) -> None:
+    folder = write_project(tmp_path / "app", packages=False)
     (folder / "pipelines/training.py").unlink()
     paths = {"PYTHONPATH": str(folder), "REKINDLE_PATH": str(folder)}
     step = "-m rekindle step steps.greet --name=Bob --output greeting=greeting"
@@ -151,10 +151,10 @@ def test_an_image_needs_the_steps_alone(installed: Path, tmp_path: Path) -> None
     assert (tmp_path / "greeting").read_text() == "hello Bob"
 
 
-def test_the_project_is_the_nearest_folder_that_says_so(tmp_path: Path) -> None:
+def test_the_project_is_the_nearest_folder_with_pipelines_or_settings(tmp_path: Path) -> None:
     assert project.find(tmp_path) == project.REFERENCE
     (tmp_path / "pipelines").mkdir()
-    assert project.find(tmp_path) == project.REFERENCE  # somebody's folder of that name, without a module
+    assert project.find(tmp_path) == project.REFERENCE  # `pipelines` without a module does not count
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
     inner = tmp_path / "team" / "project"
     (inner / "pipelines").mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_the_project_is_the_nearest_folder_that_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("planted", ["pipelines/training.py", "pyproject.toml"])
-def test_what_another_user_put_above_is_no_project_of_mine(tmp_path: Path, planted: str):
+def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: str):
     (mine := tmp_path / "mine").mkdir()
     (tmp_path / planted).parent.mkdir(exist_ok=True)
     (tmp_path / planted).write_text("[tool.rekindle]\n")
@@ -174,24 +174,24 @@ def test_what_another_user_put_above_is_no_project_of_mine(tmp_path: Path, plant
         os.chown(path, 65534, -1)
     os.chown(tmp_path, 0, -1)
     assert project.find(mine) == project.REFERENCE
-    os.chown(mine, 65534, -1)  # it is in the other user's folder that a command is typed
+    os.chown(mine, 65534, -1)  # the working directory belongs to the other user
     assert project.find(mine) == tmp_path
 
 
-def test_a_config_is_found_from_a_subfolder_and_the_nearer_one_wins(
+def test_a_config_is_found_from_a_subfolder_and_the_nearest_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(project.PATH, raising=False)
-    folder = own_project(tmp_path, packages=False)
+    folder = write_project(tmp_path, packages=False)
     monkeypatch.chdir(folder / "notebooks")
     assert project.config(Path("configs/hello.yaml")) == folder / "configs/hello.yaml"
     (folder / "notebooks/configs").mkdir()
     (folder / "notebooks/configs/hello.yaml").touch()
     assert project.config(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
-    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")  # the reference project's is not ours
+    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")  # not the reference project's
 
 
-def test_a_module_that_is_no_step_is_told_where_steps_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_wrong_module_refers_to_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(project.PATH, str(ROOT))
     with pytest.raises(ConfigError, match=r"Did you mean \"steps.prepare\"") as error:
         project.load("steps.prepar", "step", ["run"])
@@ -203,7 +203,7 @@ def test_a_module_that_is_no_step_is_told_where_steps_are_described(monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_new_project_ends_with_a_served_model_and_its_tests_pass(installed: Path, tmp_path: Path) -> None:
+def test_a_new_project_serves_a_model_and_its_tests_pass(installed: Path, tmp_path: Path) -> None:
     rekindle, python = installed / "rekindle", installed / "python"
     call(rekindle, "init my-power", tmp_path)
     folder = tmp_path / "my-power"
@@ -221,9 +221,9 @@ def test_a_new_project_ends_with_a_served_model_and_its_tests_pass(installed: Pa
     call(rekindle, "lint configs/my-power.yaml --set data.source=s3://raw/power.csv", folder)
 
 
-def test_a_project_is_never_written_over_and_one_workload_can_be_had_alone(tmp_path: Path) -> None:
-    alone = create(tmp_path / "power", only_workload=True)
-    assert {str(path.relative_to(tmp_path / "power")) for path in alone} == {
+def test_create_never_overwrites_and_can_write_only_the_workload(tmp_path: Path) -> None:
+    files = create(tmp_path / "power", only_workload=True)
+    assert {str(path.relative_to(tmp_path / "power")) for path in files} == {
         *("steps/power.py", "data/power.csv", "configs/power.yaml")
     }
     assert "pipeline" not in (tmp_path / "power/configs/power.yaml").read_text()

@@ -1,4 +1,4 @@
-"""Hints for wrong keys, whatever the model of a section or of a request is."""
+"""Hints for wrong keys, for any model of a section or request."""
 
 import re
 from datetime import date
@@ -13,30 +13,30 @@ from rekindle.sections import Section, Setting, known_keys, settings
 
 class Tree(BaseModel):
     name: str
-    left: "Tree | None" = None
+    child: "Tree | None" = None
     children: list["Tree"] = []
 
 
 class Socket:
-    """Nothing that JSON could describe."""
+    """A type without a JSON schema."""
 
 
-class Own(Section):
+class WithSocket(Section):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     rate: float = 1.0
     socket: Socket = Socket()
 
 
-def test_the_keys_of_a_model_that_holds_itself_are_known_at_every_depth() -> None:
-    for place in ((), ("left",), ("children", 3), ("children", 0, "left", "left")):
-        assert known_keys(Tree, place) == {"name", "left", "children"}
+def test_known_keys_of_a_recursive_model_work_at_every_depth() -> None:
+    for path in ((), ("child",), ("children", 3), ("children", 0, "child", "child")):
+        assert known_keys(Tree, path) == {"name", "child", "children"}
     assert known_keys(Tree, ("name",)) == set()
 
 
 def test_a_type_that_json_cannot_describe_hides_no_other_key() -> None:
-    assert known_keys(Own, ()) == {"rate", "socket"}
-    assert [(setting.key, setting.values) for setting in settings(Own)] == [("rate", "number"), ("socket", "any value")]
+    assert known_keys(WithSocket, ()) == {"rate", "socket"}
+    assert [(setting.key, setting.values) for setting in settings(WithSocket)] == [("rate", "number"), ("socket", "any value")]
 
 
 class Limits(Section):

@@ -1,4 +1,4 @@
-"""What a user loses if the runner of steps is wrong: inputs that arrive as something else, outputs nobody finds."""
+"""Steps as commands: typed inputs, outputs in the right files, clear errors."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ class Inputs(StepInputs):
         table=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False)),
     )
 )
-def test_every_value_survives_the_way_through_an_argo_parameter(inputs: Inputs) -> None:
+def test_every_value_survives_conversion_to_an_argo_parameter(inputs: Inputs) -> None:
     texts = {name: to_text(getattr(inputs, name)) for name in Inputs.model_fields}
     assert parse(Inputs, texts) == inputs
 
@@ -51,21 +51,21 @@ def test_every_value_survives_the_way_through_an_argo_parameter(inputs: Inputs) 
         ({"text": "x", "items": '["a"]'}, ["--items.0 is 'a'", "integer"]),
     ],
 )
-def test_a_wrong_input_is_named_with_its_value_and_rule(texts: dict[str, str], words: list[str]) -> None:
+def test_the_error_of_a_wrong_input_has_its_value_and_rule(texts: dict[str, str], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(Inputs, texts)
     assert all(word in str(caught.value) for word in words)
 
 
-def test_outputs_land_where_argo_reads_them(tmp_path: Path) -> None:
+def test_outputs_are_written_to_their_target_files(tmp_path: Path) -> None:
     class Outputs(StepOutputs):
         report: Artifact
         rows: int
 
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "a").write_text("1")
+    (tmp_path / "created").mkdir()
+    (tmp_path / "created" / "a").write_text("1")
     targets = {"report": tmp_path / "deep" / "report", "rows": tmp_path / "deep" / "rows"}
-    write_outputs(Outputs(report=tmp_path / "made", rows=3), targets)
+    write_outputs(Outputs(report=tmp_path / "created", rows=3), targets)
     assert (targets["report"] / "a").read_text() == "1"
     assert targets["rows"].read_text() == "3"
 
@@ -76,7 +76,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_mistyped_step_flag_or_output_ends_with_one_clear_line() -> None:
+def test_a_misspelt_step_flag_or_output_is_one_clear_error() -> None:
     unknown = run("steps.prepar")
     assert unknown.returncode == 78 and 'Did you mean "steps.prepare"?' in unknown.stderr
     output = run("steps.prepare", "--output", "digst=x")
@@ -94,7 +94,7 @@ def test_every_step_documents_its_inputs(name: str) -> None:
     assert not undocumented
 
 
-def test_reading_a_step_for_its_inputs_imports_nothing_heavy_and_a_replay_no_torch() -> None:
+def test_loading_steps_imports_no_heavy_library_and_a_replay_no_torch() -> None:
     heavy = ["torch", "mlflow", "polars", "sklearn", "matplotlib", "boto3"]
     code = (
         f"import sys, json; from rekindle.step import load; [load(name) for name in {STEPS}]; "
@@ -105,14 +105,14 @@ def test_reading_a_step_for_its_inputs_imports_nothing_heavy_and_a_replay_no_tor
     assert json.loads(found.stdout) == [[], False]
 
 
-def test_a_module_that_is_no_workload_is_refused_by_what_it_lacks() -> None:
+def test_a_module_without_the_names_of_a_workload_is_rejected() -> None:
     with pytest.raises(ConfigError, match="lacks Data, Model"):
         load_workload("json")
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_workload("no.such.module")
 
 
-def test_a_misspelt_optional_function_of_a_workload_is_not_silently_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_optional_function_of_a_workload_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = load_workload("tests.rekindle.training.recipes")
     schedule = recipes.schedule  # type: ignore[attr-defined]
     monkeypatch.delattr(recipes, "schedule")
@@ -121,7 +121,7 @@ def test_a_misspelt_optional_function_of_a_workload_is_not_silently_ignored(monk
         load_workload("tests.rekindle.training.recipes")
 
 
-def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anything_runs(
+def test_a_workload_function_with_wrong_arguments_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipes = load_workload("tests.rekindle.training.recipes")
@@ -131,7 +131,7 @@ def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anythin
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "says"),
+    ("line", "code", "message"),
     [
         ("raise ValueError('no such column')", 70, "ValueError: no such column."),
         ("json.loads('{')", 70, "JSONDecodeError: Expecting property name"),
@@ -141,8 +141,8 @@ def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anythin
         ("import xgboots", 70, "ModuleNotFoundError: No module named 'xgboots'"),
     ],
 )
-def test_an_exception_of_a_users_step_is_told_with_its_line_and_tried_again_only_if_it_may_pass(
-    tmp_path: Path, line: str, code: int, says: str
+def test_an_exception_of_a_step_has_its_line_and_is_retried_only_if_transient(
+    tmp_path: Path, line: str, code: int, message: str
 ) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
     step = tmp_path / "steps/clean.py"
@@ -153,8 +153,8 @@ def test_an_exception_of_a_users_step_is_told_with_its_line_and_tried_again_only
         f"def run(inputs):\n    {line}\n"
     )
     command = [sys.executable, "-m", "rekindle", "step", "steps.clean"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == code, ended.stderr
-    assert "Traceback" in ended.stderr
-    if says:
-        assert f"\nerror: {step}:6: {says}" in ended.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == code, process.stderr
+    assert "Traceback" in process.stderr
+    if message:
+        assert f"\nerror: {step}:6: {message}" in process.stderr

@@ -1,4 +1,4 @@
-"""What a user loses if the store is wrong: a checkpoint that two writers both believe to own, a half artifact."""
+"""The store's conditional writes, whole artifacts, and clear errors."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +19,12 @@ def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(write, range(8)))
-    assert won.count(True) == 1
-    assert s3.get("race/new") == str(won.index(True)).encode()
+        results = list(pool.map(write, range(8)))
+    assert results.count(True) == 1
+    assert s3.get("race/new") == str(results.index(True)).encode()
 
 
-def test_a_stale_writer_cannot_move_a_pointer_back(s3: Store) -> None:
+def test_a_stale_writer_cannot_overwrite_a_newer_value(s3: Store) -> None:
     first = s3.put("pointer", b"1")
     second = s3.put("pointer", b"2", if_match=first)
     with pytest.raises(Conflict):
@@ -32,7 +32,7 @@ def test_a_stale_writer_cannot_move_a_pointer_back(s3: Store) -> None:
     assert s3.get_with_etag("pointer") == (b"2", second)
 
 
-def test_a_directory_comes_back_as_it_went(s3: Store, tmp_path: Path) -> None:
+def test_a_downloaded_directory_equals_the_uploaded_one(s3: Store, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep" / "er").mkdir(parents=True)
     (source / "a.txt").write_bytes(b"a")
@@ -46,7 +46,7 @@ def test_a_directory_comes_back_as_it_went(s3: Store, tmp_path: Path) -> None:
     assert not list(s3.list("dir/"))
 
 
-def test_what_is_missing_is_named(s3: Store, tmp_path: Path) -> None:
+def test_the_error_of_a_missing_object_has_its_uri(s3: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
         s3.get("no/such")
     with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
@@ -54,28 +54,28 @@ def test_what_is_missing_is_named(s3: Store, tmp_path: Path) -> None:
     assert s3.head("no/such") is None
 
 
-def test_an_endpoint_that_is_away_is_named_with_the_way_out() -> None:
-    away = Store("rekindle", "http://127.0.0.1:9", "a", "b", short_retries=True)
+def test_the_error_of_an_unreachable_endpoint_has_the_remedy() -> None:
+    store = Store("rekindle", "http://127.0.0.1:9", "a", "b", short_retries=True)
     with pytest.raises(StorageError, match=r"127\.0\.0\.1:9.*S3_ENDPOINT_URL"):
-        away.get("x")
+        store.get("x")
 
 
-def test_without_a_bucket_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_bucket_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("S3_BUCKET", raising=False)
-    with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # which nobody waits for
+    with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # not retried
         retry_until(Store.from_env, threading.Event(), "to begin")
 
 
-def test_keys_that_are_refused_are_a_wrong_setting_which_nobody_waits_for(s3: Store) -> None:
+def test_rejected_credentials_are_a_config_error_and_not_retried(s3: Store) -> None:
     stranger = Store(s3.bucket, s3.endpoint, "nobody", "x")
-    said = rf"refuses our keys \((InvalidAccessKeyId|403)\).*AWS_ACCESS_KEY_ID.*\"{s3.bucket}\""
+    message = rf"refuses our keys \((InvalidAccessKeyId|403)\).*AWS_ACCESS_KEY_ID.*\"{s3.bucket}\""
     for call in (
         lambda: stranger.get("x"),
         lambda: stranger.head("x"),
         lambda: stranger.put("x", b""),
         lambda: list(stranger.list("")),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             retry_until(call, threading.Event(), "to begin")
     with pytest.raises(ConfigError, match=str(s3.endpoint)):
         stranger.get("x")

@@ -1,4 +1,4 @@
-"""One run a workflow and one version a release, however often a step is tried."""
+"""MLflow has one run per workflow and one version per release, even if a step is retried."""
 
 import threading
 import uuid
@@ -45,7 +45,7 @@ def test_a_retried_step_finds_the_run_of_its_workflow(client: "MlflowClient", na
     assert client.get_run(run_id).info.run_name == f"{name}-1"
 
 
-def test_everything_logged_arrives_and_may_be_logged_twice(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
+def test_logging_twice_changes_nothing(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("hello")
     for _ in range(2):
@@ -71,15 +71,15 @@ def test_a_release_registered_twice_is_one_version(client: "MlflowClient", name:
     assert tracking.champion(name) is None
     tracking.promote(name, "1", "cards-1")
     assert tracking.champion(name) == replace(first, deployment="cards-1")
-    assert [release.version for release in tracking.promoted(name)] == ["1"]
+    assert [release.version for release in tracking.promoted_releases(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
 
 
-def test_a_champion_that_no_release_made_is_named(client: "MlflowClient", name: str) -> None:
+def test_a_champion_registered_by_hand_is_rejected(client: "MlflowClient", name: str) -> None:
     client.create_registered_model(name)
     client.create_model_version(name, "s3://elsewhere/model")
     client.set_registered_model_alias(name, "champion", "1")
-    with pytest.raises(TrackingError, match=f'version 1 of the model "{name}" has no tag'):
+    with pytest.raises(TrackingError, match=f'version 1 of the model "{name}" lacks the tag'):
         tracking.champion(name)
 
 
@@ -89,14 +89,14 @@ def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, ru
         tracking.start_run(name, "w")
 
 
-def test_a_refusal_says_what_mlflow_said(run_id: str) -> None:
+def test_the_error_has_the_answer_of_mlflow(run_id: str) -> None:
     tracking.log(run_id, params={"rate": 1})
     with pytest.raises(TrackingError, match=r"refused: .*Changing param values is not allowed"):
         tracking.log(run_id, params={"rate": 2})
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    ("status", "body", "message"),
     [
         (
             401,
@@ -110,8 +110,8 @@ def test_a_refusal_says_what_mlflow_said(run_id: str) -> None:
         (500, "\x1b[2J oops", "answered 500 Internal Server Error: '\\\\u001b[2J oops'"),
     ],
 )
-def test_what_answers_instead_of_mlflow_is_quoted(
-    status: int, body: str, said: str, monkeypatch: pytest.MonkeyPatch
+def test_the_error_quotes_the_answer_of_another_server(
+    status: int, body: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -129,22 +129,22 @@ def test_what_answers_instead_of_mlflow_is_quoted(
         with pytest.raises(TrackingError) as raised:
             tracking.champion("x")
         server.shutdown()
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     yield "http://127.0.0.1:9"
 
 
-def test_a_server_that_is_away_is_named_with_the_way_out(nobody: str) -> None:
-    with pytest.raises(TrackingError, match=f"MLflow at {nobody} does not answer .*Connection refused.*curl"):
+def test_the_error_of_an_unreachable_server_has_the_remedy(unreachable: str) -> None:
+    with pytest.raises(TrackingError, match=f"MLflow at {unreachable} does not answer .*Connection refused.*curl"):
         tracking.champion("x")
 
 
-def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_an_address_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI is not set"):
         tracking.find_run("a", "b")

@@ -1,4 +1,4 @@
-"""What a user loses if an exception of his code is told badly: the line, or minutes of attempts that cannot succeed."""
+"""Exceptions of user code: the error has the line, and only transient ones are retried."""
 
 import subprocess
 import sys
@@ -53,10 +53,10 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
     ],
     ids=repr,
 )
-def test_an_exception_that_the_same_data_raises_again_is_not_tried_again(error: Exception) -> None:
-    told = user_code.as_error(caught(error))  # type: ignore[arg-type]
-    assert isinstance(told, CodeError) and told.exit_code == 70
-    assert type(error).__name__ in str(told) and "tests/rekindle/test_user_code.py:" in str(told)
+def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
+    converted = user_code.as_error(caught(error))  # type: ignore[arg-type]
+    assert isinstance(converted, CodeError) and converted.exit_code == 70
+    assert type(error).__name__ in str(converted) and "tests/rekindle/test_user_code.py:" in str(converted)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_exception_that_the_same_data_raises_again_is_not_tried_again(error: 
             OSError(28, "no space left"),
             BrokenPipeError(32, "x"),
         ),
-        *(MemoryError(), EOFError(), StorageError("s3 is away")),
+        *(MemoryError(), EOFError(), StorageError("s3 is unavailable")),
         library("ClientError", module="botocore.exceptions")("SlowDown"),
         library("ReadTimeoutError", module="urllib3.exceptions")("x"),
         library("RemoteProtocolError", module="httpx")("x"),
@@ -81,29 +81,29 @@ def test_an_exception_that_the_same_data_raises_again_is_not_tried_again(error: 
     ],
     ids=repr,
 )
-def test_an_exception_that_may_pass_is_tried_again(error: Exception) -> None:
-    told = user_code.as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
-    assert not isinstance(told, CodeError) and told.exit_code == RekindleError.exit_code
+def test_a_transient_exception_is_retried(error: Exception) -> None:
+    converted = user_code.as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
+    assert not isinstance(converted, CodeError) and converted.exit_code == RekindleError.exit_code
 
 
-def test_a_fault_of_the_engine_is_not_blamed_on_the_project() -> None:
+def test_an_exception_of_the_engine_is_not_a_code_error() -> None:
     try:
         load_workload(3)  # type: ignore[arg-type]
     except Exception as error:
         assert not isinstance(user_code.as_error(error), CodeError)
     else:
-        raise AssertionError("it must have failed")
+        raise AssertionError("it did not fail")
 
 
-def test_a_long_text_of_several_lines_is_told_in_one_line_with_the_place() -> None:
-    told = str(user_code.as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
-    assert "\n" not in told and len(told) < 800
-    assert "test_user_code.py:" in told
+def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
+    text = str(user_code.as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
+    assert "\n" not in text and len(text) < 800
+    assert "test_user_code.py:" in text
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with no more than its folder of pipelines."""
+    """Create a project that consists of a pipelines folder."""
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines/own.py").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -132,14 +132,14 @@ def run_step(project: Path, body: str, **environment: str) -> Any:
         ("import own_other", 70, "own_other.py:3: SyntaxError: '(' was never closed (own_other.py, line 3)."),
     ],
 )
-def test_an_exception_of_a_step_ends_with_one_line_that_has_its_place(
+def test_an_exception_of_a_step_ends_with_one_line_and_its_location(
     project: Path, body: str, code: int, words: str
 ) -> None:
     (project / "own_other.py").write_text("\n\nx = (\n")
-    ended = run_step(project, body)
-    assert ended.returncode == code, ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("error: ") and ended.stderr.strip().endswith(words)
-    assert "Traceback" in ended.stderr
+    process = run_step(project, body)
+    assert process.returncode == code, process.stderr
+    assert process.stderr.splitlines()[-1].startswith("error: ") and process.stderr.strip().endswith(words)
+    assert "Traceback" in process.stderr
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_exception_of_a_step_ends_with_one_line_that_has_its_place(
         ("def f(:\n", r"own_model.py:1: SyntaxError: "),
     ],
 )
-def test_a_module_that_imports_what_is_missing_names_that_with_its_line(project: Path, text: str, words: str) -> None:
+def test_the_error_for_a_missing_import_has_its_line(project: Path, text: str, words: str) -> None:
     (project / "own_model.py").write_text(text)
     sys.modules.pop("own_model", None)
     with pytest.raises(ConfigError, match=words) as refused:

@@ -1,4 +1,4 @@
-"""What may be added to a workload is a short table: each entry exists, and one of the examples needs it."""
+"""Optional hooks of a workload: few, documented, and each used by an example."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from rekindle import Examples
 from rekindle.errors import ConfigError
-from rekindle.workload import ARGUMENTS, GONE, REQUIRED, SERVED, load
+from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, load
 from steps.fraud.protocol import Weekly
 from tests.commands import ROOT
 
@@ -15,50 +15,48 @@ TRAINING = {"optimizer", "schedule", "measures"}  # settings of the training, do
 EXAMPLES = ("steps.digits", "steps.language", "steps.boosting", "steps.fraud")
 
 
-def documented() -> list[str]:
-    """The names in the table of docs/your-own-model.md."""
+def documented_hooks() -> list[str]:
+    """Return the hooks in the table of docs/your-own-model.md."""
     page = (ROOT / "docs/your-own-model.md").read_text()
     table = page.partition("## Optional hooks")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([\w.]+)\(", table, re.MULTILINE)
 
 
-def test_four_hooks_are_all_there_are_and_an_example_uses_each() -> None:
+def test_at_most_four_hooks_exist_and_an_example_uses_each() -> None:
     functions = set(ARGUMENTS) - {*REQUIRED, *SERVED} - TRAINING
     methods = {f"Examples.{name}" for name in vars(Examples) if not name.startswith("_") and name != "of"}
     methods -= {f"Examples.{name}" for name in Examples.__dataclass_fields__}
-    assert set(documented()) == functions | methods
-    assert len(documented()) <= 4
+    assert set(documented_hooks()) == functions | methods
+    assert len(documented_hooks()) <= 4
     used = {name for name in functions for example in EXAMPLES if hasattr(load(example), name)}
-    assert used | {f"Examples.{name}" for name in vars(Weekly)} >= set(documented())
+    assert used | {f"Examples.{name}" for name in vars(Weekly)} >= set(documented_hooks())
 
 
-@pytest.mark.parametrize("name", GONE)
-def test_a_former_hook_is_not_silently_ignored_but_leads_to_what_does_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_hook_is_rejected_with_its_replacement(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, name, lambda *arguments: None, raising=False)
-    with pytest.raises(ConfigError, match=rf"defines {name}, which the engine does not call any more: .*`examples\b"):
+    with pytest.raises(ConfigError, match=rf"defines {name}, which the engine no longer calls: .*`examples\b"):
         load("tests.rekindle.release.lines")
 
 
 def test_a_model_without_predict_needs_a_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.delattr(lines, "predict")
-    with pytest.raises(ConfigError, match=r"lacks predict: it must define Instance and predict, .* or a predictor"):
+    with pytest.raises(ConfigError, match=r"lacks predict: it must define Instance and predict .* or a predictor"):
         load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "predictor", lambda release: None, raising=False)
     load("tests.rekindle.release.lines")
 
 
-def test_a_metric_without_a_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_without_a_function_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "metrics", (type(lines.metrics[0])("rmse"),))
-    with pytest.raises(ConfigError, match="the metric rmse has no function"):
+    with pytest.raises(ConfigError, match="the metric rmse lacks a function"):
         load("tests.rekindle.release.lines")
 
 
-def test_examples_may_take_the_champion_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_may_only_take_the_champion_as_second_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "examples", lambda path, champion: iter(()))
     load("tests.rekindle.release.lines")

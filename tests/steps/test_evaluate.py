@@ -54,7 +54,7 @@ def test_from_the_first_model_to_a_better_one_and_back(
 
     first = judge(small_dataset, novice, **given)
     assert first.verdict == "release"
-    assert "There is no champion yet" in first.reason
+    assert "No champion exists yet" in first.reason
 
     judge(small_dataset, novice, **given, part="evaluate-wide")
     data = MlflowClient().get_run(run_id).data

@@ -61,7 +61,7 @@ def test_the_champions_weights_are_released_again_with_what_is_known_by_now(
 
 
 @pytest.mark.parametrize(
-    ("workload", "says"), [("steps.fraud", "has no champion: release one"), ("steps.digits", "has no refresh")]
+    ("workload", "says"), [("steps.fraud", "does not have a champion: release one"), ("steps.digits", "has no refresh")]
 )
 def test_what_cannot_be_refreshed_says_why(mlflow_server: str, s3: Store, workload: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from argolocal.common.linux import die_with_parent
-from rekindle.errors import CodeError, GivenUp, RekindleError, StorageError, TrackingError
+from rekindle.errors import CodeError, RekindleError, RunAborted, StorageError, TrackingError
 from rekindle.training.launch import signals
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
     except RekindleError as error:
         fail(error)
         slot.write_last_words(str(error))
-        code = RUN_ABORTED if isinstance(error, GivenUp) and error.exit_code == 1 else error.exit_code
+        code = RUN_ABORTED if isinstance(error, RunAborted) and error.exit_code == 1 else error.exit_code
         if isinstance(error, StorageError | TrackingError):
             code = SERVICE_UNAVAILABLE
     except Exception as error:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from rekindle.errors import ConfigError, GivenUp, RekindleError, say
+from rekindle.errors import ConfigError, RekindleError, RunAborted, say
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_TEXT, PROTOCOL, Address, Members, Message, encode
 
@@ -232,7 +232,7 @@ class Client:
             elif "refused" in message:
                 self._error = ConfigError(message["refused"])
             elif "failed" in message:
-                self._error = GivenUp(message["failed"])
+                self._error = RunAborted(message["failed"])
                 self._error.exit_code = message["code"]
             elif message.get("dropped") == "hung":
                 self._exit_hung()

@@ -79,7 +79,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
 
 def _child_run(trial: Trial, experiment: str, run: str) -> str:
     name = f"{experiment}/{run}"
-    run_id = tracking.start_run(experiment, f"{run}.trial-{trial.number}", {PARENT: tracking.resolved(name)})
+    run_id = tracking.start_run(experiment, f"{run}.trial-{trial.number}", {PARENT: tracking.resolve_run_id(name)})
     tracking.log(run_id, params=trial.settings)
     return run_id
 

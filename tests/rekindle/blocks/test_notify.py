@@ -97,7 +97,7 @@ def test_a_users_pipeline_tells_its_failure(tmp_path: Path, s3_environment: dict
     with shell(tmp_path, **real) as typed, hook() as server:
         done = own(tmp_path, 3, typed, server)
         assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
-        (message,) = server.taken
+        (message,) = server.received
         assert (message["event"], message["name"]) == ("failure", "quick")
         assert message["reason"] == "notify: main: Error (exit code 3)"
 

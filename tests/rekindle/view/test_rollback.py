@@ -43,7 +43,7 @@ class Model:
 
     def release(self, slow: float = 0) -> str:
         """Register, deploy and promote one more version."""
-        number = len(tracking.promoted(self.name)) + 1
+        number = len(tracking.promoted_releases(self.name)) + 1
         run_id = tracking.start_run(self.name, f"{self.name}-{number}")
         tracking.log(run_id, params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}})
         prefix, champion = f"releases/{uuid.uuid4().hex}/", tracking.champion(self.name)
@@ -101,7 +101,7 @@ def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:
     with hook() as server:
         done = model.typed(name, "-o", "json", NOTIFY_URL=server.url)
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
-        (message,) = server.taken
+        (message,) = server.received
         assert (message["event"], message["name"]) == ("rollback", name)
         assert message["text"] == "version 1 answers again (before: version 2), by `rekindle rollback`."
         assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]

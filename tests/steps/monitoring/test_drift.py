@@ -74,7 +74,7 @@ def test_what_is_like_the_test_rows_is_steady_and_what_is_not_is_told_with_its_f
         monkeypatch.setenv("NOTIFY_URL", server.url)
         about: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
         assert notify.run(notify.Inputs(format="json", **about)).event == "drift"
-    assert server.taken[0]["reason"] == second.reason
+    assert server.received[0]["reason"] == second.reason
 
 
 def test_a_model_is_trained_again_once_and_then_not_for_some_days(model: Any) -> None:

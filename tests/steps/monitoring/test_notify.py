@@ -28,7 +28,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
         outputs = notify.run(notify.Inputs(format="json", experiment="notifications", **inputs))
-    return outputs, server.taken
+    return outputs, server.received
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_data_that_pods_do_not_see_is_refused_with_the_way_out(tmp_path: Path, m
             data.check_source()
             continue
         monkeypatch.setattr("rekindle.workload.POD_PRIVATE", tmp_path)  # wherever this machine's temporary files are
-        with pytest.raises(ConfigError, match=rf"each pod has a /tmp of its own .*rekindle put {source}"):
+        with pytest.raises(ConfigError, match=rf"each pod has its own /tmp .*rekindle put {source}"):
             data.check_source()
 
 
@@ -153,6 +153,6 @@ def test_a_source_that_is_not_there_is_found_before_anything_starts(
     file = written(tmp_path / "c.yaml", SMALL)
     load_config(file, ["data.source=~/payments.csv"], {}).config.data.check_source()
     with pytest.raises(
-        ConfigError, match=r'payment\.csv.: there is no such file or folder\. Did you mean ".*payments\.csv"'
+        ConfigError, match=r'payment\.csv.: this file or folder does not exist\. Did you mean ".*payments\.csv"'
     ):
         load_config(file, ["data.source=~/payment.csv"], {}).config.data.check_source()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.errors import ConfigError, GivenUp, RekindleError
+from rekindle.errors import ConfigError, RekindleError, RunAborted
 from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
 from rekindle.training.ledger.events import read
@@ -108,7 +108,7 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
         until("the verdict", worker.aborted)
     # a client that ignored the verdict would check whether the run is complete, because the coordinator is gone
     until("the end of the client, or its check", lambda: checks or not listens_to_a_coordinator())
-    with pytest.raises(GivenUp, match="no such column") as caught:
+    with pytest.raises(RunAborted, match="no such column") as caught:
         worker.form(0, leaving)
     assert caught.value.exit_code == 65
 

@@ -194,7 +194,7 @@ except RekindleError as error:
 
 
 def test_a_dataset_that_is_not_whole_is_refused(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a whole dataset"):
+    with pytest.raises(DataError, match="not a complete dataset"):
         Mapped(tmp_path)
     shutil.copytree(dataset, tmp_path / "torn")
     (tmp_path / "torn" / "shards" / "features-00001.npy").unlink()
