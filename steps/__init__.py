@@ -1,1 +1,1 @@
-"""What runs in a container: one step a file, and the example workloads."""
+"""The steps that run in containers, one file each, and the example workloads."""

@@ -1,11 +1,11 @@
-"""Watch a release that gets a part of the traffic, and say how large its next part is.
+"""Compare a canary with the champion, and decide its next share of the traffic.
 
     rekindle step steps.canary --name=demo --version=4 --champion=3 --server=demo-9f2c-1a --former=demo-77ab-1a \\
         --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
-Errors, seconds and predictions of both come from their servers' /metrics. A candidate that does worse is no failure of
-the step: it says `taken back`, and why, and the pipeline takes its traffic away. A step that is repeated watches the
-same share. The tests, and how much traffic they need: docs/serving.md.
+Errors, latencies and predictions of both are read from /metrics of their servers. If the candidate does worse, the step
+succeeds with the result `taken back: REASON`, and the pipeline rolls it back. A repeated step watches the same share.
+docs/serving.md describes the tests and the traffic that they need.
 """
 
 from pydantic import Field
@@ -16,50 +16,50 @@ from rekindle.release.config import CanaryConfig
 
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
-    version: str = Field(description="the candidate")
-    champion: str = Field(default="", description="the version that serves; empty: none does")
+    version: str = Field(description="version of the candidate")
+    champion: str = Field(default="", description="version of the champion; empty if none exists")
     server: str = Field(description="Deployment of the candidate")
-    former: str = Field(default="", description="Deployment of the champion; empty: there is nothing to compare with")
-    percent: int = Field(default=0, description="of the traffic that the candidate gets now")
-    rule: CanaryConfig = Field(description="what it must hold to, the config's serve.canary")
-    servers: int = Field(default=1, ge=1, description="pods of the champion")
-    run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
+    former: str = Field(default="", description="Deployment of the champion; empty if none exists")
+    percent: int = Field(default=0, description="current share of the candidate in the traffic, in percent")
+    rule: CanaryConfig = Field(description="limits for the candidate: serve.canary of the config")
+    servers: int = Field(default=1, ge=1, description="number of pods of the champion")
+    run_id: str = Field(default="", description="MLflow run to log to; empty: none")
 
 
 class Outputs(StepOutputs):
-    canary: str = Field(description="passed, or `taken back: ` and why")
-    percent: int = Field(description="of the traffic that the candidate gets next; 0: the canary is over")
-    replicas: int = Field(description="pods that get about this part; at least one")
+    canary: str = Field(description="passed, or `taken back: REASON`")
+    percent: int = Field(description="next share of the candidate in percent; 0: the canary has ended")
+    replicas: int = Field(description="number of pods that get about this share; at least 1")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Compare until the share was watched or the candidate is worse; say how large the next one is."""
-    compared = inputs.former and inputs.champion
-    reason = watch(inputs) if compared and inputs.percent else ""
-    percent = inputs.rule.after(inputs.percent) if compared and not reason else 0
+    """Compare until the share was watched long enough or the candidate is worse; decide the next share."""
+    has_champion = inputs.former and inputs.champion
+    reason = watch(inputs) if has_champion and inputs.percent else ""
+    percent = inputs.rule.after(inputs.percent) if has_champion and not reason else 0
     outcome = f"taken back: {reason}" if reason else "passed"
     return Outputs(canary=outcome, percent=percent, replicas=pods(percent, inputs.servers))
 
 
 def pods(percent: int, servers: int) -> int:
-    """Pods that get about this part of the traffic beside `servers` others; a copy of all takes as many as those."""
+    """Return the number of pods that get about this share next to `servers` others; `servers` for a shadow (100 %)."""
     return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare while the candidate has this share; why it is taken back, recorded on the run, or empty."""
+    """Compare at this share and log the result to the run. Return the reason to roll back, or an empty text."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary
 
-    watched = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
-    reason = watched.observe()
+    candidate = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
+    reason = candidate.observe()
     tags = {"rekindle.canary": f"passed with {inputs.percent} % of the requests"}
     if reason:
-        reason = f"version {inputs.version} with {inputs.percent} % of the requests, beside {inputs.champion}: {reason}"
+        reason = f"version {inputs.version} with {inputs.percent} % of the requests, versus {inputs.champion}: {reason}"
         tags = {"rekindle.canary": "taken back", "verdict": "taken back", "reason": reason}
     if inputs.run_id:
-        figures = {f"canary.{inputs.percent}.{name}": value for name, value in watched.figures().items()}
+        figures = {f"canary.{inputs.percent}.{name}": value for name, value in candidate.figures().items()}
         tracking.log(inputs.run_id, metrics=figures, tags=tags)
     say(reason or tags["rekindle.canary"])
     return reason

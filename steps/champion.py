@@ -1,4 +1,4 @@
-"""The champion of a registered model: what it is, and where its files are.
+"""Look up the champion of a registered model and its files.
 
 rekindle step steps.champion --name=demo --output model_uri=uri.txt
 """
@@ -10,14 +10,14 @@ from rekindle import StepInputs, StepOutputs
 
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
-    server: str = Field(default="", description="Deployment that is about to get the traffic, if it is the champion's")
+    server: str = Field(default="", description="Deployment that expects the traffic; logs if it is not the champion's")
 
 
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of its release in the object store")
     version: str = Field(description="version of the registered model")
-    sha256: str = Field(description="identity of its weights")
-    deployment: str = Field(description="what serves it")
+    sha256: str = Field(description="sha256 of its weights")
+    deployment: str = Field(description="Deployment that serves it")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -28,7 +28,7 @@ def run(inputs: Inputs) -> Outputs:
     champion = tracking.require_champion(inputs.name)
     if inputs.server and inputs.server != champion.deployment:
         say(
-            f"{inputs.server} gets no traffic: by now the champion of {inputs.name} is version {champion.version}, "
+            f"{inputs.server} gets no traffic: the champion of {inputs.name} is now version {champion.version}, "
             f"served by {champion.deployment or 'nothing'}"
         )
     facts = {"version": champion.version, "sha256": champion.sha256, "deployment": champion.deployment}

@@ -2,7 +2,7 @@
 
     rekindle run configs/digits.yaml
 
-The last fifth of the images, by writers that the others are not of, judges the model. Source: E. Alpaydin, C. Kaynak,
+The model is evaluated on the last fifth of the images, which are by other writers. Source: E. Alpaydin, C. Kaynak,
 Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
 """
 
@@ -22,12 +22,12 @@ Row = Annotated[list[Pixel], Field(min_length=8, max_length=8)]
 
 
 class Data(DataConfig):
-    source: str = Field("sklearn://digits", pattern="^sklearn://digits$", description="scikit-learn brings the images")
-    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images, the last ones, that judge the model")
+    source: str = Field("sklearn://digits", pattern="^sklearn://digits$", description="images that scikit-learn ships")
+    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images, at the end, to evaluate on")
 
 
 class Model(Section):
-    channels: int = Field(16, ge=1, le=256, description="of the first convolution; the second has twice as many")
+    channels: int = Field(16, ge=1, le=256, description="channels of the first convolution; the second doubles them")
     dropout: float = Field(0.2, ge=0, lt=1, description="share of activations dropped in training")
 
 
@@ -38,12 +38,12 @@ class Instance(BaseModel):
 
 
 def accuracy(predictions: list[Any], truths: Any) -> float:
-    """Share of the images whose digit is right."""
+    """Return the share of images whose predicted digit is right."""
     return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(predictions)
 
 
 def log_loss(predictions: list[Any], truths: Any) -> float:
-    """Mean of -ln(probability of the true digit)."""
+    """Return the mean of -ln(probability of the true digit)."""
     import math
 
     chances = [p["probabilities"][truth] for p, truth in zip(predictions, truths, strict=True)]
@@ -59,9 +59,9 @@ def prepare(data: Data, out: Path) -> Prepared:
 
     digits: Any = load_digits()
     cut = int(len(digits.images) * (1 - data.test_share))
-    for split, part in (("train", slice(None, cut)), ("test", slice(cut, None))):
-        np.save(out / f"{split}-images.npy", digits.images[part].astype("float32"))
-        np.save(out / f"{split}-labels.npy", digits.target[part].astype("int64"))
+    for split, rows in (("train", slice(None, cut)), ("test", slice(cut, None))):
+        np.save(out / f"{split}-images.npy", digits.images[rows].astype("float32"))
+        np.save(out / f"{split}-labels.npy", digits.target[rows].astype("int64"))
     return Prepared(rows=len(digits.images), tags={"train": cut, "test": len(digits.images) - cut})
 
 

@@ -1,10 +1,10 @@
-"""Evaluate a candidate: its metrics and the champion's on the same test rows, and the verdict of the gate.
+"""Evaluate a candidate: compute its metrics and the champion's on the same test rows, and the verdict of the gate.
 
     rekindle step steps.evaluate --name=demo --dataset=dataset/ --model=model/ --output report=out/
 
-The verdict is release (better, or as good as chance allows, or the first), keep (the champion stays) or same (the
-candidate is the champion). The report holds verdict.json, predictions and pictures. Without a `name` there is no
-champion to compare with, without a `run_id` nothing goes to MLflow.
+The verdict is release (the candidate is better, not significantly worse, or the first), keep (the champion stays) or
+same (the candidate is the champion). The report holds verdict.json, predictions and plots. Without `name`, the
+candidate is not compared; without `run_id`, nothing is logged to MLflow.
 """
 
 import json
@@ -15,35 +15,35 @@ from pydantic import Field
 
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 
-ENDS = ("mean", "low", "high")  # of the interval of the difference
+BOUNDS = ("mean", "low", "high")  # of the difference between candidate and champion
 
 
 class Inputs(StepInputs, Gate):
     workload: str = Field(description="module that scores the data")
-    dataset: Artifact = Field(description="what prepare made")
-    model: Artifact = Field(description="what train made: model.safetensors and model.json")
-    name: str = Field(default="", description="registered model whose champion the candidate must meet")
-    run_id: str = Field(default="", description="MLflow run for metrics, verdict and pictures")
-    servers: str = Field(default="", description="digest of what makes its servers, to tell whether that changed")
+    dataset: Artifact = Field(description="output of prepare")
+    model: Artifact = Field(description="output of train: model.safetensors and model.json")
+    name: str = Field(default="", description="registered model whose champion is compared with the candidate")
+    run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots")
+    servers: str = Field(default="", description="digest of the serving configuration, to detect changes")
     backfill: str = Field(
-        default="", description="not empty: a past week, which is judged and recorded, never released"
+        default="", description="name of a past week, which is evaluated and recorded, but never released"
     )
-    part: str = Field(default="", description="what names on the run begin with, if it has several evaluations")
-    threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores make it many times slower")
+    part: str = Field(default="", description="prefix of tags and metrics, if the run has several evaluations")
+    threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores slow it down many times")
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Verdict = Field(description="release, keep or same; of a past week never release")
-    judged: gate.Verdict = Field(description="what the gate says, also of a past week")
-    reason: str = Field(description="why, with the figures")
-    metrics: dict[str, float] = Field(description="of the candidate, by name")
-    model_sha256: str = Field(description="identity of the candidate's weights")
-    champion: str = Field(description="version of the champion that it was compared with; empty: there is none")
-    report: Artifact = Field(description="verdict.json, predictions and pictures")
+    verdict: gate.Verdict = Field(description="release, keep or same; never release for a past week")
+    judged: gate.Verdict = Field(description="verdict of the gate, even for a past week")
+    reason: str = Field(description="reason of the verdict, with figures")
+    metrics: dict[str, float] = Field(description="metrics of the candidate by name")
+    model_sha256: str = Field(description="sha256 of the candidate's weights")
+    champion: str = Field(description="version of the champion; empty if none exists")
+    report: Artifact = Field(description="verdict.json, predictions and plots")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Score, compare, decide, record. Raises DataError if the candidate cannot be judged."""
+    """Score, compare, decide, record. Raises DataError if the candidate cannot be evaluated."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
@@ -59,19 +59,19 @@ def run(inputs: Inputs) -> Outputs:
     report = inputs.workdir / "report"
     judged: Any = workload.load(inputs.workload)
     evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs)
-    beside = (release.version, release.sha256) if release else None
+    compared = (release.version, release.sha256) if release else None
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = changes(Store.from_env(), same, judged, inputs.servers) if same else ""
-    comparison = gate.Comparison(inputs, judged.metrics, evaluation, sha256, beside, rows, changed)
+    comparison = gate.Comparison(inputs, judged.metrics, evaluation, sha256, compared, rows, changed)
     verdict, reason = comparison.decide()
     (report / "verdict.json").write_text(json.dumps(comparison.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
-        part = f"{inputs.part}/" if inputs.part else ""
-        tags = {f"{part}verdict": verdict, f"{part}reason": reason}
-        tracking.log(inputs.run_id, metrics=logged(evaluation, part), tags=tags)
-        tracking.log_metrics(inputs.run_id, curves(evaluation, part))
-        tracking.log_dir(inputs.run_id, report, f"{part}evaluation")
+        prefix = f"{inputs.part}/" if inputs.part else ""
+        tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}
+        tracking.log(inputs.run_id, metrics=metrics_to_log(evaluation, prefix), tags=tags)
+        tracking.log_metrics(inputs.run_id, curves(evaluation, prefix))
+        tracking.log_dir(inputs.run_id, report, f"{prefix}evaluation")
     metrics = evaluation.metrics["candidate"]
     version = release.version if release else ""
     outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
@@ -81,15 +81,17 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(**outputs, model_sha256=sha256, report=report)
 
 
-def logged(evaluation: Evaluation, part: str) -> dict[str, float]:
-    """The metrics of the MLflow run: of the candidate, the champion and the baseline, and the difference."""
+def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
+    """Return metrics of the candidate, the champion and the baseline, and the interval of their difference."""
     difference, metrics = evaluation.difference, evaluation.metrics
     others = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
-    interval = {f"{difference.metric}_difference_{end}": getattr(difference, end) for end in ENDS} if difference else {}
-    return {f"{part}{name}": value for name, value in (metrics["candidate"] | others | interval).items()}
+    interval = (
+        {f"{difference.metric}_difference_{name}": getattr(difference, name) for name in BOUNDS} if difference else {}
+    )
+    return {f"{prefix}{name}": value for name, value in (metrics["candidate"] | others | interval).items()}
 
 
-def curves(evaluation: Evaluation, part: str) -> list[tuple[str, float, int]]:
-    """The candidate's metrics in each part of the test data, as points of a curve."""
+def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:
+    """Return the candidate's metrics in each part of the test data as points (name, value, number of the part)."""
     names, parts = evaluation.metrics["candidate"], enumerate(evaluation.parts)
-    return [(f"{part}part/{name}", row["candidate"][name], number) for number, row in parts for name in names]
+    return [(f"{prefix}part/{name}", row["candidate"][name], number) for number, row in parts for name in names]

@@ -3,8 +3,8 @@
     rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
-Its files: rekindle/release/files.py. Running it twice registers one version; after an interruption, running it again
-completes the release.
+rekindle/release/files.py lists the files of a release. A repeated step registers one version only, and completes a
+release that was interrupted.
 """
 
 import os
@@ -16,32 +16,32 @@ from rekindle import Artifact, ConfigError, StepInputs, StepOutputs
 
 
 class Origin(StepInputs):
-    """What the release was made of; the version and its run record it."""
+    """Provenance of the release; recorded on the version and on its run."""
 
     git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
     image: str = Field(default="host", description="container image of the training")
-    image_digest: str = Field(default="host", description="its digest")
+    image_digest: str = Field(default="host", description="digest of that image")
     config_hash: str = Field(default="unknown", description="sha256 of the resolved config")
     manifest_hash: str = Field(default="unknown", description="sha256 of the rendered manifest")
 
 
 class Inputs(Origin):
-    name: str = Field(description="registered model, and first part of the prefix")
-    dataset: Artifact = Field(description="what prepare made: dataset.json and state/ go into the release")
-    model: Artifact = Field(description="what train made: model.safetensors and model.json")
-    report: Artifact = Field(description="what evaluate made: verdict.json goes into the release")
-    verdict: str = Field(description="the gate's; anything but release is refused")
+    name: str = Field(description="registered model, and first part of the key prefix")
+    dataset: Artifact = Field(description="output of prepare; dataset.json and state/ are released")
+    model: Artifact = Field(description="output of train: model.safetensors and model.json")
+    report: Artifact = Field(description="output of evaluate; verdict.json is released")
+    verdict: str = Field(description="verdict of the gate; must be release")
     run_id: str = Field(description="MLflow run that the version belongs to")
 
 
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     version: str = Field(description="version of the registered model")
-    content: str = Field(description="digest of what decides its answers; the last part of model_uri")
+    content: str = Field(description="digest of the served files; last part of model_uri")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
+    """Upload, register, commit. Raises ConfigError if the verdict is not release, DataError for a damaged model."""
     from rekindle import Store, tracking
     from rekindle.release import pyfunc
     from rekindle.release.files import collect, commit, model_description, upload
@@ -79,11 +79,11 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
-    """Everything that determines the weights, where they were trained, and how old what they know is."""
+    """Return everything that determines the weights, where they were trained, and how recent their data is."""
     from rekindle.workload import data_until
 
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
-    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # the manifest names an image, but none was run
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:  # local run: the image of the manifest was not used
         facts |= {"image": "host", "image_digest": "host"}
     facts |= {"data_digest": description.get("digest", "unknown")}
     facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}

@@ -4,10 +4,10 @@
 
     curl -s 127.0.0.1:8080/v1/models/fraud/example | curl -s 127.0.0.1:8080/v1/models/fraud:predict -d @-
 
-`GET /v1/models/NAME` says what serves, `/health/live` and `/health/ready` (200 once every process has predicted the
-example) are for probes, `/metrics` for Prometheus, `/openapi.json` and the page at `/` for people. SIGTERM: not ready
-at once, new requests are still answered for `drain_seconds`, those in flight and of kept connections for
-`grace_seconds`; the exit code is 0.
+`GET /v1/models/NAME` describes the model. `/health/live` and `/health/ready` (200 once every process has predicted the
+example) are for probes, `/metrics` is for Prometheus, `/openapi.json` and the page at `/` are for people. On SIGTERM
+the server stops being ready, accepts connections for another `drain_seconds`, completes requests in flight and on open
+connections within `grace_seconds`, and exits with 0.
 """
 
 import os
@@ -17,16 +17,16 @@ from rekindle.step import StepOutputs
 
 
 class Inputs(ServerSettings):
-    """One server."""
+    """Settings of one server."""
 
 
 class Outputs(StepOutputs):
-    """Nothing: it answers requests."""
+    """Empty: the step answers requests."""
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Serve until a signal. Raises ConfigError (address in use), StorageError or DataError (no such model)."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # of the processes with the model
+    """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model not found)."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # of the model processes
         os.environ[name] = str(inputs.threads)
     from rekindle.serving.server import serve
 

@@ -1,4 +1,4 @@
-"""More training images from few: each of the digits also moved by a pixel up, down, left and right.
+"""Augment the digits: add each training image shifted by a pixel up, down, left and right.
 
 rekindle step steps.shifted --dataset=dataset/ --output dataset=larger/
 """
@@ -9,12 +9,12 @@ from rekindle import Artifact, Prepared, StepInputs, StepOutputs, record_dataset
 
 
 class Inputs(StepInputs):
-    dataset: Artifact = Field(description="what prepare made of the workload steps.digits")
+    dataset: Artifact = Field(description="output of prepare for the workload steps.digits")
 
 
 class Outputs(StepOutputs):
-    dataset: Artifact = Field(description="the same with five times as many training images")
-    digest: str = Field(description="its identity")
+    dataset: Artifact = Field(description="the dataset with five times the training images")
+    digest: str = Field(description="sha256 that identifies the new dataset")
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -1,27 +1,26 @@
-"""Train the model on virtual workers: any number of processes, the same weights; it goes on where it was.
+"""Train the model on virtual workers: any number of processes gives the same weights. Resumes after interruptions.
 
     rekindle step steps.train --workload=steps.fraud --dataset=runs/a/dataset --digest=... --out=runs/a/model \\
         --checkpoints=runs/a/checkpoints
 
-One process, or every process of a group: under a coordinator (MASTER_ADDR and MASTER_PORT say where), or under
-torchrun. Leaves `<out>/model.safetensors` and `<out>/model.json`. Exit code 143 after a SIGTERM: not finished, start
-it again.
+Runs as a single process, or within a group under a coordinator (at MASTER_ADDR and MASTER_PORT) or under torchrun.
+Writes `<out>/model.safetensors` and `<out>/model.json`. Exit code 143 after a SIGTERM: unfinished, start it again.
 """
 
 from rekindle.step import Reuse, StepOutputs
 from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import work
 
-# the rest of what an identity leaves out (TrainingSpec.identity)
+# all other inputs are the identity of a training (TrainingSpec.identity)
 REUSE = Reuse(aside=(*sorted(TrainConfig.NOT_IN_RESULT), "dataset", "out", "checkpoints", "run_id", "part", "reuse"))
 
 
 class Inputs(TrainingSpec):
-    """One training run; every process of the run, and its coordinator, is given the same."""
+    """One training run; all its processes and its coordinator get the same inputs."""
 
 
 class Outputs(StepOutputs):
-    """Nothing: the weights are in the object store, because the step may be one of many processes."""
+    """Empty: the step may be one of many processes, so the weights go to the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:

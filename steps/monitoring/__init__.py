@@ -1,1 +1,1 @@
-"""The steps that watch runs and what they released."""
+"""Steps that monitor runs and served models."""

@@ -1,10 +1,10 @@
-"""Tell people how the workflow ended: the last task of every pipeline whose config has `notify`.
+"""Send a notification when a workflow has ended: the last task of every pipeline whose config has `notify`.
 
     NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify --workflow=demo-x7k2p \\
         --status=Failed --experiment=demo --format=slack
 
-It is told what failed, that the gate kept the champion, or which version was released; a run that somebody stopped, and
-one that trained the champion again, are nothing to tell. Whether the message arrives changes nothing for the run.
+Notifies of failures, rollbacks, releases, candidates that the gate refused, and drift. Sends nothing for a run that was
+stopped or trained the champion again. The run does not depend on the notification.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pydantic import Field
 from rekindle.notify import Message, NotifyConfig, reasons, send, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
-SHOWN = 5  # failures in a message
+MAX_FAILURES = 5  # in a message
 
 
 class Inputs(StepInputs, NotifyConfig):
@@ -22,16 +22,16 @@ class Inputs(StepInputs, NotifyConfig):
     status: str = Field(description="{{workflow.status}}: Succeeded, Failed or Error")
     failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
     experiment: str = Field(default="rekindle", description="name of the pipeline, and MLflow experiment of its run")
-    attempts: int = Field(default=6, ge=1, description="requests until a webhook that is away is given up")
+    attempts: int = Field(default=6, ge=1, description="maximum number of requests to an unavailable webhook")
 
 
 class Outputs(StepOutputs):
-    event: str = Field(description="what there was to tell; empty: nothing")
-    sent: bool = Field(description="whether the webhook took it")
+    event: str = Field(description="event of the notification; empty if none was due")
+    sent: bool = Field(description="true if the webhook accepted it")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Find out, and tell. Raises nothing that a user could cause."""
+    """Read the result of the run and notify. Errors of the user or of services do not raise."""
     from rekindle import tracking
     from rekindle.errors import TrackingError, say
 
@@ -40,29 +40,31 @@ def run(inputs: Inputs) -> Outputs:
         if run_id := tracking.find_run(inputs.experiment, inputs.workflow):
             tags, link = tracking.tags_of(run_id), tracking.page(inputs.workflow, inputs.mlflow_url)
     except TrackingError as error:
-        say(f"the message lacks what MLflow knows: {error}")
-    if not (message := told(inputs, tags, link)):
+        say(f"the notification lacks the details that MLflow has: {error}")
+    if not (message := compose(inputs, tags, link)):
         return Outputs(event="", sent=False)
     return Outputs(event=message.event, sent=send(message, inputs, inputs.attempts))
 
 
-def told(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
-    """The message about a run with these tags; None if there is nothing to tell."""
+def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
+    """Return the message about a run with these tags; None if no notification is due."""
     about = {"name": inputs.experiment, "workflow": inputs.workflow, "link": link}
-    lines, judged = reasons(inputs.failures), verdicts(tags)
+    lines, evaluations = reasons(inputs.failures), verdicts(tags)
     if inputs.status != "Succeeded":
         if status(inputs.status, lines) == "KILLED":
             return None
-        known = tags.get("rekindle.failures") or "\n".join(line[:900] for line in lines[:SHOWN])
-        return Message("failure", text=f"{inputs.workflow} failed.", reason=known, **about)
-    if taken := [reason for _, verdict, reason in judged if verdict == "taken back"]:
-        return Message("rollback", text=f"{inputs.workflow} was taken back.", reason="\n".join(taken), **about)
-    why = "\n".join(f"{part}{reason}" for part, verdict, reason in judged if verdict in ("release", "keep"))
+        failures = tags.get("rekindle.failures") or "\n".join(line[:900] for line in lines[:MAX_FAILURES])
+        return Message("failure", text=f"{inputs.workflow} failed.", reason=failures, **about)
+    if rollbacks := [reason for _, verdict, reason in evaluations if verdict == "taken back"]:
+        return Message("rollback", text=f"{inputs.workflow} was rolled back.", reason="\n".join(rollbacks), **about)
+    text = "\n".join(f"{prefix}{reason}" for prefix, verdict, reason in evaluations if verdict in ("release", "keep"))
     if promoted := tags.get("rekindle.promoted"):  # MODEL VERSION
         model, _, version = promoted.rpartition(" ")
-        return Message("release", text=f"{inputs.workflow} released version {version} of {model}.", reason=why, **about)
-    if any(verdict == "keep" for _, verdict, _ in judged):
-        return Message("refusal", text=f"{inputs.workflow} released nothing.", reason=why, **about)
-    if drift := [reason for _, verdict, reason in judged if verdict == "drift"]:
-        return Message("drift", text="what the model sees has changed.", reason="\n".join(drift), **about)
+        return Message(
+            "release", text=f"{inputs.workflow} released version {version} of {model}.", reason=text, **about
+        )
+    if any(verdict == "keep" for _, verdict, _ in evaluations):
+        return Message("refusal", text=f"{inputs.workflow} released nothing.", reason=text, **about)
+    if drift := [reason for _, verdict, reason in evaluations if verdict == "drift"]:
+        return Message("drift", text="the requests of the model have drifted.", reason="\n".join(drift), **about)
     return None

@@ -1,1 +1,1 @@
-"""The steps of pipelines/scoring.py: a model scores what lies in a folder of the object store."""
+"""Steps of pipelines/scoring.py: score the files in a folder of the object store."""

@@ -1,4 +1,4 @@
-"""What lies directly below a prefix of the object store, files and folders, to run a step for each.
+"""List the files and folders directly below a prefix of the object store, to run a step for each.
 
 rekindle step steps.scoring.listing --prefix=incoming/october --output keys=keys.json
 """
@@ -13,11 +13,11 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    keys: list[str] = Field(description="in order; each a file, or a folder")
+    keys: list[str] = Field(description="sorted keys of the files and folders")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises DataError if nothing is there."""
+    """Raises DataError if the prefix holds nothing."""
     store, prefix = Store.from_env(), inputs.prefix.strip("/") + "/"
     keys = list(dict.fromkeys(prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)))
     if not keys:

@@ -1,8 +1,8 @@
-"""Score files of instances with a release: what a server of it would answer, without the server.
+"""Score files of instances with a release: the predictions of its server, without a server.
 
     rekindle step steps.scoring.score --model-uri=releases/demo/0123abc/ --instances=october/ --output predictions=out/
 
-A file has one instance as JSON a line, as in the `instances` of a request; its predictions are a file of the same name.
+A file has one JSON instance per line, as in `instances` of a request; its predictions get the same file name.
 """
 
 import json
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class Inputs(StepInputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     instances: Artifact = Field(description="a file, or a folder of files")
-    file: str = Field(default="", description="what a single file is called, for that of its predictions")
-    batch: int = Field(default=100, ge=1, description="instances that are scored together")
+    file: str = Field(default="", description="name of the predictions' file, if `instances` is a file")
+    batch: int = Field(default=100, ge=1, description="number of instances to score together")
 
 
 class Outputs(StepOutputs):
-    predictions: Artifact = Field(description="a folder")
-    rows: int = Field(description="instances that were scored")
+    predictions: Artifact = Field(description="folder of predictions, one file per input file")
+    rows: int = Field(description="number of scored instances")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Load the release once, score all files. Raises DataError that names the file and line of a wrong instance."""
+    """Load the release once and score all files. Raises DataError with the file and line of an invalid instance."""
     from rekindle.release.files import download
     from rekindle.release.predictor import open_predictor
     from rekindle.storage import Store
@@ -48,17 +48,17 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def score(predictor: "Predictor", source: Path, target: Path, size: int) -> int:
-    """Write the prediction of each line of `source` as a line of `target`; gives their number."""
+    """Write the prediction of each line of `source` to a line of `target`; return the number of lines."""
     from rekindle.release.validation import parse
 
     lines = source.read_bytes().splitlines()
     with open(target, "w") as predictions:
         for start in range(0, len(lines), size):
-            part = lines[start : start + size]
+            batch = lines[start : start + size]
             try:
-                request = parse(predictor.Request, b'{"instances": [%s]}' % b", ".join(part))
+                request = parse(predictor.Request, b'{"instances": [%s]}' % b", ".join(batch))
             except DataError as error:
-                raise DataError(f"{target.name}, lines {start + 1} to {start + len(part)}: {error}") from error
+                raise DataError(f"{target.name}, lines {start + 1} to {start + len(batch)}: {error}") from error
             for prediction in predictor.predict([request])[0]:
                 predictions.write(json.dumps(prediction) + "\n")
     return len(lines)

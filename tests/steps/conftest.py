@@ -1,4 +1,4 @@
-"""A small simulated dataset in three shards, and two models trained on it for a moment, one better than the other."""
+"""Fixtures: a small simulated dataset in three shards, and two briefly trained models, one better than the other."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ WORLD = "simulate://5?cards=150&terminals=200&days=70"
 
 @pytest.fixture(scope="session", autouse=True)
 def few_trees() -> None:
-    """A world this small needs no more, and most of the time of `prepare` would be theirs."""
+    """Fit fewer trees: enough for this small data, and otherwise most of the time of `prepare`."""
     boosting.SHAPE["max_iter"] = 40
 
 
@@ -37,13 +37,13 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """train(steps, seed) → a model directory as the step leaves it."""
+    """Return train(steps, seed) → model directory, as the step writes it."""
     import torch
     from safetensors.torch import save_file
 
     from steps import fraud
 
-    def trained(steps: int, seed: int = 0, noise: float = 0, **shape: Any) -> Path:
+    def train_model(steps: int, seed: int = 0, noise: float = 0, **shape: Any) -> Path:
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
@@ -60,20 +60,20 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         facts = {"sha256": sha256, "workload": "steps.fraud", "model": section.model_dump(mode="json"), "train": {}}
         (folder / "model.json").write_text(json.dumps(facts))
-        shutil.copy(small_dataset / "dataset.json", folder)  # a champion's release has both
+        shutil.copy(small_dataset / "dataset.json", folder)  # as in the release of a champion
         shutil.copytree(small_dataset / "state", folder / "state")
         return folder
 
-    return trained
+    return train_model
 
 
 @pytest.fixture(scope="session")
 def novice(train: Train) -> Path:
-    """A model that knows less than the trees that it began with."""
+    """A model that is worse than the trees that it started from."""
     return train(1, noise=1.0)
 
 
 @pytest.fixture(scope="session")
 def expert(train: Train) -> Path:
-    """A model that has learned something."""
+    """A model that is better than the trees."""
     return train(60)

@@ -1,4 +1,4 @@
-"""A release that does worse under traffic is taken back, with the reason on its run; a good one passes."""
+"""A canary that does worse than the champion is rolled back, with the reason on its run; a good one passes."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from steps import canary
 from tests.rekindle.serving.running import Running, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
-# the predictions of `echo` name its process, and a busy machine is slow now and then: only errors and ends count
+# only errors and crashes count: predictions of `echo` contain its process id, and a busy machine may be slow
 RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=1, score_shift=0.99, slower=1000)
 
 
@@ -38,7 +38,7 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
 
 @contextmanager
 def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
-    """Requests to both until the end of the block; every third of the new one's is `odd`."""
+    """Send requests to both servers until the block ends; `odd` changes every third request to the new one."""
     over = threading.Event()
 
     def ask(name: str) -> None:
@@ -58,65 +58,67 @@ def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
             thread.join()
 
 
-def looked(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
-    """What the step says, and the tags of its run."""
+def run_step(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
+    """Return the outputs of the step, and the tags of its run."""
     run_id = tracking.start_run("canary", f"canary-{uuid4().hex[:6]}")
-    given: dict[str, Any] = {"name": "echo", "version": "8", "champion": "7", "server": "new", "former": "old"}
-    made = canary.run(canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | given | changes)))
-    return made, tracking.tags_of(run_id)
+    inputs: dict[str, Any] = {"name": "echo", "version": "8", "champion": "7", "server": "new", "former": "old"}
+    outputs = canary.run(canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | inputs | changes)))
+    return outputs, tracking.tags_of(run_id)
 
 
-def watched(**changes: Any) -> tuple[str, dict[str, str]]:
-    """How the canary stands, and the tags of its run."""
-    made, tags = looked(**changes)
-    assert made.percent == 0 or made.canary == "passed", "one that is taken back gets no further share"
-    return made.canary, tags
+def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
+    """Return the result of the canary, and the tags of its run."""
+    outputs, tags = run_step(**changes)
+    assert outputs.percent == 0 or outputs.canary == "passed", "a canary that is rolled back gets no further share"
+    return outputs.canary, tags
 
 
-def test_one_that_fails_every_third_request_is_taken_back(servers: dict[str, Running]) -> None:
+def test_a_canary_that_fails_every_third_request_is_rolled_back(servers: dict[str, Running]) -> None:
     with load(servers, bad=1):
-        found, tags = watched()
-    assert found.startswith("taken back: version 8 with 5 % of the requests, beside 7: ") and "requests failed" in found
-    assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == found
+        result, tags = run_canary()
+    assert (
+        result.startswith("taken back: version 8 with 5 % of the requests, versus 7: ") and "requests failed" in result
+    )
+    assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == result
 
 
-def test_one_whose_champion_is_rolled_back_meanwhile_is_taken_back_at_once(servers: dict[str, Running]) -> None:
+def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
     earlier, champion = (tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb"))
     tracking.promote(name, earlier.version, "older")  # as a rollback during the canary does
-    found, _ = watched(name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30}))
-    assert found.endswith("by now the champion is version 1")
+    result, _ = run_canary(name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30}))
+    assert result.endswith("by now the champion is version 1")
 
 
-def test_one_that_nobody_asks_is_not_promoted_unseen(servers: dict[str, Running]) -> None:
-    found, _ = watched(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
-    assert "answered 0 requests, the champion 0: too few to judge it by" in found
+def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, Running]) -> None:
+    result, _ = run_canary(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
+    assert "answered 0 requests, the champion 0: too few to judge it by" in result
 
 
-def test_the_first_release_is_not_watched_and_gets_no_share() -> None:
-    made, _ = looked(former="", champion="", percent=0)
-    assert (made.canary, made.percent) == ("passed", 0)
+def test_the_first_release_skips_the_canary() -> None:
+    outputs, _ = run_step(former="", champion="", percent=0)
+    assert (outputs.canary, outputs.percent) == ("passed", 0)
 
 
-def test_a_good_one_passes_and_gets_the_next_share(servers: dict[str, Running]) -> None:
+def test_a_good_canary_gets_the_next_share(servers: dict[str, Running]) -> None:
     with load(servers):
-        made, tags = looked(servers=4)
-    assert (made.canary, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
-    assert (made.percent, made.replicas) == (25, 1)
+        outputs, tags = run_step(servers=4)
+    assert (outputs.canary, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
+    assert (outputs.percent, outputs.replicas) == (25, 1)
 
 
 @pytest.mark.parametrize(("servers", "pods"), [(1, [1, 1]), (2, [1, 1]), (6, [1, 2]), (19, [1, 6])])
-def test_a_share_grows_step_by_step_and_is_about_that_part_of_the_pods(servers: int, pods: list[int]) -> None:
-    first, _ = looked(percent=0, servers=servers)
+def test_shares_grow_step_by_step_with_a_matching_number_of_pods(servers: int, pods: list[int]) -> None:
+    first, _ = run_step(percent=0, servers=servers)
     assert (first.canary, first.percent) == ("passed", 5)
     assert [canary.pods(percent, servers) for percent in (5, 25)] == pods
     assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
     shadow = CanaryConfig(gateway="edge", shadow=True)
-    assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a copy of all is watched once"
+    assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"
 
 
-def test_one_that_nobody_had_asked_before_has_not_ended(s3: Store) -> None:
+def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> None:
     release(s3, "releases/canary/9/", version="9")
     with Running("--model=releases/canary/9/") as server:
         server.until_ready()
@@ -126,7 +128,7 @@ def test_one_that_nobody_had_asked_before_has_not_ended(s3: Store) -> None:
     assert (side.requests, side.crashes) == (1, 0)
 
 
-def test_a_server_that_ends_in_its_canary_is_noticed(servers: dict[str, Running], s3: Store) -> None:
+def test_a_server_that_crashes_during_its_canary_is_detected(servers: dict[str, Running], s3: Store) -> None:
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})

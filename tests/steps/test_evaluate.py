@@ -1,4 +1,4 @@
-"""The verdict of a real run: a real registry says who the champion is, a real store holds its weights."""
+"""The verdict of real runs, with a real model registry and object store."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ EXPERIMENT = "evaluate"
 
 @pytest.fixture(autouse=True)
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step writes goes below the test's own directory."""
+    """Steps write below the directory of the test."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -31,7 +31,7 @@ def sha256_of(model: Path) -> str:
     return json.loads((model / "model.json").read_text())["sha256"]
 
 
-def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
+def make_champion(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
     """Make `model` the champion of `name`, as release and verify do."""
     sha256 = sha256_of(model)
     prefix = f"releases/{name}/{sha256[:12]}"
@@ -44,39 +44,39 @@ def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release
 
 
 @pytest.mark.slow
-def test_from_the_first_model_to_a_better_one_and_back(
+def test_verdicts_from_the_first_model_to_a_better_one_and_back(
     s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path, tmp_path: Path
 ):
     from mlflow import MlflowClient
 
     run_id = tracking.start_run(EXPERIMENT, "generations")
-    given: dict[str, Any] = {"name": "generations", "run_id": run_id, "minimum": {"auc": 0.1}}
+    inputs: dict[str, Any] = {"name": "generations", "run_id": run_id, "minimum": {"auc": 0.1}}
 
-    first = judge(small_dataset, novice, **given)
+    first = judge(small_dataset, novice, **inputs)
     assert first.verdict == "release"
     assert "No champion exists yet" in first.reason
 
-    judge(small_dataset, novice, **given, part="evaluate-wide")
+    judge(small_dataset, novice, **inputs, part="evaluate-wide")
     data = MlflowClient().get_run(run_id).data
     assert data.tags["evaluate-wide/verdict"] == data.tags["verdict"] == "release"
     assert data.metrics["evaluate-wide/auc"] == data.metrics["auc"]
     assert "evaluate-wide/part/auc" in data.metrics
 
-    crown("generations", novice, s3, run_id)
-    again = judge(small_dataset, novice, **given)
+    make_champion("generations", novice, s3, run_id)
+    again = judge(small_dataset, novice, **inputs)
     assert again.verdict == "same"
 
     # the same weights behind other servers, or with other code, are released again if they meet the gate
-    assert judge(small_dataset, novice, **given, servers="1").verdict == "same"
-    moved = judge(small_dataset, novice, **given, servers="abcdef")
+    assert judge(small_dataset, novice, **inputs, servers="1").verdict == "same"
+    moved = judge(small_dataset, novice, **inputs, servers="abcdef")
     assert (moved.verdict, "but its servers changed" in moved.reason) == ("release", True)
     prefix = f"releases/generations/{sha256_of(novice)[:12]}"
     s3.put(f"{prefix}/workload.json", b'{"sha256": "of other code"}')
-    assert "but its code changed" in judge(small_dataset, novice, **given).reason
-    assert judge(small_dataset, novice, **given | {"minimum": {"auc": 0.99}}).verdict == "keep"
+    assert "but its code changed" in judge(small_dataset, novice, **inputs).reason
+    assert judge(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict == "keep"
     s3.delete([f"{prefix}/workload.json"])
 
-    better = judge(small_dataset, expert, **given)
+    better = judge(small_dataset, expert, **inputs)
     assert better.verdict == "release"
     assert "better, and not by chance" in better.reason
     assert "the champion was released on 1,000,000" in better.reason
@@ -101,37 +101,37 @@ def test_from_the_first_model_to_a_better_one_and_back(
     logged = {file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")}
     assert {f"evaluation/{name}" for name in ("verdict.json", "scores.parquet", "weeks.png")} <= logged
 
-    crown("generations", expert, s3, run_id)
+    make_champion("generations", expert, s3, run_id)
     assert judge(small_dataset, novice, name="generations").verdict == "keep"
     write_outputs(better, {"metrics": tmp_path / "metrics", "report": tmp_path / "moved"})
     assert json.loads((tmp_path / "metrics").read_text()) == better.metrics
     assert (tmp_path / "moved" / "verdict.json").exists()
 
 
-def test_a_champion_whose_release_is_gone_is_an_error_with_a_way_out(
+def test_a_champion_with_a_deleted_release_is_a_clear_error(
     s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path
 ):
-    release = crown("gone", novice, s3, tracking.start_run(EXPERIMENT, "gone"))
+    release = make_champion("gone", novice, s3, tracking.start_run(EXPERIMENT, "gone"))
     s3.delete([entry.key for entry in s3.list(release.uri)])
     with pytest.raises(StorageError, match=r"champion cannot be compared with: .* does not exist.*alias `champion`"):
         judge(small_dataset, expert, name="gone")
     assert judge(small_dataset, novice, name="gone").verdict == "same"
 
 
-def test_a_directory_without_a_model_is_refused(small_dataset: Path, tmp_path: Path):
+def test_a_directory_without_a_model_is_rejected(small_dataset: Path, tmp_path: Path):
     with pytest.raises(DataError, match=r"holds no trained model .*model\.json"):
         judge(small_dataset, tmp_path)
 
 
-def test_without_registry_and_run_a_model_is_judged_alone(small_dataset: Path, novice: Path, tmp_path: Path):
+def test_a_model_is_evaluated_without_a_registry_and_a_run(small_dataset: Path, novice: Path, tmp_path: Path):
     model = shutil.copytree(novice, tmp_path / "model")
-    found = judge(small_dataset, model, minimum={"ap": 0.999})
-    assert (found.verdict, found.report.name) == ("keep", "report")
-    assert "ap" in found.metrics
-    assert 0 < found.metrics["ap"] < 0.999
+    outputs = judge(small_dataset, model, minimum={"ap": 0.999})
+    assert (outputs.verdict, outputs.report.name) == ("keep", "report")
+    assert "ap" in outputs.metrics
+    assert 0 < outputs.metrics["ap"] < 0.999
 
 
-def test_a_past_week_is_judged_and_never_released(small_dataset: Path, expert: Path):
+def test_a_past_week_is_evaluated_and_never_released(small_dataset: Path, expert: Path):
     past = judge(small_dataset, expert, minimum={"auc": 0.1}, backfill="true")
     assert (past.verdict, past.judged) == ("keep", "release")
     assert past.reason.startswith("a past week is not released: ")

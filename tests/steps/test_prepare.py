@@ -1,4 +1,4 @@
-"""The step as a pod runs it: a process, its exit code, its outputs, and what the MLflow run says afterwards."""
+"""The step as a process, as in a pod: its exit code, outputs and MLflow run."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.steps.fraud.written import Written
 
 
 def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
-    """Run the step; its outputs are files of their names in `tmp_path`."""
+    """Run the step; each output is a file of its name in `tmp_path`."""
     outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id", "warnings")]
     flags = [
         "--workload=steps.fraud",
@@ -34,9 +34,9 @@ def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: A
 
 @pytest.mark.usefixtures("mlflow_server")
 @pytest.mark.parametrize("retried", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path, retried: bool) -> None:
+def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     source = "simulate://5?cards=60&terminals=120&days=75"
-    if retried:  # it is the same run, and nothing is doubled
+    if retried:  # into the same run, without duplicates
         assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
     done = prepare(tmp_path, "prepare-1", source=source)
     assert done.returncode == 0, done.stderr
@@ -61,10 +61,8 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path, retried: bool) -
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0, "fraud_share": share}
 
 
-def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
-    tmp_path: Path, mlflow_server: str
-) -> None:
-    """They are there from its first second: without them nobody can compare, or repeat, what failed."""
+def test_a_failed_preparation_has_recorded_config_manifest_and_columns(tmp_path: Path, mlflow_server: str) -> None:
+    """They are recorded first: without them, a failed run can be neither compared nor repeated."""
     config = {"data": {"source": "nowhere.parquet"}, "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True}, "n": []}
     more = (f"--config={json.dumps(config)}", f"--manifest={pack('kind: Workflow')}")
     workflow = f"w-{uuid4().hex[:8]}"
@@ -86,7 +84,7 @@ def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
 
 @pytest.mark.usefixtures("mlflow_server")
 @pytest.mark.slow
-def test_data_that_changed_since_the_last_run_is_named_before_training(tmp_path: Path) -> None:
+def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) -> None:
     import polars as pl
 
     from steps.fraud.config import Columns
@@ -109,7 +107,7 @@ def test_data_that_changed_since_the_last_run_is_named_before_training(tmp_path:
 
 
 def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
-    """The warning of a run that was scheduled for `day`, and the tags of its run in MLflow."""
+    """Return the warning of a run that was scheduled for `day`, and the tags of its MLflow run."""
     experiment = f"--experiment=weeks-{tmp_path.name}"
     done = prepare(tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data)
     assert done.returncode == 0, done.stderr
@@ -124,19 +122,19 @@ def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[s
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_server")
-def test_a_source_that_stands_still_is_not_trained_week_after_week_without_a_word(tmp_path: Path) -> None:
+def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
     data = {"source": "simulate://5?cards=60&terminals=120&days=100&start=2024-01-01", "window": "8w", "test_weeks": 1}
     assert week(tmp_path, "2024-04-08", **data)[0] == "", "the data ends on 04-09"
     assert week(tmp_path, "2024-04-10", **data)[0] == "", "two days more"
     rows = int((tmp_path / "rows").read_text())
-    said, tags = week(tmp_path, "2024-04-15", **data)
-    left = int((tmp_path / "rows").read_text())
-    assert left < rows
-    assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in said
-    assert said.endswith(f"this run has {left:,} rows; that for 2024-04-10 had {rows:,}.")
-    assert week(tmp_path, "2024-04-15", **data)[0] == said, "a retried step"
-    assert week(tmp_path, "2024-04-15T04", **data)[0] == said, "another run of that day, whose window is the same"
-    assert f"that for 2024-04-15 had {left:,}." in week(tmp_path, "2024-04-22", **data)[0]
+    warning, tags = week(tmp_path, "2024-04-15", **data)
+    remaining = int((tmp_path / "rows").read_text())
+    assert remaining < rows
+    assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in warning
+    assert warning.endswith(f"this run has {remaining:,} rows; the run for 2024-04-10 had {rows:,}.")
+    assert week(tmp_path, "2024-04-15", **data)[0] == warning, "a retried step"
+    assert week(tmp_path, "2024-04-15T04", **data)[0] == warning, "another run of that day with the same window"
+    assert f"the run for 2024-04-15 had {remaining:,}." in week(tmp_path, "2024-04-22", **data)[0]
     assert week(tmp_path, "2024-04-08T04", **data)[0] == "", "a past week"
     assert week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", "another window"
 
@@ -147,7 +145,7 @@ from rekindle import DataConfig, Metric, Prepared, Section
 
 class Data(DataConfig):
     window: str = ""
-    left: int
+    count: int
     until: str = ""
 
     def at(self, time):
@@ -162,8 +160,8 @@ metrics = (Metric("rmse", max),)
 
 
 def prepare(data, out):
-    (out / "rows").write_text(f"{data.left}")
-    return Prepared(rows=data.left)
+    (out / "rows").write_text(f"{data.count}")
+    return Prepared(rows=data.count)
 
 
 def dataset(path, split): ...
@@ -175,22 +173,20 @@ def predictor(release): ...
 
 
 @pytest.mark.usefixtures("mlflow_server")
-def test_a_window_that_shrinks_is_named_for_any_workload_that_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shrinking_window_is_a_warning_for_any_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "bills.py").write_text(BILLS)
     monkeypatch.chdir(tmp_path)
     data = {"source": "bills.csv", "window": "4w"}
-    assert week(tmp_path, "2024-05-06", "--workload=bills", left=1000, **data)[0] == ""
-    assert week(tmp_path, "2024-05-13", "--workload=bills", left=950, **data)[0] == ""
-    said, _ = week(tmp_path, "2024-05-20", "--workload=bills", left=800, **data)
-    assert said == "this run has 800 rows; that for 2024-05-13 had 950."
+    assert week(tmp_path, "2024-05-06", "--workload=bills", count=1000, **data)[0] == ""
+    assert week(tmp_path, "2024-05-13", "--workload=bills", count=950, **data)[0] == ""
+    warning, _ = week(tmp_path, "2024-05-20", "--workload=bills", count=800, **data)
+    assert warning == "this run has 800 rows; the run for 2024-05-13 had 950."
 
 
 @pytest.mark.usefixtures("mlflow_server")
 @pytest.mark.parametrize(
-    ("data", "code", "said"),
+    ("data", "code", "message"),
     [
         ({"source": "nowhere.parquet"}, 65, "error: nowhere.parquet does not exist"),
         ({"source": "simulate://x"}, 78, "error: data.source is 'simulate://x'"),
@@ -198,10 +194,10 @@ def test_a_window_that_shrinks_is_named_for_any_workload_that_has_one(
         ({"test_weeks": 0}, 78, "error: data.test_weeks is 0"),
     ],
 )
-def test_what_a_retry_cannot_cure_has_its_own_exit_code_and_one_sentence(
-    tmp_path: Path, data: dict[str, Any], code: int, said: str
+def test_permanent_errors_have_exit_codes_and_one_sentence(
+    tmp_path: Path, data: dict[str, Any], code: int, message: str
 ) -> None:
     done = prepare(tmp_path, "prepare-2", **data)
     assert done.returncode == code
-    assert done.stderr.startswith(said) and "Traceback" not in done.stderr
+    assert done.stderr.startswith(message) and "Traceback" not in done.stderr
     assert not (tmp_path / "dataset").exists() and list((tmp_path / "tmp").iterdir()) == []

@@ -1,4 +1,4 @@
-"""From a champion and newer data to a release of the same weights, whose servers can be verified."""
+"""A refresh of the champion with newer data gives a release of the same weights that can be verified."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.steps.conftest import WORLD
 
 @pytest.fixture(autouse=True)
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step writes goes below the test's own directory."""
+    """Steps write below the directory of the test."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -28,10 +28,10 @@ def inputs(name: str, workload: str = "steps.fraud") -> refresh.Inputs:
     )
 
 
-def test_the_champions_weights_are_released_again_with_what_is_known_by_now(
+def test_the_weights_of_the_champion_are_released_with_newer_state(
     s3: Store, mlflow_server: str, small_dataset: Path, expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, report = f"m-{uuid4().hex[:8]}", tmp_path / "judged"
+    name, report = f"m-{uuid4().hex[:8]}", tmp_path / "report"
     report.mkdir()
     (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
     run_id = tracking.start_run(name, f"{name}-first")
@@ -50,19 +50,22 @@ def test_the_champions_weights_are_released_again_with_what_is_known_by_now(
     artifacts = {"model": newer.model, "dataset": newer.dataset, "report": newer.report}
     second = release.run(release.Inputs(name=name, verdict="release", run_id=newer.run_id, **artifacts))
     assert second.content != first.content
-    records = [json.loads(s3.get(f"{made.model_uri}release.json")) for made in (first, second)]
+    records = [json.loads(s3.get(f"{outputs.model_uri}release.json")) for outputs in (first, second)]
     assert records[0]["model_sha256"] == records[1]["model_sha256"] == newer.model_sha256
     tracking.promote(name, second.version, "servers-2")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
     again = refresh.run(inputs(name))
     assert (again.verdict, again.rows) == ("same", 0)
-    assert f"has no data since {records[1]['provenance']['data_until']}" in again.reason
+    assert f"does not reach beyond {records[1]['provenance']['data_until']}" in again.reason
 
 
 @pytest.mark.parametrize(
-    ("workload", "says"), [("steps.fraud", "does not have a champion: release one"), ("steps.digits", "has no refresh")]
+    ("workload", "message"),
+    [("steps.fraud", "does not have a champion: release one"), ("steps.digits", "does not define refresh")],
 )
-def test_what_cannot_be_refreshed_says_why(mlflow_server: str, s3: Store, workload: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_model_that_cannot_be_refreshed_is_a_clear_error(
+    mlflow_server: str, s3: Store, workload: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         refresh.run(inputs("nobody", workload))

@@ -1,4 +1,4 @@
-"""A release is its content: nothing twice, nothing half, nothing that the gate kept."""
+"""Releases are addressed by content: registered once, complete, and only with the verdict of the gate."""
 
 import json
 import shutil
@@ -51,13 +51,13 @@ def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inp
     return release.Inputs(**{"name": name, "verdict": "release", "run_id": run_id, **facts, **artifacts, **changes})
 
 
-def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_from(
+def test_a_release_has_the_files_of_a_server_and_its_provenance(
     s3: Store, name: str, artifacts: dict[str, Path], mlflow_server: str
 ) -> None:
-    asked = inputs(name, artifacts)
-    made = release.run(asked)
-    assert made.model_uri == f"releases/{name}/{made.content}/"
-    keys = {entry.key.removeprefix(made.model_uri) for entry in s3.list(made.model_uri)}
+    request = inputs(name, artifacts)
+    outputs = release.run(request)
+    assert outputs.model_uri == f"releases/{name}/{outputs.content}/"
+    keys = {entry.key.removeprefix(outputs.model_uri) for entry in s3.list(outputs.model_uri)}
     served = {
         "model.safetensors",
         "model.json",
@@ -69,7 +69,7 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
     }
     described = {"verdict.json", "MLmodel", "input_example.json", "serving_input_example.json"}
     assert keys == served | described | {"release.json"}
-    record = json.loads(s3.get(made.model_uri + "release.json"))
+    record = json.loads(s3.get(outputs.model_uri + "release.json"))
     assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], CARD["workload"])
     assert record["files"].keys() == served
 
@@ -77,60 +77,60 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
 
     client = MlflowClient(mlflow_server)
     version = client.get_model_version_by_alias(name, "candidate")
-    assert (version.version, version.source, version.run_id) == ("1", s3.uri(made.model_uri), asked.run_id)
+    assert (version.version, version.source, version.run_id) == ("1", s3.uri(outputs.model_uri), request.run_id)
     facts = {"git_sha": "c0ffee", "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
     facts |= {"data_digest": "d1", "data_until": "2024-03-01T00:00:00+00:00", "torch": "2.13", "threads": "1"}
     assert version.tags.items() >= facts.items()
     tags = {f"rekindle.{name}": value for name, value in facts.items()}
-    assert client.get_run(asked.run_id).data.tags.items() >= tags.items()
+    assert client.get_run(request.run_id).data.tags.items() >= tags.items()
 
 
-def test_a_retried_release_registers_nothing_twice(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
-    made = release.run(inputs(name, artifacts))
-    tracking.promote(name, made.version, "cards-1")
+def test_a_retried_release_registers_one_version(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    outputs = release.run(inputs(name, artifacts))
+    tracking.promote(name, outputs.version, "cards-1")
     again = release.run(inputs(name, artifacts))
-    assert (again.version, again.model_uri) == (made.version, made.model_uri)
+    assert (again.version, again.model_uri) == (outputs.version, outputs.model_uri)
 
 
 @pytest.mark.parametrize("lost", ["release.json", "state/a.npy"])
-def test_a_release_that_broke_off_is_completed_by_the_retry(
+def test_an_interrupted_release_is_completed_by_the_retry(
     s3: Store, name: str, artifacts: dict[str, Path], lost: str
 ) -> None:
-    made = release.run(inputs(name, artifacts))
-    s3.delete([made.model_uri + lost])
-    assert release.run(inputs(name, artifacts)) == made
-    assert s3.head(made.model_uri + lost)
+    outputs = release.run(inputs(name, artifacts))
+    s3.delete([outputs.model_uri + lost])
+    assert release.run(inputs(name, artifacts)) == outputs
+    assert s3.head(outputs.model_uri + lost)
 
 
-def test_other_content_is_another_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     first = release.run(inputs(name, artifacts))
     tracking.promote(name, first.version, "cards-1")
-    (artifacts["dataset"] / "state" / "a.npy").write_text("newer")  # the same weights, another past
+    (artifacts["dataset"] / "state" / "a.npy").write_text("newer")  # the same weights, another state
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
     assert second.version == "2" and second.content != first.content
 
 
-def test_what_the_gate_keeps_is_not_released(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+def test_a_model_with_another_verdict_is_not_released(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match='the verdict is "keep"'):
         release.run(inputs(name, artifacts, verdict="keep"))
     assert not list(s3.list(f"releases/{name}/"))
 
 
-def test_a_model_or_dataset_that_is_not_whole_is_refused(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
-    asked = inputs(name, artifacts)
+def test_an_incomplete_model_or_dataset_is_rejected(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    request = inputs(name, artifacts)
     (artifacts["model"] / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"model\.safetensors is not there"):
-        release.run(asked)
+        release.run(request)
     shutil.rmtree(artifacts["model"])
     with pytest.raises(DataError, match="holds no trained model"):
-        release.run(asked)
+        release.run(request)
 
 
-def test_a_bucket_that_is_not_there_is_named(
+def test_a_missing_bucket_is_named(
     s3: Store, name: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = inputs(name, artifacts)
+    request = inputs(name, artifacts)
     monkeypatch.setenv("S3_BUCKET", "nowhere")
     with pytest.raises((StorageError, NotFound), match="nowhere"):
-        release.run(asked)
+        release.run(request)
     assert tracking.champion(name) is None

@@ -1,4 +1,4 @@
-"""Whatever the end of a workflow, its MLflow run says so, and where the time of its workers went."""
+"""The MLflow run shows how a workflow ended, and how its workers spent their time."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_the_run_ends_as_the_workflow_did(
     assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
 
 
-def test_a_workflow_that_failed_before_its_run_was_made_has_nothing_to_close(mlflow_server: str) -> None:
+def test_a_workflow_without_a_run_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
 
@@ -73,8 +73,8 @@ COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
 VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the gradient is not finite"}
 
 
-def reported(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
-    """The MLflow run after `report`, given a ledger that ends with `last`."""
+def report_run(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
+    """Run `report` with a ledger that ends with the events `last`; return the MLflow run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     ledger = key("train", LEDGER, name)
     store.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
@@ -86,8 +86,8 @@ def reported(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
     return client().get_run(run_id)
 
 
-def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
-    run = reported(s3, COMPLETE)
+def test_the_run_shows_how_workers_spent_their_time(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
+    run = report_run(s3, COMPLETE)
     metrics, tags = run.data.metrics, run.data.tags
     seconds = [round(metrics[f"workers/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
     assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
@@ -98,15 +98,15 @@ def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3:
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_trainings_and_their_evaluations_are_told_apart_on_the_one_run(mlflow_server: str, s3: Store) -> None:
+def test_two_trainings_are_distinguished_on_one_run(mlflow_server: str, s3: Store) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
     ledgers = [key(task, LEDGER, name) for task in ("train-small", "train-wide")]
     for ledger in ledgers:
         s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, COMPLETE]).encode())
     for task, verdict in (("small", "keep"), ("wide", "release")):
-        part = f"evaluate-{task}"
-        tracking.log(run_id, tags={f"{part}/verdict": verdict, f"{part}/reason": f"It is {task}."})
+        prefix = f"evaluate-{task}"
+        tracking.log(run_id, tags={f"{prefix}/verdict": verdict, f"{prefix}/reason": f"It is {task}."})
     report.run(report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers))
     data = client().get_run(run_id).data
     assert {"train-small/workers/preemptions", "train-wide/workers/preemptions"} <= data.metrics.keys()
@@ -118,12 +118,12 @@ def test_two_trainings_and_their_evaluations_are_told_apart_on_the_one_run(mlflo
     ]
 
 
-def test_a_training_that_was_given_up_says_why_on_the_run(mlflow_server: str, s3: Store) -> None:
-    run = reported(s3, VERDICT, failures=json.dumps(FAILURE))
+def test_the_run_shows_why_a_training_was_aborted(mlflow_server: str, s3: Store) -> None:
+    run = report_run(s3, VERDICT, failures=json.dumps(FAILURE))
     assert run.data.tags["rekindle.failures"].startswith("training: worker-0: the gradient is not finite\ntrain: Error")
 
 
-def test_the_page_of_a_run_begins_with_its_verdict_and_pictures(mlflow_server: str, tmp_path: Path) -> None:
+def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_path: Path) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
     (tmp_path / "a curve.png").write_bytes(b"\x89PNG")
@@ -138,7 +138,7 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_pictures(mlflow_server: s
     assert requests.get(f"{mlflow_server}/{address}", headers=bearer, timeout=10).content == b"\x89PNG"
 
 
-def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
+def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
     mlflow_server: str, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"

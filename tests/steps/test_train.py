@@ -1,4 +1,4 @@
-"""The training step as real processes: whatever happens to them, the weights are those of the undisturbed run."""
+"""The training step as real processes: after any failure, the weights equal those from an undisturbed run."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def sha256(s3: Store, prefix: str) -> str:
     return json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"]
 
 
-def complete(s3: Store, prefix: str) -> int:
-    """How many checkpoints there are, if the newest one is what `latest` names; else 0."""
+def checkpoint_count(s3: Store, prefix: str) -> int:
+    """Return the number of checkpoints if `latest` names the newest one, else 0."""
     manifests = sorted(entry.key for entry in s3.list(f"{prefix}/manifests/"))
     named = s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
     return len(manifests) if manifests and named == manifests[-1] else 0
@@ -39,7 +39,7 @@ def test_any_number_of_workers_gives_the_same_weights(crew: Crew, s3: Store, und
     assert sha256(s3, f"w{workers}") == undisturbed
 
 
-def test_a_killed_worker_costs_nothing_and_its_successor_joins(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_a_killed_worker_loses_nothing_and_its_successor_joins(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("killed", workers=2)
     coordinator = crew.coordinator(argv)
     first, second = (crew.worker(name, argv, TOY_HOLD="20 60") for name in ("first", "second"))
@@ -55,13 +55,15 @@ def test_a_killed_worker_costs_nothing_and_its_successor_joins(crew: Crew, s3: S
     assert sha256(s3, "killed") == undisturbed
 
 
-def test_all_killed_and_the_newest_checkpoint_damaged(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_recovery_when_all_are_killed_and_the_newest_checkpoint_is_damaged(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("all", workers=2, min_workers=2)
     coordinator = crew.coordinator(argv)
     workers = [crew.worker(name, argv, TOY_HOLD="25 60") for name in "ab"]
     for number, checkpoints in ((25, 1), (60, 2)):
         crew.held(number, *workers)
-        crew.until(lambda n=checkpoints: complete(s3, "all/checkpoints") >= n)
+        crew.until(lambda n=checkpoints: checkpoint_count(s3, "all/checkpoints") >= n)
         if checkpoints == 1:
             crew.release(number)
     for member in [coordinator, *workers]:
@@ -81,7 +83,7 @@ def test_all_killed_and_the_newest_checkpoint_damaged(crew: Crew, s3: Store, und
     assert sha256(s3, "all") == undisturbed
 
 
-def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("term", workers=2, checkpoint_steps=0)
     coordinator = crew.coordinator(argv)
     a, b = (crew.worker(name, argv, TOY_HOLD="20 60") for name in "ab")
@@ -90,7 +92,7 @@ def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, und
     crew.release(20)
     assert a.code() == 143, a.said()
     crew.held(60, b)
-    assert not list(s3.list("term/checkpoints/manifests/"))  # the other carries on
+    assert not list(s3.list("term/checkpoints/manifests/"))  # the other worker continues
     b.send(signal.SIGTERM)
     crew.release(60)
     assert b.code() == 143, b.said()
@@ -102,7 +104,7 @@ def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, und
     assert sha256(s3, "term") == undisturbed
 
 
-def test_nobody_waits_for_what_a_leaver_still_writes(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_leaver(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("leaver", workers=3)
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:
@@ -111,7 +113,7 @@ def test_nobody_waits_for_what_a_leaver_still_writes(crew: Crew, s3: Store, undi
         crew.held(20, leaver)
         proxy.fault("refuse", 60)
         leaver.send(signal.SIGTERM)
-        killed.send(signal.SIGKILL)  # so that the leaver hears of it while the next group forms, and agrees with nobody
+        killed.send(signal.SIGKILL)  # so that the leaver leaves while the next group forms, without an agreed step
         crew.release(20)
         crew.held(60, other)
         assert leaver.process.exitcode is None, leaver.said()
@@ -124,7 +126,7 @@ def test_nobody_waits_for_what_a_leaver_still_writes(crew: Crew, s3: Store, undi
     assert sha256(s3, "leaver") == undisturbed
 
 
-def test_training_goes_on_without_its_coordinator(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_training_continues_without_its_coordinator(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("headless", workers=2)
     coordinator = crew.coordinator(argv)
     a, b = (crew.worker(name, argv, TOY_HOLD="20 60 80") for name in "ab")
@@ -140,14 +142,14 @@ def test_training_goes_on_without_its_coordinator(crew: Crew, s3: Store, undistu
     assert sha256(s3, "headless") == undisturbed
 
 
-def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
+def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     argv = flags("waits", workers=3, min_workers=2, checkpoint_steps=0, hot_seconds=1e-9)
-    former = crew.alone(argv, POD_NAME="brings", TOY_HOLD="60")
-    crew.held(60, former)
-    former.send(signal.SIGKILL)
-    former.process.join()
+    earlier = crew.alone(argv, POD_NAME="brings", TOY_HOLD="60")
+    crew.held(60, earlier)
+    earlier.send(signal.SIGKILL)
+    earlier.process.join()
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
@@ -165,22 +167,24 @@ def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
     assert sha256(s3, "waits") == undisturbed
 
 
-def test_keys_that_the_store_refuses_end_a_worker_at_once_and_say_so(crew: Crew) -> None:
+def test_invalid_store_keys_end_a_worker_immediately_with_a_message(crew: Crew) -> None:
     worker = crew.alone(flags("keys"), AWS_ACCESS_KEY_ID="nobody")
     assert worker.code() == 78, worker.said()
     assert "refuses our keys (InvalidAccessKeyId)" in worker.said()
 
 
-def test_what_is_wrong_before_a_worker_knows_its_peers_ends_the_run(crew: Crew) -> None:
+def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = flags("no-device", workers=1, device="cuda")
     coordinator = crew.coordinator(argv)
-    crew.until(lambda: "training waits for workers" in coordinator.said())  # who is not there cannot be told
+    crew.until(
+        lambda: "training waits for workers" in coordinator.said()
+    )  # only workers that have joined get its messages
     worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.code() == 78
     assert coordinator.code() == 78, coordinator.said()
 
 
-def test_a_worker_that_would_compute_other_bits_is_refused_by_name(crew: Crew, s3: Store) -> None:
+def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, s3: Store) -> None:
     argv = flags("refused", workers=1, max_workers=2)
     coordinator, good = crew.coordinator(argv), crew.worker("good", argv, TOY_HOLD="20")
     crew.held(20, good)
@@ -201,26 +205,26 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     assert re.search(line, coordinator.said())
 
 
-def test_a_model_whose_buffer_has_no_mean_is_refused_and_ends_the_run(crew: Crew) -> None:
+def test_a_model_with_a_buffer_that_cannot_be_averaged_ends_the_run(crew: Crew) -> None:
     argv = [*flags("hoarding", workers=1, steps=10**6), '--model={"hoarding": true}']
     coordinator, worker = crew.coordinator(argv), crew.worker("w", argv)
     assert (worker.code(), coordinator.code()) == (78, 78)
     assert 'changes its buffer "seen"' in coordinator.said()
 
 
-def test_another_runs_model_and_checkpoints_are_not_overwritten(crew: Crew, s3: Store, undisturbed: str) -> None:
-    before = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
+def test_model_and_checkpoints_of_another_run_are_not_overwritten(crew: Crew, s3: Store, undisturbed: str) -> None:
+    objects = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
     same = crew.alone(flags("undisturbed"))
     model = crew.alone(flags("undisturbed", seed=1))
     checkpoints = crew.alone(flags("undisturbed", seed=1, out="elsewhere"))
     assert (same.code(), model.code(), checkpoints.code()) == (0, 78, 78)
     assert "is the model of another run" in model.said()
     assert "belongs to another run" in checkpoints.said() and "nothing was changed" in checkpoints.said()
-    assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == before
+    assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == objects
 
 
 @pytest.mark.slow
-def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
+def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
     crew: Crew, s3: Store, undisturbed: str, tmp_path: Path
 ) -> None:
     argv = flags("torchrun", workers=2, checkpoint_steps=2)
@@ -239,7 +243,7 @@ def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
         crew.until(lambda: "held at 30\n" in log.read_text())
         run.send_signal(signal.SIGTERM)
         crew.release(30)
-        assert run.wait(30) == 1  # whatever the workers say
+        assert run.wait(30) == 1  # torchrun ignores the exit codes of workers
     finally:
         run.kill()
     step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
@@ -257,12 +261,12 @@ def test_torchruns_environment_gives_the_same_weights(crew: Crew, s3: Store, und
     assert sha256(s3, "environment") == undisturbed
 
 
-def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_a_frozen_worker_does_not_delay_the_others(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("frozen", workers=3, silence_seconds=1)
     coordinator = crew.coordinator(argv)
     members = [crew.worker(f"w{i}", argv, TOY_HOLD="20") for i in range(3)]
     crew.held(20, *members)
-    members[-1].send(signal.SIGSTOP)  # as a node that is cut off: its connections stay open
+    members[-1].send(signal.SIGSTOP)  # like a node without network: its connections stay open
     crew.release(20)
     assert coordinator.code(20) == 0, coordinator.said()
     assert [member.code() for member in members[:-1]] == [0, 0]
@@ -270,10 +274,12 @@ def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store
     assert sha256(s3, "frozen") == undisturbed
 
 
-def test_a_model_whose_writer_died_before_it_said_so_ends_the_run(crew: Crew, s3: Store, undisturbed: str) -> None:
+def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
     argv = flags("silent", workers=2, min_workers=2)
     coordinator, waiting = crew.coordinator(argv), crew.worker("waiting", argv)
     crew.until(lambda: joined(s3, "silent"))
-    assert crew.alone(argv).code() == 0  # which tells no coordinator
+    assert crew.alone(argv).code() == 0  # without a coordinator
     assert (coordinator.code(), waiting.code()) == (0, 0), coordinator.said()
     assert sha256(s3, "silent") == undisturbed

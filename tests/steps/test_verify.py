@@ -1,4 +1,4 @@
-"""Only what serves as it was judged becomes the champion."""
+"""A version becomes the champion only if it serves the predictions that it was evaluated on."""
 
 import gzip
 import json
@@ -35,48 +35,46 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tuple[str, release.Outputs, dict[str, Any]]:
-    """(name, what release gave, what verify is given)."""
+    """Name, outputs of release and inputs of verify."""
     name = f"fraud-{uuid4().hex[:6]}"
     run_id = tracking.start_run("verify", name)
-    made = release.run(
+    outputs = release.run(
         release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, dataset=small_dataset, report=report)
     )
     sha256 = json.loads((expert / "model.json").read_text())["sha256"]
-    given = {
+    inputs = {
         "name": name,
         "model_sha256": sha256,
-        "version": made.version,
+        "version": outputs.version,
         "run_id": run_id,
         "deployment": "cards-1",
         "sample": 60,
         "report": report,
     }
-    return name, made, given
+    return name, outputs, inputs
 
 
 Released = tuple[str, release.Outputs, dict[str, Any]]
 
 
 @pytest.mark.slow
-def test_a_served_release_is_replayed_and_becomes_the_champion(
-    released: Released, report: Path, tmp_path: Path
-) -> None:
-    name, made, given = released
-    with Running(f"--model={made.model_uri}") as server:
-        found = verify.run(verify.Inputs(endpoint=server.url, **given))
-        assert found.replayed == 60
-        assert found.max_difference <= 1e-5
-        assert found.endpoint == server.url
+def test_a_served_release_is_replayed_and_promoted(released: Released, report: Path, tmp_path: Path) -> None:
+    name, outputs, inputs = released
+    with Running(f"--model={outputs.model_uri}") as server:
+        result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
+        assert result.replayed == 60
+        assert result.max_difference <= 1e-5
+        assert result.endpoint == server.url
         champion = tracking.champion(name)
-        assert champion == tracking.Release(made.version, made.model_uri, given["model_sha256"], "cards-1")
-        assert (found.former, found.expired) == ("", [])
+        assert champion == tracking.Release(outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1")
+        assert (result.former, result.expired) == ("", [])
 
-        # the same server, judged by other scores: one of them is wrong
+        # the same server, compared with wrong predictions
         requests = recorded(report, 60)
         record_predictions(
             tmp_path, ((request, [value + 0.25 for value in expected]) for request, expected in requests)
         )
-        changed = given | {"report": tmp_path, "version": "99", "endpoint": server.url}
+        changed = inputs | {"report": tmp_path, "version": "99", "endpoint": server.url}
         with pytest.raises(
             DataError, match=r'60 of 60 replayed test rows .* {"transaction_id": \d+.*: served 0\.\d+, offline'
         ):
@@ -84,15 +82,15 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
         assert tracking.champion(name) == champion
 
     refused = pytest.raises(DataError, match=r"Raise serve\.max_bytes or serve\.max_instances")
-    with Running(f"--model={made.model_uri}", "--max-instances=1") as server, refused:
-        verify.run(verify.Inputs(endpoint=server.url, **given))
+    with Running(f"--model={outputs.model_uri}", "--max-instances=1") as server, refused:
+        verify.run(verify.Inputs(endpoint=server.url, **inputs))
 
 
-def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
+def test_a_notebook_mlflow_and_the_server_predict_the_same(
     released: Released, report: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, made, _ = released
-    tracking.promote(name, made.version, "cards-1")
+    name, outputs, _ = released
+    tracking.promote(name, outputs.version, "cards-1")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", str(s3.endpoint))
     import mlflow
     import pandas as pd
@@ -103,9 +101,9 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     schema = model.metadata.get_input_schema()
     assert schema and [(c.name, c.type) for c in schema][-1] == ("amount", DataType.double)
-    app = TestClient(init(model))  # what `mlflow models serve` runs
+    app = TestClient(init(model))  # as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
-    with Running(f"--model={made.model_uri}") as server:
+    with Running(f"--model={outputs.model_uri}") as server:
         server.until_ready()
         for request, _ in list(recorded(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
@@ -120,7 +118,7 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
 
 
 class Liar(BaseHTTPRequestHandler):
-    """Answers with whatever weights and score the test has set on the server."""
+    """Answers with the weights and the score that the test has set on the server."""
 
     server: Any
 
@@ -156,7 +154,7 @@ def liar() -> Iterator[Any]:
         server.shutdown()
 
 
-def asked(server: Any, report: Path, seconds: float) -> verify.Inputs:
+def verify_inputs(server: Any, report: Path, seconds: float) -> verify.Inputs:
     endpoint = f"http://127.0.0.1:{server.server_port}"
     name: dict[str, Any] = {
         "name": "nobody",
@@ -167,43 +165,41 @@ def asked(server: Any, report: Path, seconds: float) -> verify.Inputs:
     return verify.Inputs(**name, report=report, sample=20, wait_seconds=seconds)
 
 
-def test_scores_that_differ_fail_and_promote_nothing(liar: Any, report: Path) -> None:
-    with pytest.raises(DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; what served before"):
-        verify.run(asked(liar, report, 5))
+def test_differing_scores_prevent_the_promotion(liar: Any, report: Path) -> None:
+    with pytest.raises(DataError, match=r"20 of 20 replayed .* Version 1 is not promoted; the current version"):
+        verify.run(verify_inputs(liar, report, 5))
     assert tracking.champion("nobody") is None
 
 
-def test_one_prediction_that_differs_is_shown_and_no_more_requests_are_sent_than_asked_for(
-    liar: Any, tmp_path: Path
-) -> None:
+def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(liar: Any, tmp_path: Path) -> None:
     rows = [({"x": number}, 0.5 + 0.1 * (number == 7)) for number in range(60)]
-    parts = [rows[at : at + 6] for at in range(0, 60, 6)]
-    record_predictions(tmp_path, (({"instances": [x for x, _ in part]}, [y for _, y in part]) for part in parts))
+    batches = [rows[start : start + 6] for start in range(0, 60, 6)]
+    record_predictions(tmp_path, (({"instances": [x for x, _ in batch]}, [y for _, y in batch]) for batch in batches))
     with pytest.raises(DataError, match=r'1 of 24 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
-        verify.run(asked(liar, tmp_path, 5))
+        verify.run(verify_inputs(liar, tmp_path, 5))
     with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
         file.write(b"{}\n")
     with pytest.raises(DataError, match="holds no predictions to compare with"):
-        verify.run(asked(liar, tmp_path, 5))
+        verify.run(verify_inputs(liar, tmp_path, 5))
 
 
-def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, report: Path) -> None:
+def test_answers_of_an_outgoing_server_do_not_count(liar: Any, report: Path) -> None:
     liar.old = 2
     with pytest.raises(DataError, match="20 of 20 replayed"):
-        verify.run(asked(liar, report, 5))
+        verify.run(verify_inputs(liar, report, 5))
     assert liar.asked > 3
 
 
-def test_a_service_that_never_serves_these_weights_is_given_up(
+def test_a_service_that_never_serves_the_weights_is_an_error(
     liar: Any, report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     liar.sha256 = "another"
     with pytest.raises(RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"):
-        verify.run(asked(liar, report, 0.3))
+        verify.run(verify_inputs(liar, report, 0.3))
     monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
     assert resolve("http://my-model:8080") == "http://10.1.2.3:81"
     assert resolve("http://other:8080/") == "http://other:8080"
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
-        verify.run(asked(liar, report, 0.3))
+        verify.run(verify_inputs(liar, report, 0.3))

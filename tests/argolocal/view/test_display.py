@@ -109,7 +109,7 @@ def test_steps_to_come_are_listed_before_they_begin():
 
 
 def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_status():
-    texts = ["this run has 4,700 rows; that for 2024-04-15 had 5,417.", "\x1b[2Jamount has one value."]
+    texts = ["this run has 4,700 rows; the run for 2024-04-15 had 5,417.", "\x1b[2Jamount has one value."]
     parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
     told: dict[str, Any] = {"outputs": {"parameters": parameters}}
     run = status(

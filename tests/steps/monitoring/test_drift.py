@@ -1,4 +1,4 @@
-"""A served model that sees other data than its test rows is noticed, and trained again at most so often."""
+"""Drift of a served model is detected, and the model is trained again at a limited rate."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def ids(count: int, low: int = 0, high: int = 99) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A champion that serves: its name, and its server."""
+    """A champion with a running server."""
     name = f"echo-{uuid.uuid4().hex[:6]}"
     prefix = f"releases/{name}/ab/"
     sha256 = release(s3, prefix)
@@ -48,55 +48,55 @@ def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.Mon
         yield SimpleNamespace(name=name, server=server, prefix=prefix)
 
 
-def looked(model: Any, workflow: str = "", **inputs: Any) -> drift.Outputs:
+def check_drift(model: Any, workflow: str = "", **inputs: Any) -> drift.Outputs:
     workflow = workflow or f"w-{uuid.uuid4().hex[:8]}"
-    about: dict[str, Any] = {"model": model.name, "workflow": workflow, "experiment": "drifting", "minimum": 200}
-    return drift.run(drift.Inputs(**about | inputs))
+    settings: dict[str, Any] = {"model": model.name, "workflow": workflow, "experiment": "drifting", "minimum": 200}
+    return drift.run(drift.Inputs(**settings | inputs))
 
 
-def test_what_is_like_the_test_rows_is_steady_and_what_is_not_is_told_with_its_figures(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drift_is_reported_with_figures_and_similar_data_is_steady(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model.server.predict(*ids(300))
-    first = looked(model)
+    first = check_drift(model)
     assert first.verdict == "steady", first.reason
     model.server.predict(*ids(30))
-    assert looked(model).verdict == "few"
+    assert check_drift(model).verdict == "few"
     model.server.predict(*ids(270, 100, 199))
     workflow = f"w-{uuid.uuid4().hex[:8]}"
-    second, again = looked(model, workflow), looked(model, workflow)
-    assert second.verdict == "drift" and "300 instances" in second.reason, "those of the look before count as well"
+    second, again = check_drift(model, workflow), check_drift(model, workflow)
+    assert second.verdict == "drift" and "300 instances" in second.reason, (
+        "the instances of the previous check count too"
+    )
     assert "score id (PSI " in second.reason and "feature id (PSI " in second.reason and "sleep" not in second.reason
-    assert again.reason == second.reason, "a step that is repeated looks from the same point"
+    assert again.reason == second.reason, "a repeated step starts from the same point"
     assert "evaluation/psi.png" in tracking.artifacts(second.run_id, "evaluation")
-    assert looked(model).verdict == "few", "nothing is judged twice"
+    assert check_drift(model).verdict == "few", "no instance is evaluated twice"
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
-        about: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
-        assert notify.run(notify.Inputs(format="json", **about)).event == "drift"
+        inputs: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
+        assert notify.run(notify.Inputs(format="json", **inputs)).event == "drift"
     assert server.received[0]["reason"] == second.reason
 
 
-def test_a_model_is_trained_again_once_and_then_not_for_some_days(model: Any) -> None:
+def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> None:
     model.server.predict(*ids(300, 100, 199))
-    wanted = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
-    assert [looked(model, **wanted).again for _ in range(2)] == [True, True], "a repeated step decides the same"
+    inputs = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
+    assert [check_drift(model, **inputs).again for _ in range(2)] == [True, True], "a repeated step decides the same"
     model.server.predict(*ids(300, 100, 199))
-    later = looked(model, **wanted | {"workflow": ""})
+    later = check_drift(model, **inputs | {"workflow": ""})
     assert not later.again and "drift.min_days_between lets it train in 7.0 days" in later.reason
     model.server.predict(*ids(300, 100, 199))
-    assert looked(model, retrain=True, min_days_between=0).again
+    assert check_drift(model, retrain=True, min_days_between=0).again
 
 
-def test_a_training_that_somebody_started_counts_for_the_floor(model: Any) -> None:
+def test_a_manual_training_counts_for_the_minimum_days(model: Any) -> None:
     tracking.start_run(model.name, f"w-{uuid.uuid4().hex[:8]}")
     model.server.predict(*ids(300, 100, 199))
-    assert not looked(model, retrain=True).again
+    assert not check_drift(model, retrain=True).again
 
 
-def test_a_release_without_a_reference_says_what_to_do(model: Any, s3: Store) -> None:
+def test_a_release_without_a_reference_is_a_clear_error(model: Any, s3: Store) -> None:
     s3.delete([f"{model.prefix}reference.json"])
     with pytest.raises(DataError, match=r"has no reference\.json: release it again"):
-        looked(model)
+        check_drift(model)
     with pytest.raises(DataError, match='the model "nobody" has no champion'):
         drift.run(drift.Inputs(model="nobody", workflow="w"))

@@ -1,4 +1,4 @@
-"""People hear how a workflow ended, in words, with a link to its MLflow run, and only if there is something to tell."""
+"""A notification says how a workflow ended and links to its MLflow run; results that change nothing send none."""
 
 import json
 import uuid
@@ -16,15 +16,15 @@ STOPPED = json.dumps([{"displayName": "train", "message": "workflow shutdown wit
 
 
 def run_with(tags: dict[str, str]) -> tuple[str, str]:
-    """A workflow whose MLflow run has these tags, and the id of the run."""
+    """Create an MLflow run with these tags; return the names of its workflow and run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("notifications", name)
     tracking.log(run_id, tags=tags)
     return name, run_id
 
 
-def told(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs, list[dict[str, Any]]]:
-    """What the step gives, and what the webhook took."""
+def notify_hook(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs, list[dict[str, Any]]]:
+    """Run the step; return its outputs and the messages that the webhook received."""
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
         outputs = notify.run(notify.Inputs(format="json", experiment="notifications", **inputs))
@@ -49,7 +49,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs
         ),
         (
             {"verdict": "taken back", "reason": "version 4 with 5 % of the requests: it errs."},
-            *("Succeeded", "null", "rollback", " was taken back.", "version 4 with 5 % of the requests: it errs."),
+            *("Succeeded", "null", "rollback", " was rolled back.", "version 4 with 5 % of the requests: it errs."),
         ),
         (
             {"small/verdict": "keep", "small/reason": "Worse.", "wide/verdict": "release", "wide/reason": "Better."}
@@ -58,7 +58,7 @@ def told(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs
         ),
     ],
 )
-def test_an_end_is_told_with_its_reason_and_a_link_that_people_can_open(
+def test_a_notification_has_the_reason_and_a_working_link(
     mlflow_server: str,
     monkeypatch: pytest.MonkeyPatch,
     tags: dict[str, str],
@@ -70,7 +70,7 @@ def test_an_end_is_told_with_its_reason_and_a_link_that_people_can_open(
 ) -> None:
     name, run_id = run_with(tags)
     outside = "https://mlflow.example.com/"
-    outputs, [message] = told(monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside)
+    outputs, [message] = notify_hook(monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside)
     assert outputs == notify.Outputs(event=event, sent=True)
     assert (message["event"], message["text"]) == (event, f"{name}{text}")
     assert sorted(message["reason"].split("\n")) == sorted(reason.split("\n"))
@@ -85,22 +85,22 @@ def test_an_end_is_told_with_its_reason_and_a_link_that_people_can_open(
         ({}, "Succeeded", "null"),
     ],
 )
-def test_a_run_that_somebody_stopped_or_that_changed_nothing_is_no_news(
+def test_a_stopped_or_unchanged_run_sends_no_notification(
     mlflow_server: str, monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], status: str, failures: str
 ) -> None:
     name, _ = run_with(tags)
-    outputs, messages = told(monkeypatch, workflow=name, status=status, failures=failures)
+    outputs, messages = notify_hook(monkeypatch, workflow=name, status=status, failures=failures)
     assert (outputs, messages) == (notify.Outputs(event="", sent=False), [])
 
 
-def test_a_failure_is_told_when_mlflow_is_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv(RETRIES, "0")
-    outputs, [message] = told(monkeypatch, workflow="w", status="Failed", failures=FAILED)
+    outputs, [message] = notify_hook(monkeypatch, workflow="w", status="Failed", failures=FAILED)
     assert outputs.sent and (message["reason"], message["link"]) == ("train: Error (exit code 65): no data", "")
 
 
-def test_a_webhook_that_is_gone_does_not_fail_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_webhook_does_not_fail_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, _ = run_with({})
     monkeypatch.setenv("NOTIFY_URL", "http://127.0.0.1:9/x")
     inputs = notify.Inputs(
