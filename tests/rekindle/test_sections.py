@@ -36,7 +36,10 @@ def test_known_keys_of_a_recursive_model_work_at_every_depth() -> None:
 
 def test_a_type_that_json_cannot_describe_hides_no_other_key() -> None:
     assert known_keys(WithSocket, ()) == {"rate", "socket"}
-    assert [(setting.key, setting.values) for setting in settings(WithSocket)] == [("rate", "number"), ("socket", "any value")]
+    assert [(setting.key, setting.values) for setting in settings(WithSocket)] == [
+        ("rate", "number"),
+        ("socket", "any value"),
+    ]
 
 
 class Limits(Section):
@@ -49,7 +52,7 @@ class Limits(Section):
 
 class Whole(Section):
     name: str = Field(description="name of the run")
-    limits: Limits = Limits()
+    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}))
     pods: dict[str, Limits] = Field(default_factory=dict, description="limits by pod")
     tags: list[str] = Field(default_factory=list, description="tags")
 
