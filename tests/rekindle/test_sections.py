@@ -73,7 +73,7 @@ def test_each_key_is_described_by_its_values_default_and_meaning() -> None:
 
 
 def test_a_model_that_holds_itself_is_described_once() -> None:
-    assert [setting.key for setting in settings(Tree)] == ["name", "left", "children"]
+    assert [setting.key for setting in settings(Tree)] == ["name", "child", "children"]
 
 
 @pytest.mark.parametrize(
