@@ -43,9 +43,7 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, whol
             findings.warn(f"{path}.{key}", "security", "PodSecurity restricted rejects it: remove it.")
     for volume in pod.get("volumes") or []:
         if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= VOLUMES:
-            message = (
-                f"PodSecurity restricted rejects a {kinds.pop()}: use a persistentVolumeClaim or the object store."
-            )
+            message = f"PodSecurity restricted rejects {kinds.pop()}: use a persistentVolumeClaim or the object store."
             findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", message)
     for where, container in containers:
         name = container.get("name")

@@ -21,8 +21,7 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) 
                 if name.split(".")[0] in PREFIXES and not is_known:
                     message = f"{{{{{short(tag)}}}}}: {_unknown(findings, name, scope)}"
                     is_late = tag.startswith("=") and name.split(".")[0] == "item"  # fails only when it runs
-                    is_fatal = (whole or not name.startswith("workflow.")) and not is_late
-                    findings.add(where, "tag", message, is_fatal)
+                    findings.add(where, "tag", message, (whole or not name.startswith("workflow.")) and not is_late)
 
 
 def closed(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
