@@ -292,7 +292,7 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
                 f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook rejects the job."
             )
         if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
-            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
+            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be one of {", ".join(RESTARTS)}.')
         container_name = job.container if job.named else ""
         _replica(findings, f"{where}.{name}.template.spec", container_name, _get(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}

@@ -65,8 +65,8 @@ def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
     for where, container in containers:
         if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
-            reason = "it would get requests before it can answer, and would not be restarted if it hangs"
-            findings.warn(where, "probe", f"{' and '.join(missing)} missing: {reason}. Give it both.")
+            reason = "without both, it gets requests before it can answer, and is not restarted if it hangs"
+            findings.warn(where, "probe", f"give it a {' and a '.join(missing)}: {reason}.")
 
 
 def _image(findings: Findings, path: str, image: str) -> None:

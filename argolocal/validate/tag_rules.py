@@ -39,7 +39,7 @@ def short(text: str) -> str:
 
 def _unknown(findings: Findings, name: str, scope: Scope) -> str:
     if f"={name}" in scope:
-        return f"Argo's validation does not find a value of {name} before this. It does not check {{{{={name}}}}}."
+        return f"Argo finds no value of {name} before this: write {{{{={name}}}}}, which it checks only when it runs."
     return f"{name} does not have a value here.{findings.hint(*scope.near(name))}"
 
 

@@ -155,7 +155,7 @@ class WorkflowRules:
         max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
             hint = self.findings.suggest(self.kind, KINDS)
-            self.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
+            self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
             self.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
         elif len(name) > max_length or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
