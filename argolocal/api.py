@@ -1,9 +1,4 @@
-"""Run and lint workflows from Python, for example in the tests of your own pipelines.
-
-outcome = run(workflow, {"message": "hello"})      # a Hera workflow, a dict or a YAML file
-assert outcome.phase == "Succeeded", outcome
-assert outcome.nodes["print"].outputs == {"result": "hello"}
-"""
+"""Run and lint workflows from Python: Hera workflows, dicts or YAML files, for example in tests of your pipelines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -84,9 +84,7 @@ class FolderStore:
         for entry in entries:
             target = path / entry.key.removeprefix(prefix)
             if not target.resolve().is_relative_to(root):
-                raise StorageError(
-                    f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path."
-                )
+                raise StorageError(f"{self.uri(entry.key)} would leave the folder {path}: its key is not a safe path.")
             target.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
                 shutil.copyfile(self._file(entry.key), target)

@@ -22,7 +22,7 @@ MARK_PREFIX = ".made-by-"
 
 def path() -> Path:
     """Return the path of the home, without checking it."""
-    return Path(os.environ.get(_variable()) or f".{program.name}")
+    return Path(os.environ.get(program.variable("HOME")) or f".{program.name}")
 
 
 def current() -> Path:
@@ -36,7 +36,9 @@ def check(home: Path) -> None:
     """Raise ConfigError if the home exists and this user did not make it. Does not read its files."""
     real = Path(os.path.realpath(home))
     if not home.is_absolute() and real != Path(os.path.normpath(Path.cwd() / home)):
-        raise ConfigError(f"{home} is a link, and is not followed: set {_variable()}={real} if that is your home.")
+        raise ConfigError(
+            f"{home} is a link, and is not followed: set {program.variable('HOME')}={real} if that is your home."
+        )
     _check_owner(home)
     if _has_entries(real) and not os.path.lexists(real / _mark(real)):
         raise ConfigError(
@@ -59,10 +61,6 @@ def trust(home: Path) -> None:
     (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
 
 
-def _variable() -> str:
-    return program.variable("HOME")
-
-
 def _check_owner(home: Path) -> None:
     try:
         owner = os.stat(os.path.realpath(home)).st_uid
@@ -71,7 +69,7 @@ def _check_owner(home: Path) -> None:
     if owner != os.geteuid():
         with suppress(KeyError):
             owner = pwd.getpwuid(owner).pw_name
-        raise ConfigError(f"{home} belongs to {owner}: set {_variable()} to a directory of your own.")
+        raise ConfigError(f"{home} belongs to {owner}: set {program.variable('HOME')} to a directory of your own.")
 
 
 def _has_entries(home: Path) -> bool:

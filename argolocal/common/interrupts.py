@@ -3,9 +3,7 @@
 with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
     local.run(on_change, signals)                                     # raises KeyboardInterrupt; signals.caught: 2
 
-with Interrupts() as signals, signals.deferred():                     # a library: earlier handlers decide
-    with signals.allowed():
-        selector.select()
+with Interrupts() as signals: ...                                     # a library: earlier handlers decide
 """
 
 import math

@@ -252,9 +252,8 @@ def _apply(symbol: str, lhs: Any, rhs: Any, short: bool) -> Any:
         return any(type(lhs) is type(member) and lhs == member for member in rhs)
     if symbol in SYMBOLS["COMPARATOR"]:
         if not (type(lhs) is type(rhs) and isinstance(lhs, (float, str))):
-            raise WhenError(
-                f"Value '{format_v(lhs)}' cannot be used with the comparator '{symbol}', it is not a number"
-            )
+            problem = f"cannot be used with the comparator '{symbol}', it is not a number"
+            raise WhenError(f"Value '{format_v(lhs)}' {problem}")
         return {">": lhs > rhs, ">=": lhs >= rhs, "<": lhs < rhs, "<=": lhs <= rhs}[symbol]  # type: ignore[operator]
     if symbol == "+" and (isinstance(lhs, str) or isinstance(rhs, str)):
         return format_v(lhs) + format_v(rhs)

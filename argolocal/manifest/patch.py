@@ -6,7 +6,8 @@ merge is RFC 7396, json RFC 6902; strategic also merges lists by key, as Kuberne
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 # merge keys of lists, as apimachinery's patchMergeKey; any other list is replaced
@@ -29,17 +30,13 @@ class PatchError(Exception):
     """The patch does not apply; the message is the API server's."""
 
 
-def merge(base: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7396)."""
-    return _merge(base, patch, {})
-
-
 def strategic(base: Any, patch: Any) -> Any:
     """Apply a strategic merge patch, without directives. Raises PatchError."""
-    return _merge(base, patch, KEYS)
+    return merge(base, patch, KEYS)
 
 
-def _merge(base: Any, patch: Any, keys: dict[str, tuple[str, ...]]) -> Any:
+def merge(base: Any, patch: Any, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> Any:
+    """Apply a JSON merge patch (RFC 7396); lists with `keys` are merged by them. Raises PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(base) if isinstance(base, dict) else {}
@@ -49,16 +46,14 @@ def _merge(base: Any, patch: Any, keys: dict[str, tuple[str, ...]]) -> Any:
         if value is None:
             result.pop(name, None)
         elif isinstance(value, list) and isinstance(result.get(name), list) and name in keys:
-            result[name] = _merge_lists(result[name], value, keys[name], keys)
+            result[name] = _merge_lists(result[name], value, name, keys)
         else:
-            result[name] = _merge(result.get(name), value, keys)
+            result[name] = merge(result.get(name), value, keys)
     return result
 
 
-def _merge_lists(
-    base: list[Any], patch: list[Any], names: tuple[str, ...], keys: dict[str, tuple[str, ...]]
-) -> list[Any]:
-    key = next((name for name in names if any(name in item for item in patch)), names[0])
+def _merge_lists(base: list[Any], patch: list[Any], name: str, keys: Mapping[str, tuple[str, ...]]) -> list[Any]:
+    key = next((key for key in keys[name] if any(key in item for item in patch)), keys[name][0])
     base_items = {item.get(key): item for item in base}
     positions, result = {name: index for index, name in enumerate(base_items)}, list[Any]()
     untouched = [name for name in base_items if name not in [item.get(key) for item in patch]]
@@ -67,16 +62,15 @@ def _merge_lists(
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
         while untouched and positions[untouched[0]] < positions.get(item[key], 0):
             result.append(base_items[untouched.pop(0)])
-        result.append(_merge(base_items.get(item[key]), item, keys))
+        result.append(merge(base_items.get(item[key]), item, keys))
     return result + [base_items[name] for name in untouched]
 
 
 def merge_over(base: Any, over: Any, field: str = "") -> Any:
     """Merge `over` into `base` as a strategic merge patch: maps, and lists with a merge key."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return {
-            k: merge_over(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}
-        }
+        both = {**base, **over}
+        return {k: merge_over(base.get(k), v, k) if k in over else copy.deepcopy(v) for k, v in both.items()}
     key = ARGO_KEYS.get(field)
     lists = isinstance(base, list) and isinstance(over, list)
     if key and lists and all(isinstance(item, dict) and key in item for item in (*base, *over)):

@@ -40,13 +40,9 @@ def _patch_container(template: Template, kind: str, patch: dict[str, Any]) -> Te
     group, list_field = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
     for holder, key in ((group, "containers"), (template, list_field)) if kind == "containers" else ((template, kind),):
         if any(container["name"] == name for container in holder.get(key) or []):
-            new = [
-                strategic(container, fields) if container["name"] == name else container for container in holder[key]
-            ]
+            new = [strategic(member, fields) if member["name"] == name else member for member in holder[key]]
             return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
-    if name not in ARGO_CONTAINERS and (
-        name != "main" or "containerSet" in template
-    ):  # Argo runs main next to a containerSet
+    if name not in ARGO_CONTAINERS and (name != "main" or "containerSet" in template):
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
     return template
 

@@ -64,12 +64,9 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
             return main[0], [item for item in objects if item is not main[0]]
         if main:
             break
-    kinds_and_metadata = [(item.get("kind"), item.get("metadata")) for item in objects]
-    titles = ", ".join(
-        f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip()
-        for kind, metadata in kinds_and_metadata
-    )
-    raise ConfigError(f"it has {len(objects)} objects ({titles}): it must have exactly one Argo Workflow to run.")
+    pairs = [(item.get("kind"), item.get("metadata")) for item in objects]
+    titles = [f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip() for kind, meta in pairs]
+    raise ConfigError(f"it has {len(objects)} objects ({', '.join(titles)}): it must have exactly one Workflow to run.")
 
 
 def files_of(path: Path) -> list[Path]:

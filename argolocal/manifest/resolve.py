@@ -18,7 +18,7 @@ from argolocal.manifest.patch import merge_over
 from argolocal.manifest.schema import walk
 from argolocal.manifest.shape import shape_errors, without_nulls
 from argolocal.manifest.tag_scope import has_value
-from argolocal.manifest.types import Find
+from argolocal.manifest.types import Find, Object
 
 OBJECTS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
@@ -43,9 +43,7 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
     merged_spec = merge_over(base, over)
     if base.get("hooks") and over.get("hooks"):
         merged_spec["hooks"] = {**base["hooks"], **over["hooks"]}
-    own_parameters = {
-        parameter.get("name"): parameter for parameter in (over.get("arguments") or {}).get("parameters") or []
-    }
+    own_parameters = {each.get("name"): each for each in (over.get("arguments") or {}).get("parameters") or []}
     parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
         if "value" in (override := own_parameters.get(parameter.get("name"), {})):
@@ -69,9 +67,7 @@ def check_exit_handler(spec: dict[str, Any], passed: Collection[str | None]) -> 
             )
 
 
-def store_templates(
-    workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]
-) -> dict[str, Any]:
+def store_templates(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> Object:
     """Return the workflow with all referenced templates in `storedTemplates`, after `check`. Raises ConfigError."""
     workflow, stored, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
@@ -127,9 +123,7 @@ def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str 
             for kind in ("container", "script", "containers", "initContainers", "sidecars"):
                 containers = holder.get(kind) or []
                 for index, container in enumerate(containers if isinstance(containers, list) else [containers]):
-                    where = (
-                        f"{holder_path}.{kind}[{index}]" if isinstance(containers, list) else f"{holder_path}.{kind}"
-                    )
+                    where = f"{holder_path}.{kind}" + (f"[{index}]" if isinstance(containers, list) else "")
                     sources += [(container.get("env"), f"{where}.env"), (container.get("envFrom"), f"{where}.envFrom")]
     for source, path in sources:
         yield from _objects(source, path)
@@ -157,8 +151,7 @@ def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str
     template = find_template(reference, find)
     if not template:
         raise ConfigError(
-            f"{path}: the {kind} {name!r} does not exist here. Put it into the same file as the Workflow, separated by "
-            "---."
+            f"{path}: the {kind} {name!r} does not exist here. Put it into the file of the Workflow, separated by ---."
         )
     if problem := next(shape_errors(template), ""):
         raise ConfigError(f"{kind} {name}: {problem}.")
@@ -236,8 +229,9 @@ def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any],
     """Return every template with its path, including inline ones."""
     templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
     for template, where in templates:
-        tasks = _tasks(template, where)
-        templates += [(task["inline"], f"{task_path}.inline") for task, task_path in tasks if task.get("inline")]
+        templates += [
+            (task["inline"], f"{task_path}.inline") for task, task_path in _tasks(template, where) if task.get("inline")
+        ]
     return templates
 
 

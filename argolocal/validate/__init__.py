@@ -3,9 +3,7 @@
     argolocal lint workflow.yaml templates/ -o json
 
 Hera compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these. Works
-without cluster, network and Hera. The rules: workflow.py (workflow and templates), arguments.py, graph.py (dependencies
-of tasks), tag_rules.py, exported.py (scope of global outputs), metrics.py, objects.py (objects of resource templates),
-pods.py.
+without cluster, network and Hera.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,9 +53,7 @@ def lint(
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
-    return (
-        findings.all() if rules is None or reports is None else list(_without_reported(findings.all(), rules, reports))
-    )
+    return findings.all() if rules is None or reports is None else [*_unreported(findings.all(), rules, reports)]
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
@@ -75,7 +71,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
     return None
 
 
-def _without_reported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
+def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
     """Yield findings that are not reported for other objects; paths inside their templates name those objects."""
     reported, root = set[tuple[str, str, bool]](), rules.root
     for path, other in rules.others.items():

@@ -48,26 +48,19 @@ def check_names(findings: Findings, path: str, fields: Data) -> None:
 
 
 def check_inputs(
-    findings: Findings,
-    path: str,
-    template_name: str,
-    template: Data,
-    passed: Data,
-    allow_extra: bool = False,
-    allow_missing: bool = False,
+    findings: Findings, path: str, title: str, template: Data, passed: Data, extra: bool = False, later: bool = False
 ) -> None:
-    """Check that the template (`template_name` in messages) gets its inputs, unless `allow_missing`."""
+    """Check the inputs of a template, called `title` in messages. Allows `extra` arguments, or to add some `later`."""
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed.get(kind))), set(names(inputs))
-        for name in passed_names if not allow_extra else ():
-            if name not in input_names:
-                suggestion = did_you_mean(name, input_names)  # without one it is only superfluous, which Argo accepts
-                message = f'{template_name} does not have the input "{name}".{suggestion or " Remove it."}'
-                findings.add(path, "argument", message, fatal=bool(suggestion))
-        for name in [str(item.get("name")) for item in inputs if _is_required(item, kind) and not allow_missing]:
+        for name in [] if extra else [name for name in passed_names if name not in input_names]:
+            suggestion = did_you_mean(name, input_names)  # without one it is only superfluous, which Argo accepts
+            message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
+            findings.add(path, "argument", message, fatal=bool(suggestion))
+        for name in [] if later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:
             if name not in passed_names:
-                message = f'{template_name} needs the input "{name}": add it to the arguments.'
+                message = f'{title} needs the input "{name}": add it to the arguments.'
                 findings.add(path, "input", message + findings.suggest(name, passed_names))
 
 
@@ -93,11 +86,8 @@ def check_outputs(findings: Findings, path: str, outputs: Data, type: str) -> No
 def check_timeout(findings: Findings, path: str, template: Data, passed: Data, workflow_arguments: Data) -> None:
     """Check that a timeout from arguments has a unit: Argo's validation substitutes the values that it knows."""
     values: dict[str, str] = {}
-    for prefix, holder in (
-        ("workflow", workflow_arguments),
-        ("inputs", template.get("inputs") or {}),
-        ("inputs", passed),
-    ):
+    inputs = template.get("inputs") or {}
+    for prefix, holder in (("workflow", workflow_arguments), ("inputs", inputs), ("inputs", passed)):
         for parameter in holder.get("parameters") or []:
             value = parameter.get("value", parameter.get("default", ""))
             values[f"{prefix}.parameters.{parameter.get('name')}"] = anystring(value)

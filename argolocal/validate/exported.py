@@ -22,11 +22,8 @@ class GlobalOutputs:
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
-        self.all = {
-            tag
-            for template, _ in all_templates({"templates": [*templates.values()]}, "")
-            for tag in global_outputs(template)
-        }
+        bodies = [template for template, _ in all_templates({"templates": [*templates.values()]}, "")]
+        self.all = set[str]().union(*map(global_outputs, bodies))
         self.later = {f"={tag}" for tag in self.all} | (self.all & ANY)
         self.known: set[str] = set()
         self.names, self.everything = Names(self.later), Names(self.all | self.later)

@@ -27,14 +27,11 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
     for name in [name for name, task in tasks.items() if depends and "continueOn" in task]:
         message = "a DAG with depends must not have it: write the results in depends, as A.Succeeded || A.Failed."
         findings.add(f"{path}.tasks[{name}].continueOn", "depends", message)
-    predecessors = {
-        name: _predecessors(findings, f"{path}.tasks[{name}].depends", task, tasks) for name, task in tasks.items()
-    }
+    predecessors = {name: _predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name) for name in tasks}
     for name in tasks if any(predecessors.values()) else ():
         if name[:1].isdigit():
-            findings.add(
-                f"{path}.tasks[{name}]", "name", f'"{name}" must not begin with a digit in a DAG with dependencies.'
-            )
+            message = f'"{name}" must not begin with a digit in a DAG with dependencies.'
+            findings.add(f"{path}.tasks[{name}]", "name", message)
     try:
         TopologicalSorter(predecessors).prepare()
     except CycleError as error:
@@ -60,11 +57,10 @@ def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str
     return lambda task: lambda other: bool(seen[task] & bit.get(other, 0))
 
 
-def _predecessors(findings: Findings, path: str, task: Data, tasks: Mapping[str, Data]) -> set[str]:
+def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task: str) -> set[str]:
     """Return the tasks that `task` waits for."""
-    text = str(task.get("depends") or "")
-    references = [(name, result) for name, result in TASK.findall(text)]
-    references += [(str(name), "") for name in task.get("dependencies") or []]
+    text = str(tasks[task].get("depends") or "")
+    references = [*TASK.findall(text), *((str(name), "") for name in tasks[task].get("dependencies") or [])]
     for name, result in references:
         if name not in tasks:
             findings.add(path, "depends", f'this DAG does not have a task "{name}".{findings.hint(name, tasks)}')

@@ -57,9 +57,8 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
     """Check a resource template; `workflow_name` has the length of the final name."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
-        findings.add(
-            f"{path}.action", "resource", f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
-        )
+        message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
+        findings.add(f"{path}.action", "resource", message)
     _conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
         return  # its manifest is a list of operations
@@ -293,7 +292,7 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
                 f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook rejects the job."
             )
         if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
-            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
+            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be one of {", ".join(RESTARTS)}.')
         container_name = job.container if job.named else ""
         _replica(findings, f"{where}.{name}.template.spec", container_name, _get(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}
@@ -334,9 +333,7 @@ def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
     if elastic.get("rdzvConf") == []:
         findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf.")
     if elastic.get("standalone"):
-        findings.add(
-            f"{where}.standalone", "job", "torchrun cannot parse the value that the operator passes: remove it."
-        )
+        findings.add(f"{where}.standalone", "job", "torchrun cannot parse the operator's value: remove it.")
     if "nProcPerNode" in elastic and "nprocPerNode" in spec:
         findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set as well: keep only that one.")
     least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")

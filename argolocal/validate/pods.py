@@ -43,9 +43,7 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, whol
             findings.warn(f"{path}.{key}", "security", "PodSecurity restricted rejects it: remove it.")
     for volume in pod.get("volumes") or []:
         if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= VOLUMES:
-            message = (
-                f"PodSecurity restricted rejects a {kinds.pop()}: use a persistentVolumeClaim or the object store."
-            )
+            message = f"PodSecurity restricted rejects {kinds.pop()}: use a persistentVolumeClaim or the object store."
             findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", message)
     for where, container in containers:
         name = container.get("name")
@@ -67,8 +65,8 @@ def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
     for where, container in containers:
         if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
-            reason = "it would get requests before it can answer, and would not be restarted if it hangs"
-            findings.warn(where, "probe", f"{' and '.join(missing)} missing: {reason}. Give it both.")
+            reason = "without both, it gets requests before it can answer, and is not restarted if it hangs"
+            findings.warn(where, "probe", f"give it a {' and a '.join(missing)}: {reason}.")
 
 
 def _image(findings: Findings, path: str, image: str) -> None:

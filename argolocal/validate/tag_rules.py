@@ -21,8 +21,7 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) 
                 if name.split(".")[0] in PREFIXES and not is_known:
                     message = f"{{{{{short(tag)}}}}}: {_unknown(findings, name, scope)}"
                     is_late = tag.startswith("=") and name.split(".")[0] == "item"  # fails only when it runs
-                    is_fatal = (whole or not name.startswith("workflow.")) and not is_late
-                    findings.add(where, "tag", message, is_fatal)
+                    findings.add(where, "tag", message, (whole or not name.startswith("workflow.")) and not is_late)
 
 
 def closed(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
@@ -40,7 +39,7 @@ def short(text: str) -> str:
 
 def _unknown(findings: Findings, name: str, scope: Scope) -> str:
     if f"={name}" in scope:
-        return f"Argo's validation does not find a value of {name} before this. It does not check {{{{={name}}}}}."
+        return f"Argo finds no value of {name} before this: write {{{{={name}}}}}, which it checks only when it runs."
     return f"{name} does not have a value here.{findings.hint(*scope.near(name))}"
 
 

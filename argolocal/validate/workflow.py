@@ -117,7 +117,7 @@ class WorkflowRules:
         arguments.check(self.findings, f"{self.root}.arguments", workflow_arguments, later=True)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
-                self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True)
+                self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, extra=True)
             elif field == "entrypoint" and self.kind not in REUSED:
                 self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template that runs first.")
         self.check_hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
@@ -155,7 +155,7 @@ class WorkflowRules:
         max_length = MAX_NAME_LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
             hint = self.findings.suggest(self.kind, KINDS)
-            self.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
+            self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
             self.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
         elif len(name) > max_length or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
@@ -233,13 +233,9 @@ class WorkflowRules:
                 objects.check_resource(self.findings, f"{path}.resource", template["resource"], self.workflow_name)
             self.check_pod(path, template)
             paths = {f"{name}.path" for name in inputs | outputs}
-            template_tags = Names(
-                {*inputs, *outputs, *paths, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"}
-            )
-            own_scope = Scope((template_tags, *self.global_tags(template)))
-            if outer:
-                own_scope = replace(outer, layers=(template_tags, *outer.layers))
-            self.check_tags(path, template, own_scope)
+            tags = Names({*inputs, *outputs, *paths, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
+            layers = (tags, *(outer.layers if outer else self.global_tags(template)))
+            self.check_tags(path, template, replace(outer, layers=layers) if outer else Scope(layers))
 
     def check_pod(self, path: str, template: Manifest) -> None:
         """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
@@ -314,7 +310,7 @@ class WorkflowRules:
             stored = path.startswith(tuple(self.others))  # its own scope is used there
             self.check_template(f"{path}.inline", inline, None if stored else scope)
             arguments.check_inputs(
-                self.findings, f"{path}.arguments", "the inline template", inline, passed, allow_extra=True
+                self.findings, f"{path}.arguments", "the inline template", inline, passed, extra=True
             )
         else:
             self.add(path, "template", "the template is missing: give template, templateRef or inline.")
@@ -338,10 +334,7 @@ class WorkflowRules:
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report tags of a step that Argo's validation rejects, although they have a value at run time.
-
-        Source: resolveAllVariables.
-        """
+        """Report tags of a step that Argo rejects, although they would have a value. Source: resolveAllVariables."""
         exits = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
@@ -367,20 +360,20 @@ class WorkflowRules:
         if "templateRef" in caller and caller.get("template") != resolve.qualified_name(caller["templateRef"]):
             self.add(path, "template", "it has both template and templateRef: remove one of them.")
 
-    def check_call(self, path: str, name: str, passed: Manifest, allow_extra: bool = False) -> None:
-        """Check that a called template exists and gets its inputs; `allow_extra`: ignore extra arguments."""
+    def check_call(self, path: str, name: str, passed: Manifest, extra: bool = False) -> None:
+        """Check that a called template exists and gets its inputs; `extra`: other arguments are allowed."""
         template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
         of = f" of {scope.partition('/')[2]}" if scope else ""
         if template is None:
             templates = self.stored_templates.get(scope) if scope else self.templates
             if templates is not None and not (scope and "{{" in short):
                 choices = [key for key in templates if "/" not in key]  # without templates of other objects
-                hint = self.findings.hint(short, choices)
-                self.add(path, "template", f'the template "{short}"{of} does not exist.{hint}')
+                message = f'the template "{short}"{of} does not exist.{self.findings.hint(short, choices)}'
+                self.add(path, "template", message)
             return
-        allow_missing = allow_extra and self.kind in REUSED  # the workflow that uses the template may supply it
+        later = extra and self.kind in REUSED  # the workflow that uses the template may supply it
         where, called = f"{path}.arguments", f"template {short}{of}"
-        arguments.check_inputs(self.findings, where, called, template, passed, allow_extra, allow_missing)
+        arguments.check_inputs(self.findings, where, called, template, passed, extra, later)
         arguments.check_timeout(self.findings, where, template, passed, self.spec.get("arguments") or {})
 
     def check_tags(self, path: str, value: Any, scope: Scope) -> None:

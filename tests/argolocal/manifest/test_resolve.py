@@ -181,7 +181,10 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("{name: nowhere, template: x}", r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*same file"),
+        (
+            "{name: nowhere, template: x}",
+            r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*the file of",
+        ),
         ("{name: tools, template: sya}", r'the template "sya" of tools does not exist. Did you mean "say"'),
         ("{name: '{{workflow.name}}', template: say}", r"tags are not supported here"),
     ],

@@ -281,7 +281,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: it is missing"),
     "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
     "global of a later step": (
-        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*does not find a value of .*\.late before this"),
+        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*finds no value of .*\.late before this"),
     "global of the entrypoint": (
         lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
         container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
@@ -750,7 +750,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
     "chief and master": (
         "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "names of the same role"),
-    "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be Always, OnFailure"),
+    "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be one of Always, OnFailure"),
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
     "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot parse"),
     "processes": (

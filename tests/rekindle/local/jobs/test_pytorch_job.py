@@ -278,7 +278,7 @@ WRONG: dict[str, Callable[[dict, dict], Any]] = {
     'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
         name="main"
     ),
-    "must be Always, OnFailure": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
+    "must be one of Always, OnFailure": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
     "rdzvConf": lambda spec, replicas: spec.update(elasticPolicy={"rdzvConf": []}),
     "cleanPodPolicy": lambda spec, replicas: spec.update(runPolicy={"cleanPodPolicy": "Everything"}),
 }
