@@ -1,8 +1,8 @@
-"""This machine as the cluster of a training: with the embedded services, and the controllers of training jobs.
+"""This machine as a cluster, with the embedded services and the controllers of training jobs.
 
     cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
-Below the home are also `services/`, `s3/` and `mlflow.db`.
+The home also contains `services/`, `s3/` and `mlflow.db`.
 """
 
 import os
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster whose state is in `home` (default: the home of commands). `images` says what an image is here
-    (default: those of images.yaml)."""
+    """The cluster with its state in `home` (default: the commands' home).
+
+    `images` maps image names to local equivalents (default: images.yaml).
+    """
 
     bucket, modules = BUCKET, ("rekindle",)
 
@@ -44,7 +46,7 @@ class LocalCluster(cluster.LocalCluster):
         return kinds()
 
     def prefetch(self) -> None:
-        """Start the services, and deployments that died, in the background. Returns at once."""
+        """Start the services and restart dead deployments in the background. Returns immediately."""
         self.services.start()
         self.revive()
 
@@ -53,13 +55,15 @@ class LocalCluster(cluster.LocalCluster):
         self.services.ready(timeout)
 
     def keep_running(self) -> None:
-        """Restart services and deployments that died. Raises StorageError or TrackingError."""
+        """Restart dead services and deployments. Raises StorageError or TrackingError."""
         self.services.keep()
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """`rekindle` has the addresses of the services; what serves has the same keys of the store here, where every
-        process is its user's."""
+        """Return the built-in ConfigMap and Secrets by (kind, name).
+
+        Model servers get the same object store keys as other pods: all local processes belong to one user.
+        """
         services = self.services
         return {
             ("ConfigMap", "rekindle"): services.environment,
@@ -69,16 +73,16 @@ class LocalCluster(cluster.LocalCluster):
         }
 
     def _webhook(self) -> dict[str, str]:
-        """Where notifications go: $NOTIFY_URL, else the file `notify-url` of the home directory."""
+        """Return the notification URL: $NOTIFY_URL, else the content of `notify-url` in the home directory."""
         file = self.home / "notify-url"
         url = self.services.environ.get("NOTIFY_URL") or (file.read_text().strip() if file.exists() else "")
         return {"NOTIFY_URL": url} if url else {}
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """The object store of the pods, or the one that an artifact names. Raises ConfigError, KeyError."""
+        """Return the object store of the pods, or the store that an artifact names. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        keys = self.services.credentials()  # an artifact needs no MLflow
+        keys = self.services.credentials()  # does not start MLflow
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
             url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
             references = [
@@ -97,16 +101,16 @@ class LocalCluster(cluster.LocalCluster):
             return self.secret(reference["name"])[reference["key"]]
         except KeyError:
             raise ConfigError(
-                f"there is no Secret {reference.get('name')!r} with {reference.get('key')!r} here: put it into the "
-                "file of the Workflow, separated by ---."
+                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does not exist here: add "
+                "it to the Workflow's file, separated by ---."
             ) from None
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait. Returns what was stopped. Raises Busy during a run."""
+        """Stop the deployments, then the services, and wait. Return the stopped names. Raises Busy during a run."""
         return super().down() + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:
-        """Services and deployments: kind, name, address, whether it runs. Deployments that died are started again."""
+        """Return kind, name, address and state of services and deployments. Restarts dead deployments."""
         records = [record for name in SERVICES if (record := self.services.find(name))]
         services = [
             {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}

@@ -1,26 +1,26 @@
-"""What `rekindle rollback` and `rekindle scale` change on this machine."""
+"""Local objects that `rekindle rollback` and `rekindle scale` change."""
 
 from argolocal.controllers.kubectl import Object, patched
 from argolocal.runner.cluster import LocalCluster
 
 
 class LocalObjects:
-    """The objects in the home of a cluster."""
+    """The Kubernetes objects in the home of a local cluster."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.controllers = cluster.kinds.controllers(cluster, cluster.home)
 
     def find(self, kind: str, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object, or None."""
         return self.controllers[kind].get(name)
 
     def deployments(self, model: str) -> list[Object]:
-        """The Deployments of a model."""
+        """Return the Deployments of a model."""
         controller = self.controllers["Deployment"]
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, which nobody here refuses. Raises Conflict."""
+        """Apply a merge patch; a dry run does nothing, as no admission check exists here. Raises Conflict."""
         if not dry_run:
             self.controllers[kind].patch(name, lambda now: patched(now, change, "merge"))

@@ -1,11 +1,11 @@
-"""A stage for the schedules of one file."""
+"""Fixtures that execute schedules."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.__main__ import failure
+from tests.chaos.__main__ import format_failure
 from tests.chaos.schedule import Schedule
 from tests.chaos.stage import Stage
 
@@ -18,11 +18,11 @@ def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def survives(stage: Stage) -> Callable[..., None]:
-    """survives(seed) executes the schedule, and fails with all that happened if anything was lost."""
+    """Return a function that executes the schedule of a seed, and fails with all its events if work was lost."""
 
     def check(seed: int, recipe: str = "") -> None:
         outcome = stage.play(Schedule.of(seed, recipe))
-        assert not outcome.problems, failure(outcome)
+        assert not outcome.problems, format_failure(outcome)
 
     return check
 

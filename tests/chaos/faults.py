@@ -1,8 +1,8 @@
-"""An S3 endpoint that misbehaves when told to: a proxy in front of a real one, in a thread of its own.
+"""A proxy in front of an S3 endpoint that injects faults; runs in a separate thread.
 
 with Proxy(endpoint) as proxy:
     proxy.fault("throttle", seconds=1.0)
-    proxy.hold("PUT latest", 2, lambda: ...)    # called while the second such request waits for its answer
+    proxy.hold("PUT latest", 2, lambda: ...)    # called while the second such request is held
 """
 
 import asyncio
@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from urllib.parse import urlsplit
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-KINDS = {  # what an act of a schedule calls a request: method, and a pattern of its path
+KINDS = {  # name of a request in schedules → method and pattern of its path
     "GET dataset": ("GET", r"/dataset/"),
     "PUT chunk": ("PUT", r"/checkpoints/chunks/"),
     "PUT manifest": ("PUT", r"/checkpoints/manifests/"),
@@ -26,16 +25,16 @@ KINDS = {  # what an act of a schedule calls a request: method, and a pattern of
     "PUT model.safetensors": ("PUT", r"/model\.safetensors"),
     "PUT model.json": ("PUT", r"/model\.json$"),
 }
-HELD = 5.0  # seconds that a request waits at most
+MAX_HOLD_S = 5.0  # for a held request
 
 
 class Proxy:
-    """Listens on 127.0.0.1 at `url`; each fault lasts some seconds, the newest one counts."""
+    """Listens at `url` on 127.0.0.1; a fault lasts some seconds, a new fault replaces the previous one."""
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
-        parts = urlsplit(upstream)
-        self.upstream = (parts.hostname or "", parts.port or 80)
-        self.requests: dict[str, int] = {}  # how many there were of each kind
+        address = urlsplit(upstream)
+        self.upstream = (address.hostname or "", address.port or 80)
+        self.requests: dict[str, int] = {}  # kind → number of requests
         self._kind, self._until = "", 0.0
         self._holds: dict[tuple[str, int], Callable[[], None]] = {}
         self._draw = random.Random(seed)
@@ -49,18 +48,18 @@ class Proxy:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def fault(self, kind: str, seconds: float) -> None:
-        """Misbehave from now on."""
+        """Start a fault."""
         self._kind, self._until = kind, time.monotonic() + seconds
-        if kind in ("refuse", "reset"):  # what is under way breaks as well
+        if kind in ("refuse", "reset"):  # requests in progress fail as well
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
     def hold(self, kind: str, number: int, then: Callable[[], None]) -> None:
-        """Call `then` when the request `number` (from 1) of a kind is here whole, and keep it until that returns."""
+        """Call `then` when request `number` (from 1) of a kind has been received; hold it until `then` returns."""
         self._holds[kind, number] = then
 
     def _serve(self) -> None:
@@ -72,7 +71,7 @@ class Proxy:
         for task in clients:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*clients, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # in which their connections end
+        self._loop.run_until_complete(asyncio.sleep(0))  # lets their connections close
         self._loop.close()
 
     @property
@@ -89,7 +88,7 @@ class Proxy:
         except (OSError, EOFError):
             _reset(client)
         except asyncio.CancelledError:
-            return  # the end of the proxy; Python 3.11 would print it as a fault
+            return  # the proxy ends; Python 3.11 would print an error
         finally:
             self._clients.discard(client)
             for stream in (client, server):
@@ -103,7 +102,7 @@ class Proxy:
         answers: asyncio.StreamReader,
         server: asyncio.StreamWriter,
     ) -> bool:
-        """One request and its answer; whether the connection goes on."""
+        """Proxy one request and its answer; return False if the connection must be closed."""
         head = await _head(reader)
         if not head:
             return False
@@ -127,35 +126,35 @@ class Proxy:
             client.write(b"" if head.startswith(b"HEAD") else SLOW_DOWN)
             await client.drain()
             return not head.startswith(b"HEAD")
-        await self._held(head)
+        await self._hold_request(head)
         server.write(head + body)
         await server.drain()
         answer = await _head(answers)
-        there = b"" if head.startswith(b"HEAD") or answer.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204")) else None
-        content = await answers.readexactly(_length(answer)) if there is None else there
-        if self._fault == "deaf":  # it is done, but the client does not hear so
+        has_body = not head.startswith(b"HEAD") and not answer.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204"))
+        content = await answers.readexactly(_length(answer)) if has_body else b""
+        if self._fault == "deaf":  # the request is done, but the client gets no answer
             raise ConnectionResetError
         if self._fault == "reset":
-            whole = answer + content
-            client.write(whole[: self._draw.randrange(len(whole))])
+            response = answer + content
+            client.write(response[: self._draw.randrange(len(response))])
             await client.drain()
             raise ConnectionResetError
         client.write(answer + content)
         await client.drain()
         return b"\r\nconnection: close" not in answer.lower()
 
-    async def _held(self, head: bytes) -> None:
+    async def _hold_request(self, head: bytes) -> None:
         method, path = head.split(b" ", 2)[:2]
         for kind, (verb, pattern) in KINDS.items():
             if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
                 number = self.requests[kind] = self.requests.get(kind, 0) + 1
                 if then := self._holds.pop((kind, number), None):
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(asyncio.to_thread(then), HELD)
+                        await asyncio.wait_for(asyncio.to_thread(then), MAX_HOLD_S)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """The lines up to the empty one; b"" at the end of the connection."""
+    """Read the lines up to the empty one; return b"" at the end of the connection."""
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
@@ -175,7 +174,7 @@ def _expects(head: bytes) -> bool:
 
 
 def _reset(client: asyncio.StreamWriter) -> None:
-    """Break the connection, as if the machine behind it were gone."""
+    """Reset the connection, as if the other machine had failed."""
     with suppress(OSError):
         connection = client.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

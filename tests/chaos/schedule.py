@@ -1,4 +1,4 @@
-"""What happens to a run, as a pure function of a seed.
+"""Schedules of faults: a pure function of a seed.
 
 Schedule.of(17).words()
 """
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-WORKERS = ("worker", "launcher", "nursery", "all")  # whom a signal can be for; and "coordinator"
+WORKERS = ("worker", "launcher", "forkserver", "all")  # targets of signals, in addition to "coordinator"
 SIGNALS = ("kill", "term", "stop")
-FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # what an object store does; see faults.py
-DAMAGES = ("lose hot", "flip hot", "flip chunk")  # while all are down
-REQUESTS = (  # what an act can wait for, in the words of faults.KINDS
+FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # of the object store; see faults.py
+DAMAGES = ("lose hot", "flip hot", "flip chunk")  # of the stored state, while all processes are dead
+REQUESTS = (  # requests during which an act can happen, named as in faults.KINDS
     *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
 )
-DEFAULT = (312, 14566, 12404, 17242, 15074, 6266)  # the seeds of the default suite: together they do everything
-MORE = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # and of the slow one
+DEFAULT_SEEDS = (312, 14566, 12404, 17242, 15074, 6266)  # of the default suite: cover all kinds of acts and moments
+SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # of the slow suite
 _RECIPE = "tests.rekindle.training.recipes"
-RECIPES: dict[str, dict[str, Any]] = {  # settings of trainings that differ in what the state holds
+RECIPES: dict[str, dict[str, Any]] = {  # trainings with different contents of the state → settings
     "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
     "bf16": {"precision": "bf16"},
     "early stopping": {
@@ -29,15 +29,15 @@ RECIPES: dict[str, dict[str, Any]] = {  # settings of trainings that differ in w
     "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3},
     "Adafactor": {"workload": _RECIPE, "model": {"optimizer": "Adafactor"}, "learning_rate": 0.01},
 }  # fmt: skip
-FOR_EVER = 1e9  # seconds: until the operator removes the pod
+FOREVER = 1e9  # seconds: until the operator removes the pod
 
 
 @dataclass(frozen=True)
 class Moment:
-    """When: `plus` seconds after the run's start, a training step, a generation, or while a request is held."""
+    """A moment: `plus` seconds after the run's start, a training step or a generation; or while a request is held."""
 
     kind: str  # start | step | generation | request
-    number: int = 0  # the step, the generation, or which of the requests
+    number: int = 0  # of the step, the generation or the request
     request: str = ""
     plus: float = 0.0
 
@@ -52,43 +52,43 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """One thing done to the run. `victims` counts among those who live then."""
+    """One act on the run. `victims` are indices into the processes that are alive at that moment."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
     target: str = ""
     victims: tuple[int, ...] = ()
-    seconds: float = 0.0  # how long it lasts
+    seconds: float = 0.0  # duration
 
     def words(self) -> str:
-        whom = self.target + "".join(f" {number}" for number in self.victims)
-        lasts = "" if not self.seconds else " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s"
+        victims = self.target + "".join(f" {number}" for number in self.victims)
+        duration = "" if not self.seconds else " forever" if self.seconds == FOREVER else f" for {self.seconds:.1f} s"
         store = "store: " if self.verb in FAULTS else ""
-        return f"{self.when.words()}: {store}{self.verb} {whom}".rstrip() + lasts
+        return f"{self.when.words()}: {store}{self.verb} {victims}".rstrip() + duration
 
     def kinds(self) -> set[str]:
-        """What it does and when: `verb target`, `at KIND`."""
+        """Return the kinds of its action and its moment: `verb target`, `at KIND`."""
         return {f"{self.verb} {self.target}".rstrip(), f"at {self.when.request or self.when.kind}"}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The settings of a run, what is done to it, and how soon the operator starts again what died."""
+    """The settings of a run, the acts on it, and the delays of restarts."""
 
     seed: int
     recipe: str  # "": the plain training, else one of RECIPES
-    launcher: str  # "": workers without one | light: forked from a process with torch | real: a command
-    per_pod: int  # workers of a launcher
+    launcher: str  # "": workers without a launcher | light: forked from a process with torch | real: a command
+    per_pod: int  # number of workers per launcher
     settings: dict[str, Any] = field(hash=False)
-    pace: float  # seconds that a micro-batch takes
+    pace: float  # seconds per micro-batch
     acts: tuple[Act, ...]
-    delays: tuple[float, ...]  # before each restart, in turn
+    delays: tuple[float, ...]  # before restarts, used in turn
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":
-        """The schedule of a seed, always the same; `recipe` changes only the settings."""
+        """Return the schedule of a seed (deterministic); `recipe` changes only the settings."""
         draw = random.Random(seed)
-        wide = draw.random() < 0.12  # a state of two chunks, and slower steps
+        wide = draw.random() < 0.12  # the state has two chunks, and steps are slower
         virtual = draw.choice([2, 3, 5] if wide else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13])
         workers = min(draw.choice([1, 2, 2, 3, 3, 4]), virtual)
         launcher = ["real" if seed % 12 == 0 else "light", "light", ""][seed % 3]
@@ -118,7 +118,7 @@ class Schedule:
         return cls(seed, recipe, launcher, per_pod, settings, pace, tuple(acts), delays)
 
     def words(self) -> list[str]:
-        """The schedule, to be read."""
+        """Return the schedule as text."""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
         kind = f"{self.launcher} launchers of {self.per_pod}" if self.launcher else "no launcher"
         return [
@@ -126,22 +126,22 @@ class Schedule:
             *(f"  {act.words()}" for act in self.acts),
         ]
 
-    def covered(self) -> set[str]:
-        """Which kinds of things it would do and when; `burst`: several at the same moment."""
+    def coverage(self) -> set[str]:
+        """Return the kinds of its acts and moments; `burst`: several acts at the same moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
 
 
 def seeds(launcher: bool) -> list[Any]:
-    """The seeds of both suites, with or without launchers, as parameters of a test."""
-    marked = [*((seed, ()) for seed in DEFAULT), *((seed, pytest.mark.slow) for seed in MORE)]
+    """Return the seeds of both suites with or without launchers, as parameters of a test."""
+    marked = [*((seed, ()) for seed in DEFAULT_SEEDS), *((seed, pytest.mark.slow) for seed in SLOW_SEEDS)]
     return [pytest.param(seed, marks=marks) for seed, marks in marked if bool(Schedule.of(seed).launcher) is launcher]
 
 
-def everything() -> set[str]:
-    """What a set of schedules must cover."""
+def required_coverage() -> set[str]:
+    """Return the kinds of acts and moments that a set of schedules must cover."""
     signals = {f"{verb} {target}" for verb in ("kill", "term") for target in (*WORKERS, "coordinator")}
-    signals -= {"term nursery", "term coordinator"}
+    signals -= {"term forkserver", "term coordinator"}
     moments = {f"at {name}" for name in ("start", "step", "generation", *REQUESTS)}
     return signals | {"stop worker", "stop all", "join", "burst", *FAULTS, *DAMAGES} | moments
 
@@ -169,13 +169,13 @@ def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Ac
     if kind == "coordinator":
         return Act(when, "kill", "coordinator", seconds=draw.choice([0.0, draw.uniform(0, 2)]))
     victims = tuple(sorted(draw.sample(range(workers), draw.randint(1, workers))))
-    targets = ["worker", "worker", "all"] + (["launcher", "nursery"] if launchers else [])
-    target = draw.choice(targets if kind != "term" else [name for name in targets if name != "nursery"])
+    targets = ["worker", "worker", "all"] + (["launcher", "forkserver"] if launchers else [])
+    target = draw.choice(targets if kind != "term" else [name for name in targets if name != "forkserver"])
     if target == "all":
         victims = ()
-    lasts = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOR_EVER]) if kind == "stop" else 0.0
-    if kind == "stop" and target in ("nursery", "launcher"):
+    duration = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOREVER]) if kind == "stop" else 0.0
+    if kind == "stop" and target in ("forkserver", "launcher"):
         target = "worker"
     if kind == "stop" and target == "all":
-        lasts = min(lasts, 2.5)
-    return Act(when, kind, target, victims, lasts)
+        duration = min(duration, 2.5)
+    return Act(when, kind, target, victims, duration)

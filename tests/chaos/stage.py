@@ -1,4 +1,4 @@
-"""Where schedules are executed, one after the other: a bucket, the processes' parent, what undisturbed runs give.
+"""Executes schedules one after the other, with one bucket, one parent process and cached undisturbed results.
 
 with Stage(s3_environment, folder) as stage:
     outcome = stage.play(Schedule.of(17))
@@ -13,7 +13,6 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -28,54 +27,54 @@ from tests.chaos.watch import Watch
 from tests.rekindle.training.crew import DATASET, Crew, flags, provide, store
 from tests.waiting import until
 
-MARK = "REKINDLE_CHAOS"  # in the environment of every process of a stage
-PATIENCE = 3.0  # seconds in which the last processes of a run may end
+MARK = "REKINDLE_CHAOS"  # variable in the environment of every process of a stage
+EXIT_TIMEOUT_S = 3.0  # for the last processes of a run
 
 
 @dataclass
 class Outcome:
-    """What became of one schedule."""
+    """The result of one schedule."""
 
     seed: int
     seconds: float
     problems: list[str]
-    done: dict[str, int]  # what → how often, in the words of `everything`
-    missed: int  # acts whose moment did not come, or that found no victim
+    done: dict[str, int]  # kind of act or moment (see `required_coverage`) → count
+    missed: int  # number of acts whose moment did not come, or that found no victim
     signals: int
     generations: int
-    redone: int  # steps made again after all had died
+    repeated_steps: int  # after all workers had died
     story: str = field(default="", repr=False)
 
 
 class Stage:
-    """Starts runs below its folder; nothing outlives it."""
+    """Starts runs in its folder; no process survives it."""
 
-    def __init__(self, environment: dict[str, str], folder: Path, *, tell: bool = False) -> None:
-        self.tell = tell
+    def __init__(self, environment: dict[str, str], folder: Path, *, with_story: bool = False) -> None:
+        self.with_story = with_story
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environment = {"REKINDLE_SHM": str(Shared)} | environment
-        self.undisturbed: dict[str, str] = {}  # identity → sha256 of model.safetensors
+        self.undisturbed: dict[str, str] = {}  # identity of a run → sha256 of model.safetensors
         self.store = store(environment)
 
     def __enter__(self) -> "Stage":
-        self.before = {name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")}
-        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # before the processes' parent starts
+        self.original_environment = {name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")}
+        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # before the parent process starts
         if not any(True for _ in self.store.list(f"{DATASET}/")):
-            crew = Crew(self.environment, self.folder)  # which has torch loaded
+            crew = Crew(self.environment, self.folder)  # its parent process has torch loaded
             process = crew.context.Process(target=provide, args=(self.environment, self.folder))
             process.start()
             process.join()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for name, value in self.before.items():
+    def __exit__(self, *_: object) -> None:
+        for name, value in self.original_environment.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
 
     def play(self, schedule: Schedule) -> Outcome:
-        """Execute a schedule and judge it."""
+        """Execute a schedule and check its result."""
         prefix = f"chaos/{schedule.seed}-{uuid.uuid4().hex[:6]}"
         argv = self._flags(prefix, schedule)
         inputs = Inputs.from_flags(argv)
@@ -83,24 +82,24 @@ class Stage:
         folder = self.folder / prefix.replace("/", "-")
         folder.mkdir()
         crew = Crew(self.environment | _toy(schedule, inputs, folder), folder)
-        before = self._marked()
+        existing = self._find_processes()
         run = snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
-        began = time.monotonic()
+        start = time.monotonic()
         with Proxy(self.environment["S3_ENDPOINT_URL"], schedule.seed) as proxy:
             execution = Execution(schedule, crew, proxy, self.store, argv, run)
             try:
                 execution.execute()
-                seconds = time.monotonic() - began
-                problems = execution.problems + self._judge(prefix, expected, execution.watch)
-                problems += self._left_behind(before, run)
+                seconds = time.monotonic() - start
+                problems = execution.problems + self._check_result(prefix, expected, execution.watch)
+                problems += self._find_leftovers(existing, run)
             finally:
                 crew.close()
                 execution.watch.close()
         missed = execution.missed + sum(len(acts) for acts in execution.waiting.values())
         outcome = Outcome(
             schedule.seed, seconds, problems, dict(execution.done), missed, execution.signals,
-            len({number for _, number in execution.watch.generations}), execution.watch.redone(),
-            execution.watch.story() if problems or self.tell else "",
+            len({number for _, number in execution.watch.generations}), execution.watch.repeated_steps(),
+            execution.watch.story() if problems or self.with_story else "",
         )  # fmt: skip
         shutil.rmtree(folder)
         return outcome
@@ -110,7 +109,7 @@ class Stage:
         return flags(prefix, **{name: settings[name] for name in settings if name in Inputs.model_fields})
 
     def _expected(self, inputs: Inputs, schedule: Schedule) -> str:
-        """What one process makes of it that nobody disturbs."""
+        """Return the sha256 of the model that one undisturbed process trains."""
         identity = inputs.identity_hash()
         if identity not in self.undisturbed:
             prefix = f"undisturbed/{identity}-{uuid.uuid4().hex[:6]}"
@@ -123,32 +122,32 @@ class Stage:
             shutil.rmtree(folder)
         return self.undisturbed[identity]
 
-    def _judge(self, prefix: str, expected: str, watch: Watch) -> list[str]:
+    def _check_result(self, prefix: str, expected: str, watch: Watch) -> list[str]:
         problems = [f"lost: {loss}" for loss in watch.losses()]
         try:
-            found = _sha256(self.store, prefix)
+            actual = _sha256(self.store, prefix)
         except NotFound:
-            return [*problems, "there is no model"]
-        return problems if found == expected else [*problems, f"the model is {found}, undisturbed {expected}"]
+            return [*problems, "the model is missing"]
+        return problems if actual == expected else [*problems, f"the model is {actual}, undisturbed {expected}"]
 
-    def _left_behind(self, before: set[int], run: str) -> list[str]:
-        """Processes and shared memory that a finished run must not leave."""
+    def _find_leftovers(self, existing: set[int], run: str) -> list[str]:
+        """Return processes and shared memory that a finished run must not leave."""
         with suppress(AssertionError):
-            until("all processes to end", lambda: self._marked() <= before, PATIENCE)
-        found = [f"orphan: {_words(pid)}" for pid in sorted(self._marked() - before)]
-        return found + [f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))]
+            until("all processes to end", lambda: self._find_processes() <= existing, EXIT_TIMEOUT_S)
+        orphans = [f"orphan: {_describe(pid)}" for pid in sorted(self._find_processes() - existing)]
+        return orphans + [f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))]
 
-    def _marked(self) -> set[int]:
-        """The live processes of this stage."""
-        mark, found = f"{MARK}={self.mark}".encode(), set[int]()
+    def _find_processes(self) -> set[int]:
+        """Return the live processes of this stage."""
+        mark, pids = f"{MARK}={self.mark}".encode(), set[int]()
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
                     if mark in Path(f"/proc/{name}/environ").read_bytes():  # empty once it is dead
-                        found.add(int(name))
+                        pids.add(int(name))
                 except OSError:
-                    continue  # it ended meanwhile, or is not ours
-        return found - {os.getpid()}
+                    continue  # it has just ended, or belongs to another user
+        return pids - {os.getpid()}
 
 
 def _toy(schedule: Schedule, inputs: Inputs, folder: Path) -> dict[str, Any]:
@@ -163,27 +162,27 @@ def _sha256(store: Store, prefix: str) -> str:
     return hashlib.sha256(store.get(f"{prefix}/model/model.safetensors")).hexdigest()
 
 
-def _words(pid: int) -> str:
+def _describe(pid: int) -> str:
     try:
         process = psutil.Process(pid)
         return f"{pid} ({process.status()}) {' '.join(process.cmdline())[:200]}"
     except psutil.NoSuchProcess:
-        return f"{pid} (it has ended now)"
+        return f"{pid} (it has just ended)"
 
 
 _stages: list[Stage] = []  # of this process
 
 
-def begin(environment: dict[str, str], folder: str, tell: bool) -> None:
-    """Make this process one that can `play`, with a bucket of its own."""
-    place = Path(folder) / str(os.getpid())
-    place.mkdir()
+def open_stage(environment: dict[str, str], folder: str, with_story: bool) -> None:
+    """Prepare this process for `play`, with a separate bucket."""
+    subfolder = Path(folder) / str(os.getpid())
+    subfolder.mkdir()
     environment = environment | {"S3_BUCKET": f"chaos-{os.getpid()}"}
-    stage = Stage(environment, place, tell=tell)
+    stage = Stage(environment, subfolder, with_story=with_story)
     stage.store.client.create_bucket(Bucket=stage.store.bucket)
     _stages.append(stage.__enter__())
 
 
 def play(schedule: Schedule) -> Outcome:
-    """One schedule, in a process that has begun."""
+    """Execute one schedule, in a process prepared by `open_stage`."""
     return _stages[0].play(schedule)

@@ -1,4 +1,4 @@
-"""Nothing is lost: whole worker pods, their launchers and nurseries among what is killed."""
+"""No work is lost when worker pods, their launchers and their forkservers are killed."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.execution import tell_apart
+from tests.chaos.execution import classify
 from tests.chaos.schedule import seeds
 from tests.chaos.stage import Stage
 from tests.rekindle.training.crew import Crew, flags
@@ -16,7 +16,7 @@ from tests.rekindle.training.crew import Crew, flags
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds(launcher=True))
-def test_the_weights_are_those_of_the_undisturbed_run(survives: Callable[[int], None], seed: int) -> None:
+def test_the_weights_equal_the_undisturbed_weights(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 
 
@@ -29,25 +29,25 @@ def crew(stage: Stage, tmp_path: Path) -> Iterator[Crew]:
     crew.close()
 
 
-def test_whoever_kills_a_nursery_kills_no_worker_and_the_other_way_round(crew: Crew) -> None:
+def test_killing_a_forkserver_spares_its_workers_and_vice_versa(crew: Crew) -> None:
     argv = flags("victims", min_workers=2, max_workers=2, workers=2)
     crew.coordinator(argv)
     launcher = crew.light_launcher("w0", argv)
     children: Callable[[], list[psutil.Process]] = psutil.Process(launcher.process.pid).children
 
-    def found() -> tuple[list[int], list[int]]:
-        return tell_apart([child.pid for child in sorted(children(), key=psutil.Process.create_time)])
+    def find() -> tuple[list[int], list[int]]:
+        return classify([child.pid for child in sorted(children(), key=psutil.Process.create_time)])
 
-    def another_nursery_and(as_expected: Callable[[list[int]], bool]) -> bool:
-        again, running = found()  # one look: a child that has just begun is neither yet
-        return again not in ([], [nursery]) and as_expected(running)
+    def new_forkserver_and(as_expected: Callable[[list[int]], bool]) -> bool:
+        new, running = find()  # one snapshot: a child that has just started is not classified yet
+        return new not in ([], [forkserver]) and as_expected(running)
 
     crew.until(lambda: "held at 3" in launcher.said())
-    (nursery,), workers = found()
-    assert len(workers) == 2 and {nursery, *workers} == {child.pid for child in children()}
-    os.kill(nursery, signal.SIGKILL)
-    crew.until(lambda: another_nursery_and(lambda running: running == workers))  # its death does not touch them
+    (forkserver,), workers = find()
+    assert len(workers) == 2 and {forkserver, *workers} == {child.pid for child in children()}
+    os.kill(forkserver, signal.SIGKILL)
+    crew.until(lambda: new_forkserver_and(lambda running: running == workers))  # its death does not touch them
     killed, other = workers
     os.kill(killed, signal.SIGKILL)
-    crew.until(lambda: another_nursery_and(lambda running: len(running) == 2 and killed not in running))
-    assert other in found()[1]
+    crew.until(lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running))
+    assert other in find()[1]

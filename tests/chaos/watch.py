@@ -1,4 +1,4 @@
-"""What all processes of a run say and train, in one order of time."""
+"""The log lines and training steps of all processes of a run, ordered by time."""
 
 import os
 import re
@@ -11,9 +11,9 @@ GENERATION = re.compile(r"generation (\d+): (.+)")
 
 @dataclass
 class Step:
-    """A process begins a training step."""
+    """The start of a training step in a process."""
 
-    at: float
+    time: float
     pid: int
     name: str
     step: int
@@ -21,101 +21,99 @@ class Step:
 
 @dataclass
 class Watch:
-    """Reads the logs and the toy's journal as they grow."""
+    """Reads the logs and the toy workload's journal as they grow."""
 
     journal: Path
-    lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, who, text)
+    lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, name, text)
     steps: list[Step] = field(default_factory=list)
-    newest: int = -1  # step that anybody has begun
-    generations: list[tuple[float, int]] = field(default_factory=list)
-    moved: float = field(default_factory=time.time)  # when anything last went on
-    kept: dict[str, int] = field(default_factory=dict)  # name → newest step in its shared memory when it was killed
-    setbacks: list[str] = field(default_factory=list)  # who began before that
-    _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, line begun
+    newest: int = -1  # newest step that any process has started
+    generations: list[tuple[float, int]] = field(default_factory=list)  # (time, number)
+    last_progress: float = field(default_factory=time.time)
+    snapshots: dict[str, int] = field(default_factory=dict)  # killed worker → newest step in its shared memory
+    setbacks: list[str] = field(default_factory=list)  # starts before that step
+    _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, incomplete line
     _names: dict[Path, str] = field(default_factory=dict)
 
     def add(self, log: Path, name: str) -> None:
-        """Read this log, too."""
+        """Also read this log."""
         self._names[log] = name
 
     def say(self, text: str) -> None:
-        """The operator's own line."""
-        self.moved = time.time()
-        self.lines.append((self.moved, "OPERATOR", text))
+        """Add a line of the operator."""
+        self.last_progress = time.time()
+        self.lines.append((self.last_progress, "OPERATOR", text))
 
-    def keep(self, name: str, step: int) -> None:
-        """A worker was killed: no successor may begin before the newest step in its shared memory."""
-        self.kept[name] = max(step, self.kept.get(name, -1))
+    def record_snapshot(self, name: str, step: int) -> None:
+        """Record a killed worker's newest step in shared memory: a new process must not start before it."""
+        self.snapshots[name] = max(step, self.snapshots.get(name, -1))
 
     def poll(self) -> None:
-        """Read what is new."""
+        """Read new lines."""
         for path in (self.journal, *self._names):
-            for line in self._new(path):
+            for line in self._read_new_lines(path):
                 if path == self.journal:
-                    at, pid, name, step = line.split()
-                    self._step(Step(float(at), int(pid), name, int(step)))
+                    start, pid, name, step = line.split()
+                    self._add_step(Step(float(start), int(pid), name, int(step)))
                 else:
                     self.lines.append((time.time(), self._names[path], line))
                     if self._names[path].startswith("coordinator") and (found := GENERATION.search(line)):
-                        self.moved = time.time()
-                        self.generations.append((self.moved, int(found[1])))
+                        self.last_progress = time.time()
+                        self.generations.append((self.last_progress, int(found[1])))
 
-    def _step(self, step: Step) -> None:
-        known = any(other.pid == step.pid for other in reversed(self.steps))
+    def _add_step(self, step: Step) -> None:
+        is_first = all(other.pid != step.pid for other in reversed(self.steps))
         self.steps.append(step)
-        if not known and step.step < (kept := self.kept.get(step.name, -1)):
-            self.setbacks.append(f"{step.name} ({step.pid}) begins with step {step.step}, its shared memory had {kept}")
-        if step.step > self.newest or not known:
-            text = f"({step.pid}) begins step {step.step}"
-            self.lines.append((step.at, step.name, text))
+        if is_first and step.step < (saved := self.snapshots.get(step.name, -1)):
+            details = f"starts with step {step.step}, its shared memory had {saved}"
+            self.setbacks.append(f"{step.name} ({step.pid}) {details}")
+        if step.step > self.newest or is_first:
+            text = f"({step.pid}) starts step {step.step}"
+            self.lines.append((step.time, step.name, text))
         self.newest = max(self.newest, step.step)
-        self.moved = time.time()
+        self.last_progress = time.time()
 
-    def _new(self, path: Path) -> list[str]:
+    def _read_new_lines(self, path: Path) -> list[str]:
         if path not in self._files:
             if not path.exists():
                 return []
             self._files[path] = os.open(path, os.O_RDONLY), ""
-        file, begun = self._files[path]
+        file, incomplete = self._files[path]
         data = os.read(file, 1 << 20)
         if not data:
             return []
-        *lines, begun = (begun + data.decode(errors="replace")).split("\n")
-        self._files[path] = file, begun
+        *lines, incomplete = (incomplete + data.decode(errors="replace")).split("\n")
+        self._files[path] = file, incomplete
         return lines
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the files."""
         for file, _ in self._files.values():
             os.close(file)
         self._files.clear()
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Every step lost that need not be: a living process had to go back, a new one behind its shared memory."""
+        """Return avoidable losses: a live process was set back, or a new one started before its shared memory."""
         newest: dict[int, int] = {}
-        found = list(self.setbacks)
+        losses = list(self.setbacks)
         for step in self.steps:
             if step.step < newest.get(step.pid, -1):
-                found.append(
-                    f"{step.name} ({step.pid}) had begun step {newest[step.pid]} and was set back to {step.step}"
-                )
+                setback = f"was set back from step {newest[step.pid]} to step {step.step}"
+                losses.append(f"{step.name} ({step.pid}) {setback}")
             newest[step.pid] = step.step
-        return found
+        return losses
 
-    def redone(self) -> int:
-        """Steps made again because all who had made them were dead."""
+    def repeated_steps(self) -> int:
+        """Return the number of steps repeated because all processes that had done them were dead."""
         newest, total = -1, 0
         for step in self.steps:
-            if step.step < newest - 1:  # some still begin the step that others have just finished
+            if step.step < newest - 1:  # some processes still start the step that others have just finished
                 total += newest - step.step
                 newest = step.step
             newest = max(newest, step.step)
         return total
 
     def story(self) -> str:
-        """Everything, by time."""
-        start = min((at for at, _, _ in self.lines), default=0.0)
-        return "\n".join(
-            f"{at - start:8.3f} {who:14} {text}" for at, who, text in sorted(self.lines, key=lambda x: x[0])
-        )
+        """Return all lines, ordered by time."""
+        lines = sorted(self.lines, key=lambda line: line[0])
+        return "\n".join(f"{when - lines[0][0]:8.3f} {name:14} {text}" for when, name, text in lines)

@@ -35,8 +35,8 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
     ): "the second of two processes holds one whole subtree only if the first does, too",
     (
         "reduction.py",
-        "if self._inbox.numel() < rows * part:",
-        "if self._inbox.numel() < rows / part:",
+        "if self._inbox.numel() < rows * length:",
+        "if self._inbox.numel() < rows / length:",
     ): "a group receives the same number of values in every step",
     (
         "reduction.py",
@@ -45,8 +45,8 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
     ): "nccl alone needs it, and no test has a GPU",
     (
         "machine.py",
-        "position: tuple[int, int] = (-1, -1)  # (step, group) of the newest",
-        "position: tuple[int, int] = (-1, -2)  # (step, group) of the newest",
+        "position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error",
+        "position: tuple[int, int] = (-1, -2)  # (step, group) of the newest error",
     ): "no error is recorded at step -1, so the group beside it is never compared",
     (
         "entries.py",

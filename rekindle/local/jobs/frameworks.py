@@ -1,4 +1,4 @@
-"""What the training operator does differently for each kind of its jobs: who ends one, and what its pods are told.
+"""Differences between the training operator's kinds of jobs: their end, and the environment of their pods.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, and pytorch/envvar.go, elastic.go, tensorflow/tensorflow.go,
 xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go, mpi/mpijob_controller.go.
@@ -13,40 +13,39 @@ from argolocal.manifest.training_jobs import JOBS
 
 Object = dict[str, Any]
 Address = Callable[[str], str]  # of a pod
-MPI = "/etc/mpi"  # where the files of an MPIJob are in its Launcher
+MPI = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 
 
 def replicas_of(obj: Object) -> Object:
-    """A job's replica specs by role."""
+    """Return a job's replica specs by role."""
     return obj["spec"].get(JOBS[obj["kind"]].replicas) or {}
 
 
 def count(obj: Object, role: str) -> int:
-    """How many pods a role has."""
+    """Return the number of pods of a role."""
     return replicas_of(obj)[role].get("replicas", 0 if (obj["kind"], role) == ("MPIJob", "Worker") else 1)
 
 
 def pod_name(obj: Object, role: str, index: int = 0) -> str:
-    """The name of a pod."""
     name = f"{obj['metadata']['name']}-{role.lower()}"
     return name if role == "Launcher" else f"{name}-{index}"
 
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
-    """Pod name → (role, index)."""
-    every = [(role, index) for role in replicas_of(obj) for index in range(count(obj, role))]
-    return {pod_name(obj, role, index): (role, index) for role, index in every}
+    """Return pod name → (role, index)."""
+    replicas = [(role, index) for role in replicas_of(obj) for index in range(count(obj, role))]
+    return {pod_name(obj, role, index): (role, index) for role, index in replicas}
 
 
 def leader(obj: Object) -> str:
-    """The role that a job ends as."""
+    """Return the role that decides when a job ends."""
     return next((role for role in JOBS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
 
 
-def complete(obj: Object, done: set[str]) -> bool:
-    """Whether a job has succeeded as soon as the pods `done` have."""
+def is_complete(obj: Object, done: set[str]) -> bool:
+    """Return True if the success of the pods `done` makes the job succeed."""
     role, spec = leader(obj), obj["spec"]
-    pods = [pod for pod, (of, _) in pods_of(obj).items() if of == role]
+    pods = [pod for pod, (pod_role, _) in pods_of(obj).items() if pod_role == role]
     succeeded = [pod for pod in pods if pod in done]
     if role == "Worker" and obj["kind"] == "TFJob" and spec.get("successPolicy") != "AllWorkers":
         return pods[:1] == succeeded[:1] and bool(pods)
@@ -55,19 +54,19 @@ def complete(obj: Object, done: set[str]) -> bool:
     return len(succeeded) == len(pods) > 0
 
 
-def goes_on(obj: Object, role: str, policy: str) -> bool:
-    """Whether a job goes on without a pod that failed for good."""
+def tolerates_failure(obj: Object, role: str, policy: str) -> bool:
+    """Return True if a job continues without a pod that failed permanently."""
     dynamic = obj["kind"] == "TFJob" and bool(obj["spec"].get("enableDynamicWorker")) and policy == "Never"
     return role == "Worker" and (dynamic or (obj["kind"] == "MPIJob" and policy == "ExitCode"))
 
 
 def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    """The operator's variables for one replica."""
+    """Return the operator's environment variables for one replica."""
     return ENVIRONMENTS[obj["kind"]](obj, role, index, address)
 
 
 def port_of(obj: Object, role: str) -> int:
-    """The container port with the operator's name for it, or the operator's default."""
+    """Return the container port with the operator's port name, or the operator's default."""
     name, default = JOBS[obj["kind"]].port
     ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
     return next((port["containerPort"] for port in ports if port.get("name") == name), default)
@@ -94,14 +93,14 @@ def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, 
     if elastic is None:
         return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(_total(obj))}
     workers = count(obj, "Worker")
-    least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
-    least, most = least or most or workers, most or least or workers
+    minimum, maximum = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    minimum, maximum = minimum or maximum or workers, maximum or minimum or workers
     host = elastic.get("rdzvHost", pod_name(obj, "Worker"))
     host = address(host) if re.fullmatch(rf"{name}-(master|worker)-\d+", host) else host
     env |= {
         "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort', port_of(obj, 'Worker'))}",
         "PET_RDZV_BACKEND": elastic.get("rdzvBackend", "c10d"),
-        "PET_NNODES": f"{least}:{most}",
+        "PET_NNODES": f"{minimum}:{maximum}",
         "PET_NPROC_PER_NODE": str(elastic.get("nProcPerNode", nproc)),
     }
     if "maxRestarts" in elastic:
@@ -120,10 +119,12 @@ def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[st
         kind.lower(): [f"{address(pod_name(obj, kind, i))}:{port_of(obj, kind)}" for i in range(count(obj, kind))]
         for kind in sorted(replicas_of(obj))
     }
-    own, task = role.lower(), {"type": role.lower(), "index": index}
-    if obj["spec"].get("enableDynamicWorker"):  # it knows itself and the parameter servers
-        servers = hosts.get("ps", []) if own == "worker" else hosts["ps"][index : index + 1] if own == "ps" else []
-        cluster = {"worker": {str(index): hosts[own][index]} if own == "worker" else {}, "ps": servers}
+    task_type, task = role.lower(), {"type": role.lower(), "index": index}
+    if obj["spec"].get("enableDynamicWorker"):  # a worker sees only itself and the parameter servers
+        servers = hosts.get("ps", [])
+        if task_type != "worker":
+            servers = servers[index : index + 1] if task_type == "ps" else []
+        cluster = {"worker": {str(index): hosts[task_type][index]} if task_type == "worker" else {}, "ps": servers}
         return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
     return {"TF_CONFIG": json.dumps({"cluster": hosts, "task": task, "environment": "cloud"})}
 
@@ -174,12 +175,13 @@ def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
     env = {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_orte_default_hostfile": f"{MPI}/hostfile"}
     if not any(name.endswith("/gpu") for name in limits):
         env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
-    own = {variable["name"] for variable in container.get("env") or []}
+    container_names = {variable["name"] for variable in container.get("env") or []}
     intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent}
-    return env | {name: value for name, value in intel.items() if name not in own}
+    return env | {name: value for name, value in intel.items() if name not in container_names}
 
 
-ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {  # of a job's pod, role and index
+# kind → function of the job, role, index and address function
+ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {
     "PyTorchJob": _pytorch,
     "TFJob": _tensorflow,
     "XGBoostJob": _xgboost,

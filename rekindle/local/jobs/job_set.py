@@ -1,8 +1,9 @@
 """JobSets and TrainJobs: the pods of their Jobs as child processes, by JobSet's and the Job controller's rules.
 
 Source: JobSet 0.12 (pkg/controllers/{jobset_controller,failure_policy,success_policy}.go), Kubernetes
-pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: a pod has no random suffix, its DNS name is its
-loopback address in the environment, a lost pod is replaced after the back-off of pod.py, startupPolicy is refused.
+pkg/controller/job, Kubeflow Trainer 2.3 (pkg/runtime). Differences: pod names lack the random suffix, environment
+variables have loopback addresses instead of DNS names, a lost pod is replaced after the back-off of pod.py, and
+startupPolicy is rejected.
 """
 
 import time
@@ -21,7 +22,7 @@ Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its comple
 
 
 def pods_of(obj: Object) -> dict[str, Index]:
-    """The pods of a JobSet, by name without the random suffix."""
+    """Return the pods of a JobSet, by name without the random suffix."""
     name, pods = obj["metadata"]["name"], {}
     for entry in obj["spec"]["replicatedJobs"]:
         spec = _job_spec(entry)
@@ -33,13 +34,13 @@ def pods_of(obj: Object) -> dict[str, Index]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failed` counts the failed pods of each Job that its policy counts."""
+    """The controller of JobSets. `Job.failed` has the number of failed pods that the policy of each Job counts."""
 
     kind = "JobSet"
     pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
+        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot run here."""
         Controller.check(self, obj)
         reject_invalid(obj)
         name, spec = obj["metadata"]["name"], obj["spec"]
@@ -48,13 +49,13 @@ class JobSets(TrainingJobs):
         for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
             if len(pod) > 63:
                 raise ConfigError(
-                    f"JobSet {name}: its pod {pod} would have {len(pod)} characters, and 63 are the most."
+                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten metadata.name to get 63."
                 )
         for job in spec["replicatedJobs"]:
             sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
-        now = self.read(name)
-        status = (now or {}).get("status") or {}
-        if now and not finished(status) and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+        current = self.read(name)
+        status = (current or {}).get("status") or {}
+        if current and not finished(status) and current["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
             raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
     def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
@@ -72,11 +73,11 @@ class JobSets(TrainingJobs):
             self._remove(job, list(job.pods))
 
     def _run(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Start missing pods, look at those that ended, and then at the two policies."""
+        """Start missing pods, handle pods that ended, and apply the failure and success policies."""
         pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
             if pod not in {*job.pods, *done, *terminating}:
-                job.pods[pod] = self._started(obj, pod, role, index)
+                job.pods[pod] = self._start_pod(obj, pod, role, index)
         jobs = {entry["name"]: entry for entry in obj["spec"]["replicatedJobs"]}
         for pod in list(job.pods.values()):
             if (code := pod.poll()) is not None:
@@ -84,9 +85,9 @@ class JobSets(TrainingJobs):
                 if code == 0:
                     done.add(pod.name)
                     del job.pods[pod.name]
-                elif reason := _lost(_job_spec(jobs[role]), pod, code, job, owner):
-                    why = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                    self._job_failed(obj, job, status, done, pod.name, reason, why)
+                elif reason := _restart_or_fail(_job_spec(jobs[role]), pod, code, job, owner):
+                    details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
+                    self._apply_failure_policy(obj, job, status, done, pod.name, reason, details)
                     return
         policy = obj["spec"].get("successPolicy") or {}
         targets = policy.get("targetReplicatedJobs") or list(jobs)
@@ -94,10 +95,10 @@ class JobSets(TrainingJobs):
         if all(ended) or (policy.get("operator") == "Any" and any(ended)):
             _end(status, "Completed", "AllJobsCompleted", "jobset completed successfully")
 
-    def _job_failed(
-        self, obj: Object, job: Job, status: Object, done: set[str], pod: str, reason: str, why: str
+    def _apply_failure_policy(
+        self, obj: Object, job: Job, status: Object, done: set[str], pod: str, reason: str, details: str
     ) -> None:
-        """What the failure policy makes of a Job that failed: nothing, one Job anew, all of them, or the end."""
+        """Restart the failed Job or all Jobs, or fail the JobSet, by its failure policy."""
         pods, policy = pods_of(obj), obj["spec"].get("failurePolicy") or {}
         role, owner, _ = pods[pod]
         rules = (
@@ -108,21 +109,21 @@ class JobSets(TrainingJobs):
         )
         action = next((rule["action"] for rule in rules), "RestartJobSet")
         if action == "FailJobSet":
-            _end(status, "Failed", "FailJobSetFailurePolicyAction", f"{reason} of {owner}: {why}")
+            _end(status, "Failed", "FailJobSetFailurePolicyAction", f"{reason} of {owner}: {details}")
             return
         if action == "RestartJobSet" and status["restarts"] >= policy.get("maxRestarts", 0):
-            _end(status, "Failed", "ReachedMaxRestarts", f"{reason} of {owner}: {why}")
+            _end(status, "Failed", "ReachedMaxRestarts", f"{reason} of {owner}: {details}")
             return
-        one = action.startswith("RestartJobAnd")
-        if not one:
+        only_this_job = action.startswith("RestartJobAnd")
+        if not only_this_job:
             status["restarts"] += 1
-        again = [name for name, (_, its, _) in pods.items() if not one or its == owner]
-        self._remove(job, [name for name in again if name in job.pods])
-        done -= set(again)
-        for name in again:
+        restarted = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
+        self._remove(job, [name for name in restarted if name in job.pods])
+        done -= set(restarted)
+        for name in restarted:
             job.failed.pop(pods[name][1], None)
 
-    def _started(self, obj: Object, name: str, role: str, index: int) -> Pod:
+    def _start_pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         entry = next(entry for entry in obj["spec"]["replicatedJobs"] if entry["name"] == role)
         spec = _job_spec(entry)["template"]["spec"]
         environment = {"JOB_COMPLETION_INDEX": str(index)}
@@ -138,11 +139,11 @@ def _job_spec(entry: Object) -> Object:
     return (entry.get("template") or {}).get("spec") or {}
 
 
-def _lost(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
-    """Start the pod again, as the Job controller would; or why its Job has failed."""
+def _restart_or_fail(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
+    """Restart the pod, as the Job controller would, and return ""; or return the reason why its Job has failed."""
     never = spec["template"]["spec"].get("restartPolicy") == "Never"
-    actions = (rule["action"] for rule in (spec.get("podFailurePolicy") or {}).get("rules") or [] if _meets(rule, code))
-    action = next(actions, "Count")
+    rules = (spec.get("podFailurePolicy") or {}).get("rules") or []
+    action = next((rule["action"] for rule in rules if _matches(rule, code)), "Count")
     if action == "FailJob":
         return "PodFailurePolicy"
     if action == "Count":
@@ -153,7 +154,7 @@ def _lost(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
     return ""
 
 
-def _meets(rule: Mapping[str, Any], code: int) -> bool:
+def _matches(rule: Mapping[str, Any], code: int) -> bool:
     codes = rule.get("onExitCodes")
     return bool(codes) and (code in codes["values"]) == (codes["operator"] == "In")
 
@@ -174,14 +175,14 @@ def _statuses(obj: Object, job: Job, done: set[str]) -> list[Object]:
 
 
 def _set(status: Object, kind: str, reason: str, message: str, value: str = "True") -> None:
-    now = condition(status, kind)
-    if now and (now["status"], now["reason"]) == (value, reason):
+    current = condition(status, kind)
+    if current and (current["status"], current["reason"]) == (value, reason):
         return
     entry = {"type": kind, "status": value, "reason": reason, "message": message}
     entry["lastTransitionTime"] = timestamp(time.time())
     conditions = status.setdefault("conditions", [])
-    if now:
-        conditions[conditions.index(now)] = entry
+    if current:
+        conditions[conditions.index(current)] = entry
     else:
         conditions.append(entry)
 
@@ -192,7 +193,7 @@ def _end(status: Object, kind: str, reason: str, message: str) -> None:
 
 
 class TrainJobs(Controller):
-    """TrainJobs: each is a JobSet of its name, made of its TrainingRuntime."""
+    """The controller of TrainJobs. Each creates a JobSet with its name from its TrainingRuntime."""
 
     kind = "TrainJob"
 
@@ -205,15 +206,17 @@ class TrainJobs(Controller):
         return self.others["TrainingRuntime"]
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for a TrainJob whose runtime is not here, or that changes."""
+        """Raise ConfigError for a TrainJob whose runtime is missing, or that changes an immutable field."""
         super().check(obj)
-        name, now = obj["metadata"]["name"], self.read(obj["metadata"]["name"])
+        name, current = obj["metadata"]["name"], self.read(obj["metadata"]["name"])
         for field in ("runtimeRef", "trainer"):
-            if now and now["spec"].get(field) != obj["spec"].get(field):
+            if current and current["spec"].get(field) != obj["spec"].get(field):
                 raise ConfigError(f"TrainJob {name}: spec.{field}: field is immutable.")
         reference = obj["spec"].get("runtimeRef") or {}
         if reference.get("kind") != "TrainingRuntime" or not self.runtimes.read(str(reference.get("name"))):
-            raise ConfigError(f"TrainJob {name}: there is no TrainingRuntime {reference.get('name')} here: apply it.")
+            raise ConfigError(
+                f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist here: apply it first."
+            )
 
     def written(self, stored: Object) -> Object:
         self.sets.apply(self._job_set(stored))
@@ -228,11 +231,11 @@ class TrainJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        """The JobSets are polled by their own controller: here their status becomes that of the TrainJobs."""
+        """Copy the status of the JobSets, which their own controller polls, to the TrainJobs."""
         for name in self.names():
             child = (self.sets.read(name) or {}).get("status") or {}
             if child:
-                self.change(name, lambda obj, child=child: obj and obj | {"status": _mirrored(child)})
+                self.change(name, lambda obj, child=child: obj and obj | {"status": _train_job_status(child)})
 
     def _job_set(self, obj: Object) -> Object:
         spec, name = obj["spec"], obj["metadata"]["name"]
@@ -240,30 +243,30 @@ class TrainJobs(Controller):
         assert runtime
         trainer = spec.get("trainer") or {}
         nodes = trainer.get("numNodes", (runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1))
-        made = dict(runtime["spec"]["template"]["spec"])
-        made["replicatedJobs"] = [_with_nodes(entry, nodes, trainer) for entry in made["replicatedJobs"]]
-        made |= {"suspend": spec["suspend"]} if "suspend" in spec else {}
+        job_set = dict(runtime["spec"]["template"]["spec"])
+        job_set["replicatedJobs"] = [_with_trainer(entry, nodes, trainer) for entry in job_set["replicatedJobs"]]
+        job_set |= {"suspend": spec["suspend"]} if "suspend" in spec else {}
         meta = {"name": name, "labels": obj["metadata"].get("labels") or {}}
-        return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": made}
+        return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": job_set}
 
 
-def _with_nodes(entry: Object, nodes: int, trainer: Object) -> Object:
-    """A job of the runtime; that of the trainer with its nodes, command and image. Source: plugins/torch/torch.go."""
+def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
+    """Return a job of the runtime; set nodes, command and image of the trainer's. Source: plugins/torch/torch.go."""
     labels = ((entry.get("template") or {}).get("metadata") or {}).get("labels") or {}
     if labels.get("trainer.kubeflow.org/trainjob-ancestor-step") != "trainer":
         return entry
     spec = _job_spec(entry)
     pod = spec["template"]["spec"]
     container = pod["containers"][0] | {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
-    told = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", 1))}
-    own = [variable for variable in container.get("env") or [] if variable["name"] not in told]
-    added = [*(trainer.get("env") or []), *({"name": key, "value": value} for key, value in told.items())]
-    template = spec["template"] | {"spec": pod | {"containers": [container | {"env": [*own, *added]}]}}
-    whole = spec | {"completions": nodes, "parallelism": nodes, "template": template}
-    return entry | {"template": entry["template"] | {"spec": whole}}
+    torchrun = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", 1))}
+    env = [variable for variable in container.get("env") or [] if variable["name"] not in torchrun]
+    env += [*(trainer.get("env") or []), *({"name": key, "value": value} for key, value in torchrun.items())]
+    template = spec["template"] | {"spec": pod | {"containers": [container | {"env": env}]}}
+    job = spec | {"completions": nodes, "parallelism": nodes, "template": template}
+    return entry | {"template": entry["template"] | {"spec": job}}
 
 
-def _mirrored(child: Object) -> Object:
-    named = {"Completed": "Complete"}
-    conditions = [entry | {"type": named.get(entry["type"], entry["type"])} for entry in child.get("conditions") or []]
+def _train_job_status(child: Object) -> Object:
+    types = {"Completed": "Complete"}
+    conditions = [entry | {"type": types.get(entry["type"], entry["type"])} for entry in child.get("conditions") or []]
     return {"conditions": conditions, "jobsStatus": child.get("replicatedJobsStatus") or []}

@@ -1,4 +1,4 @@
-"""The kinds that run here besides Kubernetes' own: training jobs, JobSets and TrainJobs."""
+"""Kinds of objects that run here, in addition to Kubernetes' own: training jobs, JobSets and TrainJobs."""
 
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Services
@@ -9,17 +9,17 @@ from rekindle.local.jobs.training_job import TrainingJobs
 
 
 class ModelServices(Services):
-    """Services of models, whose port is a setting."""
+    """Services of models; their port is a setting."""
 
     way = " (--set serve.port=...)"
 
 
 def kinds() -> Kinds:
-    """Kubernetes' kinds and these."""
-    known = Kinds()
-    known.register(ModelServices)
-    known.register(TrainingJobs, *JOBS)
-    known.register(JobSets)
-    known.register(TrainJobs)
-    known.register(Controller, "TrainingRuntime")
-    return known
+    """Return all kinds that run here."""
+    registry = Kinds()
+    registry.register(ModelServices)
+    registry.register(TrainingJobs, *JOBS)
+    registry.register(JobSets)
+    registry.register(TrainJobs)
+    registry.register(Controller, "TrainingRuntime")
+    return registry

@@ -1,7 +1,7 @@
-"""`kubectl exec` into a worker of an MPIJob on this machine: kubexec.py FOLDER POD COMMAND...
+"""`kubectl exec` into a worker of a local MPIJob: kubexec.py FOLDER POD COMMAND...
 
-The command has the environment of the pod, and ends with it. It sees the files of the Launcher. It is a script, and
-imports nothing of ours: `mpirun` starts it once for each worker.
+The command gets the pod's environment and ends with the pod. It sees the files of the Launcher. This script imports
+nothing of this package, as `mpirun` starts it once per worker.
 """
 
 import json
@@ -15,21 +15,21 @@ WORKERS = "workers.json"  # pod → {"pid": ..., "environment": {...}}
 
 
 def main(folder: str, pod: str, *command: str) -> int:
-    """The exit code of the command."""
+    """Run the command; return its exit code."""
     worker = json.loads((Path(folder) / WORKERS).read_text()).get(pod)
     try:
-        pod_end = os.pidfd_open(worker["pid"]) if worker else -1
+        pod_fd = os.pidfd_open(worker["pid"]) if worker else -1
     except ProcessLookupError:
-        pod_end = -1
-    if pod_end < 0:
+        pod_fd = -1
+    if pod_fd < 0:
         print(f'Error from server (NotFound): pods "{pod}" not found', file=sys.stderr)
         return 1
     child = subprocess.Popen(["/bin/sh", "-c", " ".join(command)], env=worker["environment"])
-    ends = select.poll()
-    for end in (pod_end, os.pidfd_open(child.pid)):
-        ends.register(end, select.POLLIN)
-    ended = [end for end, _ in ends.poll()]
-    if ended == [pod_end]:
+    poll = select.poll()
+    for fd in (pod_fd, os.pidfd_open(child.pid)):
+        poll.register(fd, select.POLLIN)
+    exited = [fd for fd, _ in poll.poll()]
+    if exited == [pod_fd]:
         child.kill()
         print(f"{pod} has ended", file=sys.stderr)
     code = child.wait()

@@ -1,4 +1,4 @@
-"""The files by which the Launcher of an MPIJob finds its Workers and starts processes in them.
+"""The files of an MPIJob's Launcher, to find its Workers and start processes in them.
 
 Source: Kubeflow training operator 1.9, mpi/mpijob_controller.go (newConfigMap, newLauncher).
 """
@@ -20,17 +20,17 @@ VOLUME = "mpi-job-config"
 
 
 def workers(obj: Object) -> list[str]:
-    """The names of the Workers' pods."""
+    """Return the names of the Workers' pods."""
     return [pod_name(obj, "Worker", i) for i in range(count(obj, "Worker"))] if "Worker" in replicas_of(obj) else []
 
 
-def ready(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Whether all Workers run: until then, the operator's init container holds the Launcher back."""
+def workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
+    """Return True if all Workers run: the Launcher waits for that, in the operator's init container."""
     return all(name in pods and pods[name].running for name in workers(obj))
 
 
 def write(obj: Object, folder: Path) -> None:
-    """The hostfile, the agent by which `mpirun` reaches a Worker, and the script of Horovod's elastic mode."""
+    """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's elastic mode."""
     folder.mkdir(parents=True, exist_ok=True)
     slots, names = obj["spec"].get("slotsPerWorker", 1), workers(obj)
     agent = shlex.join(python(kubexec.__file__))
@@ -45,20 +45,22 @@ def write(obj: Object, folder: Path) -> None:
 
 
 def record(folder: Path, pods: Mapping[str, Pod]) -> None:
-    """Tell kubexec.py which processes the Workers are."""
+    """Write the pids and environments of the Workers for kubexec.py."""
     processes = {name: pod.process for name, pod in pods.items() if pod.process}
-    known = {name: {"pid": each.pid, "environment": dict(each.environment)} for name, each in processes.items()}
-    path, text = folder / kubexec.WORKERS, json.dumps(known)
+    records = {name: {"pid": each.pid, "environment": dict(each.environment)} for name, each in processes.items()}
+    path, text = folder / kubexec.WORKERS, json.dumps(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, 0o600)  # it may hold keys
+        write_atomically(path, text, 0o600)  # the environments may contain keys
 
 
-def mounted(
+def mount(
     spec: Mapping[str, Any], env: dict[str, str], folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
-    """The Launcher's PodSpec, environment and volumes with `folder` at /etc/mpi, or by its own path where pods have no
-    directories of their own."""
+    """Return the Launcher's PodSpec, environment and volumes with `folder` at /etc/mpi.
+
+    Without mount namespaces, the environment has the folder's own path instead.
+    """
     if not filesystem.available():
         return dict(spec), {name: value.replace(MPI, str(folder)) for name, value in env.items()}, {}
     (container,) = spec["containers"]

@@ -1,9 +1,9 @@
-"""Jobs of Kubeflow: replicas as child processes, with the environment, restarts and status of the training operator.
+"""Kubeflow's training jobs: replicas as child processes, with the environment, restarts and status of the operator.
 
-Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and of each kind
+Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and each kind's
 KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS names, a shorter back-off before
-restarts (pod.py), and failure messages that quote the pod's log. What `mpirun` starts in a Worker sees the Launcher's
-files.
+restarts (pod.py), failure messages quote the pod's log, and processes that `mpirun` starts in a Worker see the
+Launcher's files.
 """
 
 import fcntl
@@ -25,30 +25,30 @@ from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
-    complete,
-    goes_on,
+    is_complete,
     leader,
     operator_environment,
     pods_of,
     replicas_of,
+    tolerates_failure,
 )
 
-RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
-SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
+MIN_RETRYABLE_CODE = 128  # with restartPolicy ExitCode, this exit code and higher ones restart the pod
+SUCCEEDED = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
 @dataclass
 class Job:
     """The state of a job while this process runs it."""
 
-    lock: int  # held by the process that runs the pods
+    lock: int  # fd of the lock that the process that runs the pods holds
     pods: dict[str, Pod] = field(default_factory=dict)
     terminating: list[Pod] = field(default_factory=list)  # deleted, but not yet exited
-    failed: dict[str, int] = field(default_factory=dict)  # exit codes of pods that are Failed
+    failed: dict[str, int] = field(default_factory=dict)  # failed pod → exit code
 
 
 class TrainingJobs(Controller):
-    """The controller of one kind."""
+    """The controller of one kind of training job."""
 
     pods_of: Callable[[Object], Mapping[str, tuple]] = staticmethod(pods_of)
 
@@ -57,14 +57,14 @@ class TrainingJobs(Controller):
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
+        """Raise ConfigError for a job that the operator's webhook rejects or that makes the operator fail."""
         super().check(obj)
-        where = f"{self.kind} {obj['metadata']['name']}"
+        label = f"{self.kind} {obj['metadata']['name']}"
         if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
-            raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
+            raise ConfigError(f"{label}: its apiVersion is {obj['apiVersion']}: use kubeflow.org/v1.")
         reject_invalid(obj)
         for role, replica in replicas_of(obj).items():
-            sole_container(replica["template"]["spec"], f"{where}: {role}")
+            sole_container(replica["template"]["spec"], f"{label}: {role}")
 
     def written(self, stored: Object) -> Object:
         self._adopt(stored)
@@ -84,7 +84,7 @@ class TrainingJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        self.cluster.poll()  # the pods always need the store
+        self.cluster.poll()  # keeps the services running, which pods need
         for name, job in list(self.jobs.items()):
             obj = self.read(name)
             if obj is None:  # deleted by another command
@@ -100,7 +100,7 @@ class TrainingJobs(Controller):
         self.jobs.clear()
 
     def clean_up(self) -> None:
-        """Removes leftovers of completed jobs of this run."""
+        """Remove leftovers of completed jobs of this run."""
         for name in self.names():
             obj = self.read(name) or {}
             if finished(status := obj.get("status") or {}):
@@ -114,7 +114,7 @@ class TrainingJobs(Controller):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
-        """Take over an unfinished job that no process runs; its pods are lost, as with a lost cluster node."""
+        """Take over an unfinished job that no process runs; its pods are lost, as if a node were lost."""
         name = obj["metadata"]["name"]
         if name in self.jobs or finished(obj.get("status") or {}):
             return
@@ -144,7 +144,7 @@ class TrainingJobs(Controller):
             self._clean(obj, status)
 
     def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Bring the pods and the status to what the spec says; `done` are the pods that have succeeded."""
+        """Reconcile the pods and the status with the spec; `done` are the pods that have succeeded."""
         name, spec = obj["metadata"]["name"], obj["spec"]
         policy = spec.get("runPolicy") or {}
         set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
@@ -159,7 +159,7 @@ class TrainingJobs(Controller):
                 status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, done)
                 self._reap(obj, job, status, done)
-                if reason := past_limit(policy, status, job):
+                if reason := find_exceeded_limit(policy, status, job):
                     status.setdefault("completionTime", timestamp(time.time()))
                     set_condition(status, self.kind, "Failed", f"{self.kind} {name} has failed because it {reason}.")
             self._update_counts(obj, job, status, done)
@@ -170,7 +170,7 @@ class TrainingJobs(Controller):
         """Create missing pods, delete surplus ones."""
         desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (rtype, index) in desired.items():
-            waits = rtype == "Launcher" and not mpi.ready(obj, job.pods)
+            waits = rtype == "Launcher" and not mpi.workers_run(obj, job.pods)
             if not waits and pod not in {*job.pods, *done, *job.failed, *terminating}:
                 job.pods[pod] = self._pod(obj, pod, rtype, index)
         self._remove(job, [pod for pod in job.pods if pod not in desired])
@@ -183,7 +183,7 @@ class TrainingJobs(Controller):
         directories = {}
         if rtype == "Launcher":
             mpi.write(obj, self._files(obj))
-            spec, environment, directories = mpi.mounted(spec, environment, self._files(obj))
+            spec, environment, directories = mpi.mount(spec, environment, self._files(obj))
         return Pod(self.cluster, name, spec, self.run, environment, directories)
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
@@ -193,7 +193,7 @@ class TrainingJobs(Controller):
         return self.run / "mpi" / obj["metadata"]["name"]
 
     def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Poll the pods; those that exited succeed, fail, restart in place or are recreated, by restartPolicy."""
+        """Poll the pods. By restartPolicy, an exited pod succeeds, fails, restarts in place or is recreated."""
         name = obj["metadata"]["name"]
         for pod in list(job.pods.values()):
             code = pod.poll()
@@ -206,27 +206,28 @@ class TrainingJobs(Controller):
             elif code == 0:
                 done.add(pod.name)
                 del job.pods[pod.name]
-            elif policy == "ExitCode" and code >= RETRYABLE and self.kind != "MPIJob":
+            elif policy == "ExitCode" and code >= MIN_RETRYABLE_CODE and self.kind != "MPIJob":
                 pod.restart(code, recreate=True)
-                why = f"{self.kind} {name} is restarting because 1 {rtype} replica(s) failed."
-                set_condition(status, self.kind, "Restarting", why)
+                message = f"{self.kind} {name} is restarting because 1 {rtype} replica(s) failed."
+                set_condition(status, self.kind, "Restarting", message)
             else:
                 job.failed[pod.name] = code
                 del job.pods[pod.name]
-                if goes_on(obj, rtype, policy):
+                if tolerates_failure(obj, rtype, policy):
                     continue
-                if policy == "Never" or self.kind == "MPIJob":  # forgotten for a permanent code with ExitCode
+                if policy == "Never" or self.kind == "MPIJob":  # the operator does not set it with ExitCode
                     status.setdefault("completionTime", timestamp(time.time()))
-                why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                set_condition(status, self.kind, "Failed", f"{self.kind} {name} is failed because 1 {why}")
+                details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
+                message = f"{self.kind} {name} is failed because 1 {rtype} replica(s) failed: {details}"
+                set_condition(status, self.kind, "Failed", message)
 
     def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Update replicaStatuses and the conditions that follow from them."""
+        """Update replicaStatuses and the conditions derived from them."""
         name, roles = obj["metadata"]["name"], {pod: role for pod, (role, _) in pods_of(obj).items()}
         status["replicaStatuses"] = {}
         for rtype in sorted(replicas_of(obj)):
             counts = {
-                # a pod between two runs of its container is in phase Running
+                # a pod whose container is about to restart is in phase Running
                 "active": sum(roles.get(pod) == rtype for pod in job.pods),
                 "succeeded": sum(roles.get(pod) == rtype for pod in done),
                 "failed": sum(roles.get(pod) == rtype for pod in job.failed),
@@ -235,7 +236,7 @@ class TrainingJobs(Controller):
             status["replicaStatuses"][rtype] = {k: v for k, v in counts.items() if v} | {"selector": selector}
         if finished(status):
             return
-        if complete(obj, done):
+        if is_complete(obj, done):
             status.setdefault("completionTime", timestamp(time.time()))
             set_condition(status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed.")
         elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leader(obj)):
@@ -258,22 +259,22 @@ class TrainingJobs(Controller):
             job.terminating.append(pod)
 
     def _save(self, name: str, status: Object, done: set[str] | None = None) -> None:
-        def with_status(now: Object | None) -> Object | None:
-            if now and done is not None:
-                now["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
-            return now and now | {"status": status}
+        def set_status(obj: Object | None) -> Object | None:
+            if obj and done is not None:
+                obj["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
+            return obj and obj | {"status": status}
 
-        self.change(name, with_status)
+        self.change(name, set_status)
 
 
 def _clean_policy(spec: Object) -> str:
     return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
 
 
-def past_limit(policy: Object, status: Object, job: Job) -> str:
-    """Why a job must fail now, or "". Only in-place restarts count, as in the operator."""
-    counted = [pod.restarts for pod in job.pods.values() if pod.running]
-    if policy.get("backoffLimit") is not None and sum(counted) >= max(1, policy["backoffLimit"]):
+def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
+    """Return the limit that a job exceeds, or "". Only in-place restarts count, as in the operator."""
+    restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
+    if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"
     started = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
     if policy.get("activeDeadlineSeconds") is not None and time.time() - started >= policy["activeDeadlineSeconds"]:
@@ -282,7 +283,7 @@ def past_limit(policy: Object, status: Object, job: Job) -> str:
 
 
 def condition(status: Object, kind: str) -> Object | None:
-    """The condition of a type, or None."""
+    """Return the condition of a type, or None."""
     return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
 
 
@@ -297,10 +298,10 @@ def suspended(status: Object) -> bool:
 def set_condition(
     status: Object, job_kind: str, kind: str, message: str, reason: str = "", value: str = "True"
 ) -> None:
-    """Append a condition as the operator does: Failed is final, Running and Restarting replace each other."""
+    """Append a condition like the operator: Failed is final, Running and Restarting replace each other."""
     reason = f"{job_kind}{reason or kind}"
-    now = condition(status, kind)
-    if condition(status, "Failed") or (now and (now["status"], now["reason"]) == (value, reason)):
+    current = condition(status, kind)
+    if condition(status, "Failed") or (current and (current["status"], current["reason"]) == (value, reason)):
         return
     opposite = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
     kept = [entry for entry in status.get("conditions") or [] if entry["type"] not in (kind, opposite)]

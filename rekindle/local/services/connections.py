@@ -1,8 +1,8 @@
-"""Many connections, few threads: one that is silent, or slow with its head, costs a socket and nothing else.
+"""Serve many connections with few threads: an idle client, or a client that sends its head slowly, holds no thread.
 
-A thread takes a connection once the whole head of a request has arrived (it is only looked at until then), answers that
-request, and gives the connection back. A client that is slow with a body, or reads an answer slowly, keeps its thread:
-another one is started for those that wait.
+A thread takes a connection once the complete head of a request has arrived (until then it is only peeked at), answers
+that request, and gives the connection back. A client that sends a body or reads an answer slowly occupies its thread;
+more threads are then started for waiting requests.
 """
 
 import errno
@@ -18,51 +18,52 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-THREADS = 32  # that stay; more are started only while all of them wait for slow clients
-NO_PROGRESS = 0.05  # seconds in which no thread took a request that was ready: all of them wait
-IDLE = 300.0  # seconds after which a silent connection is closed
-STUCK = 60.0  # seconds that a thread waits for the rest of a body, or for a reader
-SOON = 0.02  # seconds for which a thread waits for the next request: handing a connection over costs more
-MOST = 8192  # connections; beyond, the one that is silent for the longest is closed
-HEAD, END = 32 << 10, b"\r\n\r\n"  # of a request: the most bytes, and how it ends
+THREADS = 32  # permanent threads; more are started only while all of them wait for slow clients
+BLOCKED_AFTER_S = 0.05  # all threads are blocked if none takes a waiting request for this long
+IDLE_TIMEOUT_S = 300.0  # then a silent connection is closed
+STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
+NEXT_REQUEST_TIMEOUT_S = 0.02  # how long a thread waits for the next request: passing the connection back costs more
+MAX_CONNECTIONS = 8192  # beyond, the connection with the longest silence is closed
+MAX_HEAD, END = 32 << 10, b"\r\n\r\n"  # bytes of a request's head; its end
 WATCHED = select.EPOLLIN | select.EPOLLET
 REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [\x21-\x7e\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
 
 class Connections:
-    """The connections of a listening socket. `answer(connection, head)` answers one request: True to go on."""
+    """The connections of a socket. `answer(connection, head)` answers one request; True keeps the connection open."""
 
     def __init__(self, listening: socket.socket, answer: Callable[[socket.socket, bytes], bool]) -> None:
         self.listening, self.answer = listening, answer
-        self.silent: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, since when
+        self.silent: dict[int, tuple[socket.socket, float]] = {}  # fd → connection, start of its silence
         self.ready: SimpleQueue[socket.socket] = SimpleQueue()
-        self.threads, self.taken, self.lock = 0, 0, threading.Lock()
+        self.threads, self.taken_count, self.lock = 0, 0, threading.Lock()
         self.poll = select.epoll()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self.most = min(MOST, most // 2) if most > 0 else MOST
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        self.max_connections = min(MAX_CONNECTIONS, limit // 2) if limit > 0 else MAX_CONNECTIONS
 
     def serve_forever(self) -> None:
         self.listening.setblocking(False)
         self.poll.register(self.listening, select.EPOLLIN)
         self._start_threads(THREADS)
-        swept = seen = time.monotonic()
-        taken = 0
+        last_sweep = last_progress = time.monotonic()
+        taken_count = 0
         while True:
-            for descriptor, _ in self.poll.poll(IDLE / 10 if self.ready.empty() else NO_PROGRESS):
+            for descriptor, _ in self.poll.poll(IDLE_TIMEOUT_S / 10 if self.ready.empty() else BLOCKED_AFTER_S):
                 if descriptor == self.listening.fileno():
                     self._accept()
-                elif entry := self.silent.get(descriptor):  # else a thread has it
-                    self._look(*entry)
-            if self.ready.empty() or self.taken != taken:
-                seen, taken = time.monotonic(), self.taken
-            elif time.monotonic() - seen > NO_PROGRESS:
+                elif entry := self.silent.get(descriptor):  # otherwise a thread has the connection
+                    self._check(entry[0])
+            if self.ready.empty() or self.taken_count != taken_count:
+                last_progress, taken_count = time.monotonic(), self.taken_count
+            elif time.monotonic() - last_progress > BLOCKED_AFTER_S:
                 self._start_threads(self.ready.qsize())
-                seen = time.monotonic()
-            if time.monotonic() - swept > IDLE / 10:
-                swept = time.monotonic()
-                self._close(*(entry[0] for entry in list(self.silent.values()) if entry[1] < swept - IDLE))
+                last_progress = time.monotonic()
+            if time.monotonic() - last_sweep > IDLE_TIMEOUT_S / 10:
+                last_sweep = time.monotonic()
+                oldest = last_sweep - IDLE_TIMEOUT_S
+                self._close(*(connection for connection, since in list(self.silent.values()) if since < oldest))
 
     def _accept(self) -> None:
         while True:
@@ -74,40 +75,40 @@ class Connections:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._close_oldest()
                     return
-                continue  # the client is gone
+                continue  # the client has disconnected
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.silent[connection.fileno()] = connection, time.monotonic()
             self.poll.register(connection, WATCHED)
-            if len(self.silent) > self.most:
+            if len(self.silent) > self.max_connections:
                 self._close_oldest()
 
-    def _look(self, connection: socket.socket, since: float) -> None:
-        """Hand a connection to a thread if the head of a request is there; close it if none can come any more."""
+    def _check(self, connection: socket.socket) -> None:
+        """Pass a connection with a complete head to a thread; close it if it ended or the head is too long."""
         try:
-            seen = connection.recv(HEAD, socket.MSG_PEEK)
+            data = connection.recv(MAX_HEAD, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
-            seen = b""
-        if END in seen:
+            data = b""
+        if END in data:
             self.poll.modify(connection, 0)
             del self.silent[connection.fileno()]
             self.ready.put(connection)
-        elif not seen or len(seen) == HEAD:
+        elif not data or len(data) == MAX_HEAD:
             self._close(connection)
 
     def _start_threads(self, number: int) -> None:
         for _ in range(number):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
-            except RuntimeError:  # the machine has no more: what is ready waits for those that run
+            except RuntimeError:  # the thread limit is reached: requests wait for running threads
                 return
             with self.lock:
                 self.threads += 1
 
     def _stay(self) -> bool:
-        """True if this thread is to wait for another request."""
+        """Return True if this thread should wait for another request."""
         with self.lock:
             stays = self.threads <= THREADS or not self.ready.empty()
             self.threads -= not stays
@@ -116,7 +117,7 @@ class Connections:
     def _work(self) -> None:
         while self._stay():
             connection = self.ready.get()
-            self.taken += 1
+            self.taken_count += 1
             try:
                 if self._serve(connection):
                     connection.setblocking(False)
@@ -130,17 +131,17 @@ class Connections:
             connection.close()
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Answer the requests that are there or come at once. False: the connection cannot go on."""
-        connection.settimeout(SOON)
+        """Answer the requests that have arrived or arrive soon. Return False if the connection must be closed."""
+        connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
         while True:
             try:
-                seen = connection.recv(HEAD, socket.MSG_PEEK)
+                data = connection.recv(MAX_HEAD, socket.MSG_PEEK)
             except TimeoutError:
                 return True
-            if END not in seen:
-                return bool(seen)
-            head = connection.recv(seen.index(END) + len(END), socket.MSG_WAITALL)
-            connection.settimeout(STUCK)
+            if END not in data:
+                return bool(data)
+            head = connection.recv(data.index(END) + len(END), socket.MSG_WAITALL)
+            connection.settimeout(STALL_TIMEOUT_S)
             if fault := find_fault(head):
                 connection.sendall(response(400, fault))
                 return False
@@ -148,7 +149,7 @@ class Connections:
                 return False
             if not self.ready.empty():
                 return True
-            connection.settimeout(SOON)
+            connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
     def _close_oldest(self) -> None:
         self._close(*(connection for connection, _ in list(self.silent.values())[:1]))
@@ -160,19 +161,19 @@ class Connections:
 
 
 def find_fault(head: bytes) -> str:
-    """The line of a request's head that parsers may read differently, in words; "" if there is none.
+    """Return an error message if parsers may interpret a line of the head differently, else "".
 
-    Python's own parser ends the headers at such a line, so that a body would be read as another request.
+    Python's own parser ends the headers at such a line, and would read a body as another request.
     """
     first, *lines = head.removesuffix(END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(first):
         return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
-    wrong = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
-    return "" if wrong is None else f"a header line is {wrong[:80]!r}: it must be NAME: VALUE."
+    invalid = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
+    return "" if invalid is None else f"a header line is {invalid[:80]!r}: it must be NAME: VALUE."
 
 
 def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:
-    """A whole answer that closes the connection; `headers`: further lines."""
+    """Return a complete answer that closes the connection; `headers`: additional lines."""
     head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n{headers}Content-Type: {kind}; charset=utf-8\r\n"
     data = body.encode()
     return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data

@@ -1,9 +1,9 @@
-"""Who may use the embedded MLflow, which has no users: whoever knows the token of this home.
+"""Access control for the embedded MLflow: every request needs the token of this home.
 
-MLflow's client sends it by itself (MLFLOW_TRACKING_TOKEN). A browser brings it once, in the address that `rekindle ui`
-prints, and gets a cookie that is good for as long as this process lives. The head of a request decides, before MLflow
-sees a byte of it. A page of another origin, also one at another port of this machine or one whose name was made to lead
-here (DNS rebinding), gets nothing from a browser that is logged in.
+MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends it once, in the address that
+`rekindle ui` prints, and gets a cookie that is valid for the life of this process. Requests are checked by their heads,
+before MLflow reads a byte. Pages of other origins, including other ports of this machine and host names that were
+redirected here (DNS rebinding), cannot use the login of a browser.
 """
 
 import hmac
@@ -16,22 +16,22 @@ from urllib.parse import parse_qs
 from rekindle.local.services.connections import response
 
 Headers = Mapping[str, list[str]]
-HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: that of `ssh -L` is another one
-WAY_IN = "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN to what `rekindle env` prints."
-# a redirection would still count as one from elsewhere, and a strict cookie would not be sent; the fragment is the page
-ENTER = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
+HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: `ssh -L` may forward another one
+HINT = "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN as `rekindle env` prints it."
+# an HTTP redirect would still count as cross-site, without the strict cookie; the fragment names MLflow's page
+REDIRECT = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 
 
 class Login:
-    """Decides about requests by their heads."""
+    """Accepts or refuses requests by their heads."""
 
     def __init__(self, token: str, port: int) -> None:
         self.token = token
-        self.cookie = f"rekindle-mlflow-{port}"  # cookies do not tell ports apart
+        self.cookie = f"rekindle-mlflow-{port}"  # browsers share cookies between ports
         self.session = secrets.token_urlsafe(32)
 
     def answer(self, head: bytes) -> bytes | None:
-        """The answer to a request that MLflow must not see; None for one that it may. The lines of `head` are sound."""
+        """Return the answer to a request that MLflow must not receive, else None. `head` has passed `find_fault`."""
         first, *lines = head.decode("latin-1").strip("\r\n").split("\r\n")
         method, target, _ = first.split(" ")
         path, _, query = target.partition("?")
@@ -44,15 +44,15 @@ class Login:
         if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or not target.startswith("/"):
             return _refusal(403, f"the host is {', '.join(hosts)[:80]!r}: it must be localhost or 127.0.0.1.")
         if others := [origin for origin in headers.get("origin", []) if origin != f"http://{hosts[0]}"]:
-            return _refusal(403, f"a page of {others[0][:80]!r} asks, and only MLflow's own may.")
-        if self._has_token(headers) or (self._has_cookie(headers) and not _from_elsewhere(method, headers)):
+            return _refusal(403, f"the origin is {others[0][:80]!r}: only MLflow's own pages may send requests.")
+        if self._has_token(headers) or (self._has_cookie(headers) and not _is_cross_site(method, headers)):
             return None
-        given = parse_qs(query).get("token", []) if (method, path) == ("GET", "/") else []
-        if len(given) == 1 and _equal(given[0], self.token):
+        tokens = parse_qs(query).get("token", []) if (method, path) == ("GET", "/") else []
+        if len(tokens) == 1 and _equal(tokens[0], self.token):
             cookie = f"Set-Cookie: {self.cookie}={self.session}; Path=/; HttpOnly; SameSite=Strict\r\n"
-            keep = "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
-            return response(200, ENTER, cookie + keep, "text/html")
-        return _refusal(401, f"this MLflow is its user's: {WAY_IN}")
+            no_leaks = "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\n"
+            return response(200, REDIRECT, cookie + no_leaks, "text/html")
+        return _refusal(401, f"this MLflow needs its user's token: {HINT}")
 
     def _has_token(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", [""])[0].partition(" ")
@@ -63,18 +63,18 @@ class Login:
         return any(name == self.cookie and _equal(value, self.session) for name, _, value in pairs)
 
 
-def _from_elsewhere(method: str, headers: Headers) -> bool:
-    """True if a browser says that another page made this request, other than by a link that was followed."""
+def _is_cross_site(method: str, headers: Headers) -> bool:
+    """Return True if a browser says that another page sent this request, unless the user followed a link."""
     site, mode, purpose = (",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest"))
     followed = method == "GET" and (mode, purpose) == ("navigate", "document")
     return site not in ("", "same-origin", "none") and not followed
 
 
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _equal(actual: str, expected: str) -> bool:
+    return hmac.compare_digest(actual.encode(), expected.encode())
 
 
 def _refusal(status: int, message: str) -> bytes:
-    """In the form of MLflow's own errors, which its client shows."""
+    """Return an error in MLflow's format, which its client shows."""
     code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[status]
     return response(status, json.dumps({"error_code": code, "message": message}), "", "application/json")

@@ -1,13 +1,13 @@
-"""MLflow's server as one process, for one machine and whoever has its token.
+"""MLflow's server as one process, for one machine, protected by a token.
 
     python -m rekindle.local.services.mlflow --fd 3 --store sqlite:///mlflow.db --artifacts s3://b/mlflow --record FILE
 
-`mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child) and needs 10 CPU seconds
-and 500 MB for it. This serves the same Flask application (what `mlflow server --gunicorn-opts` runs) from threads of
-the process that migrated the database: 3 seconds and half the memory. Artifacts are proxied, so that clients need
-nothing but MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN; the server itself reaches them with MLFLOW_S3_ENDPOINT_URL
-and AWS_*. login.py refuses requests without the token by their heads. A layer of ASGI or WSGI could not: it is called
-by a server that reads, and keeps a thread for, whatever strangers send.
+`mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child), which takes 10 CPU
+seconds and 500 MB. This module serves the same Flask application (as `mlflow server --gunicorn-opts`) from threads of
+the process that migrated the database: 3 seconds and half the memory. Artifacts are proxied, so clients need only
+MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN; the server itself accesses them with MLFLOW_S3_ENDPOINT_URL and AWS_*.
+login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too late: its server has
+already read the request, and keeps a thread for it.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
 
-TOKEN = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the variable
-ROOT = "mlflow-artifacts:/"  # of every location of artifacts that MLflow may know
-SOURCES = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"  # of model versions, which the server does not read
+TOKEN = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
+ROOT = "mlflow-artifacts:/"  # root of every artifact location
+SOURCES = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"  # of model versions; the server does not read them
 
 
-class Rest(io.RawIOBase):
-    """A request whose head was read already: `head`, then what the connection brings."""
+class RequestStream(io.RawIOBase):
+    """A request whose head has already been read: `head`, then the rest of the connection."""
 
     def __init__(self, head: bytes, connection: socket.socket) -> None:
         self.head, self.connection = memoryview(head), connection
@@ -45,7 +45,7 @@ class Rest(io.RawIOBase):
 
 
 def settings(store: str, artifacts: str) -> Mapping[str, str]:
-    """What `mlflow server` tells its workers; mlflow.server reads it when it is imported."""
+    """Return the environment variables that mlflow.server reads on import, like those of `mlflow server`'s workers."""
     return {
         "_MLFLOW_SERVER_FILE_STORE": store,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": ROOT,
@@ -58,9 +58,9 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 
 
 def confine(destination: str) -> None:
-    """Keep MLflow from locations of artifacts but ROOT, which is `destination`, and from other stores than its bucket.
+    """Restrict MLflow to artifacts below ROOT, stored at `destination`, in the bucket of `destination`.
 
-    It would follow a path on this machine, links in it, and every address that its libraries know.
+    It would otherwise follow paths on this machine, links, and every address that its libraries support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers
@@ -70,13 +70,13 @@ def confine(destination: str) -> None:
     repositories: dict[str, Any] = get_registered_artifact_repositories()
     make, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
 
-    def inside(uri: str, **options: Any) -> Any:
-        if not uri.startswith(bucket):  # where releases lie, too, whose signature the page of a model version shows
-            raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: artifacts are there.")
+    def make_confined(uri: str, **options: Any) -> Any:
+        if not uri.startswith(bucket):  # the whole bucket: a model version's page reads the signature of its release
+            raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: store artifacts there.")
         return make(uri, **options)
 
     repositories.clear()
-    repositories["s3"] = inside
+    repositories["s3"] = make_confined
 
     class Store(SqlAlchemyStore):
         def create_experiment(self, name: Any, artifact_location: Any = None, tags: Any = None) -> Any:
@@ -84,7 +84,7 @@ def confine(destination: str) -> None:
                 not artifact_location.startswith(ROOT) or artifact_location.startswith(f"{ROOT}/")
             ):
                 raise MlflowException.invalid_parameter_value(
-                    f"artifact_location is {artifact_location}: it must begin with {ROOT}. Leave it out."
+                    f"artifact_location is {artifact_location}: it must start with {ROOT}. Leave it out."
                 )
             return super().create_experiment(name, artifact_location, tags)
 
@@ -92,7 +92,7 @@ def confine(destination: str) -> None:
 
 
 def create_database(store: str) -> None:
-    """Make the tables, if there are none, all or none: MLflow cannot finish what a full disk or a signal cut off."""
+    """Create the database atomically, if it is missing: MLflow cannot continue a partial creation."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     path = Path(store.removeprefix("sqlite:///"))
@@ -108,13 +108,13 @@ def create_database(store: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.mlflow")
-    parser.add_argument("--fd", type=int, required=True, help="a listening socket to serve on")
-    parser.add_argument("--store", required=True, help="the database's URI")
-    parser.add_argument("--artifacts", required=True, help="where artifacts are kept: an s3:// URI")
-    parser.add_argument("--record", type=Path, required=True, help="it ends when this is gone or has another pid")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the listening socket")
+    parser.add_argument("--store", required=True, help="URI of the database")
+    parser.add_argument("--artifacts", required=True, help="s3:// URI for artifacts")
+    parser.add_argument("--record", type=Path, required=True, help="exit when this file is missing or has another pid")
     args = parser.parse_args()
     if not (token := os.environ.pop(TOKEN, "")):
-        raise SystemExit(f"{TOKEN} is not set: it is what clients must know. Set it.")
+        raise SystemExit(f"{TOKEN} is not set: clients authenticate with it. Set it.")
     end_unless_recorded(args.record)
     os.environ.update(settings(args.store, args.artifacts))
     from mlflow.server import app
@@ -129,7 +129,7 @@ def main() -> None:
         def setup(self) -> None:
             super().setup()
             self.rfile.close()
-            self.rfile = io.BufferedReader(Rest(self.head, self.connection))
+            self.rfile = io.BufferedReader(RequestStream(self.head, self.connection))
 
         def log_request(self, code: Any = "-", size: Any = "-") -> None:
             if str(code).startswith("5"):
@@ -140,9 +140,7 @@ def main() -> None:
     initialize_backend_stores(args.store, None, ROOT)
     listening = socket.socket(fileno=args.fd)
     port = listening.getsockname()[1]
-    server = make_server(
-        "127.0.0.1", port, app, threaded=True, fd=args.fd
-    )  # only what a Handler asks: it serves nothing
+    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)  # only data for Handler: never started
     login = Login(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:

@@ -1,12 +1,12 @@
-"""An S3 endpoint for one machine: objects as files, conditional writes that really work.
+"""An S3 endpoint for one machine: objects as files, with correct conditional writes.
 
     python -m rekindle.local.services.s3 --root .rekindle/s3 --port 9000 --bucket rekindle
 
-Our own, because no server that installs by name both honours conditions and keeps files: moto holds everything in
-memory, rclone, s3rver and localbucket accept a conditional write that must fail, ministack answers 200 when its disk
-write failed. It speaks what boto3, polars and MLflow use (path style): objects, ranges, conditions, checksums,
-aws-chunked bodies, multipart, ListObjectsV2; anything else is answered 501, never quietly ignored. How objects lie on
-disk: s3_files.py. Clients sign with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of its environment: signatures.py.
+No installable server both honours conditions and keeps files: moto holds everything in memory, rclone, s3rver and
+localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This one
+supports the requests of boto3, polars and MLflow (path style): objects, ranges, conditions, checksums, aws-chunked
+bodies, multipart, ListObjectsV2; it answers all others with 501. s3_files.py has the format on disk. Clients sign
+(signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
 """
 
 import argparse
@@ -33,40 +33,40 @@ from rekindle.local.services.connections import Connections
 from rekindle.local.services.s3_files import BLOCK, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
 from rekindle.local.services.s3_request import Request, xml
 
-SMALL = 8 << 20  # the most that an XML request body may have
-KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
+MAX_XML = 8 << 20  # bytes of an XML request body
+STORED_HEADERS = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
 PARAMETERS = {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
 PARAMETERS |= {*SUBRESOURCES, "partNumber", "x-id", "AWSAccessKeyId", "Signature", "Expires"}
 PREFIXES = ("X-Amz-", "response-")  # of the parameters of a presigned URL
 
 
-def iso(seconds: float) -> str:
-    """Unix seconds as S3 writes them in XML."""
+def iso_time(seconds: float) -> str:
+    """Format Unix seconds like S3 in XML."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 
 class Handler(Request):
-    """The routes."""
+    """Handles one request; ROUTES maps requests to methods."""
 
     def act(self) -> None:
         kind = "object" if self.key else "bucket" if self.bucket else "service"
         unknown = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
-        what = next(iter([*unknown, *(name for name in SUBRESOURCES if name in self.query)]), "")
-        action = ROUTES.get((self.command, kind, what))
+        parameter = next(iter([*unknown, *(name for name in SUBRESOURCES if name in self.query)]), "")
+        action = ROUTES.get((self.command, kind, parameter))
         if not action:
-            raise S3Error(501, "NotImplemented", f"{self.command} {kind} {what} is not supported here.")
+            raise S3Error(501, "NotImplemented", f"{self.command} {kind} {parameter} is not supported here.")
         action(self)
 
     def attributes(self) -> dict[str, str]:
-        """The request's headers that are kept with an object."""
+        """Return the request's headers that are stored with an object."""
         lower = {name.lower(): value for name, value in self.headers.items()}
         coding = lower.get("content-encoding", "").replace("aws-chunked", "").strip(", ")
-        kept = {name: value for name, value in lower.items() if name in KEPT or name.startswith("x-amz-meta-")}
-        return kept | ({"content-encoding": coding} if coding else {})
+        headers = {k: v for k, v in lower.items() if k in STORED_HEADERS or k.startswith("x-amz-meta-")}
+        return headers | ({"content-encoding": coding} if coding else {})
 
     def save(self) -> Path:
-        """The request's body as a temporary file, once its length and every checksum are verified."""
+        """Write the request's body to a temporary file, and verify its length and all checksums."""
         names = {name.lower(): value for name, value in self.headers.items()}
         sums = [name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")]
         if unknown := [name for name in sums if name.rpartition("-")[2] not in CHECKSUMS]:
@@ -78,21 +78,22 @@ class Handler(Request):
             for name in sums if "content-md5" not in names else [*sums, "content-md5"]:
                 digest, claim = base64.b64encode(hashes[name].digest()).decode(), names.get(name, "")
                 if claim != digest:
-                    raise S3Error(400, "BadDigest", f"{name} of what arrived is {digest}, not {claim or 'given'}.")
+                    message = f"{name} of the received body is {digest}, not {claim or 'declared'}."
+                    raise S3Error(400, "BadDigest", message)
             if size != int(names.get("x-amz-decoded-content-length", size)):
-                raise S3Error(400, "IncompleteBody", f"{size} bytes arrived, not x-amz-decoded-content-length.")
-            kept = {**self.attributes(), **{name: names[name] for name in sums}}
-            return {"key": self.key, "etag": hashes["content-md5"].digest().hex(), "headers": kept}
+                raise S3Error(400, "IncompleteBody", f"received {size} bytes, not x-amz-decoded-content-length.")
+            headers = {**self.attributes(), **{name: names[name] for name in sums}}
+            return {"key": self.key, "etag": hashes["content-md5"].digest().hex(), "headers": headers}
 
         return self.files.write(self.receive(hashes, names), finish)
 
-    def parsed(self) -> ElementTree.Element:
-        """The request's body as XML, with the namespace taken off its tags."""
-        if self.unread > SMALL:
+    def parse_xml(self) -> ElementTree.Element:
+        """Parse the request's body as XML; remove the namespace from its tags."""
+        if self.unread > MAX_XML:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread} bytes is too large.")
         text = b"".join(bytes(block) for block in self.receive({}, {}))
         if b"<!" in text:
-            raise S3Error(400, "MalformedXML", "the body declares a document type: leave that out.")
+            raise S3Error(400, "MalformedXML", "the body declares a document type: remove it.")
         try:
             root = ElementTree.fromstring(text)  # nosec B314  # without a DTD
         except ElementTree.ParseError as error:
@@ -101,23 +102,23 @@ class Handler(Request):
             element.tag = element.tag.rpartition("}")[2]
         return root
 
-    def allowed(self, current: dict | None) -> None:
-        """Raise unless the request's conditions hold for the object as it is now."""
+    def check_conditions(self, current: dict | None) -> None:
+        """Raise S3Error if the current object does not satisfy the request's conditions."""
         match, none_match = self.headers.get("if-match"), self.headers.get("if-none-match")
         if match and not current:
-            raise S3Error(404, "NoSuchKey", f"If-Match is {match}, but there is no such object.")
+            raise S3Error(404, "NoSuchKey", f"If-Match is {match}, but the object does not exist.")
         if match and current and match != "*" and match.strip('"') != current["etag"]:
             raise S3Error(412, "PreconditionFailed", f'If-Match is {match}, the object is "{current["etag"]}".')
         if none_match and current and (none_match == "*" or none_match.strip('"') == current["etag"]):
             status = 304 if self.command in ("GET", "HEAD") else 412
-            raise S3Error(status, "PreconditionFailed", f"If-None-Match is {none_match}: the object is there.")
+            raise S3Error(status, "PreconditionFailed", f"If-None-Match is {none_match}, but the object exists.")
 
-    def described(self, meta: dict) -> dict[str, Any]:
+    def response_headers(self, meta: dict) -> dict[str, Any]:
         fields = {"ETag": f'"{meta["etag"]}"', "Last-Modified": formatdate(meta["modified"], usegmt=True)}
         sums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get("range")
-        kept = {k: v for k, v in meta["headers"].items() if sums or not k.startswith("x-amz-checksum-")}
-        asked = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
-        return {"content-type": "binary/octet-stream", **kept, **asked, **fields, "Accept-Ranges": "bytes"}
+        stored = {k: v for k, v in meta["headers"].items() if sums or not k.startswith("x-amz-checksum-")}
+        requested = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
+        return {"content-type": "binary/octet-stream", **stored, **requested, **fields, "Accept-Ranges": "bytes"}
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -136,26 +137,28 @@ class Handler(Request):
     def list_objects(self) -> None:
         query = self.query
         encode = quote if query.get("encoding-type") == "url" else str
-        prefix, delimiter, most = query.get("prefix", ""), query.get("delimiter", ""), query.get("max-keys", "1000")
+        prefix, delimiter, limit = query.get("prefix", ""), query.get("delimiter", ""), query.get("max-keys", "1000")
         token = base64.urlsafe_b64decode(query.get("continuation-token", "")).decode() or query.get("start-after", "")
-        page = self.files.page(self.bucket, prefix, delimiter, token, min(1000, int(most)))
-        more = {"NextContinuationToken": base64.urlsafe_b64encode(page.more.encode()).decode()} if page.more else {}
+        page = self.files.page(self.bucket, prefix, delimiter, token, min(1000, int(limit)))
+        next_token = base64.urlsafe_b64encode(page.next_after.encode()).decode()
+        optional = {"NextContinuationToken": next_token} if next_token else {}
         items = [
-            xml("Contents", Key=encode(meta["key"]), LastModified=iso(meta["modified"]), ETag=f'"{meta["etag"]}"',
-                Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
+            xml("Contents", Key=encode(meta["key"]), LastModified=iso_time(meta["modified"]),
+                ETag=f'"{meta["etag"]}"', Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
         ]  # fmt: skip
         items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common]
-        more |= {"EncodingType": "url"} if encode is quote else {}
+        optional |= {"EncodingType": "url"} if encode is quote else {}
         body = xml("ListBucketResult", *items, Name=self.bucket, Prefix=encode(prefix), Delimiter=encode(delimiter),
-                   MaxKeys=most, KeyCount=len(items), IsTruncated=str(bool(page.more)).lower(), **more)  # fmt: skip
+                   MaxKeys=limit, KeyCount=len(items), IsTruncated=str(bool(next_token)).lower(),
+                   **optional)  # fmt: skip
         self.answer(200, body=body)
 
     def delete_objects(self) -> None:
-        wanted = self.parsed()
-        keys = [element.findtext("Key") or "" for element in wanted.iter("Object")]
+        request = self.parse_xml()
+        keys = [element.findtext("Key") or "" for element in request.iter("Object")]
         for key in keys:
             self.files.delete(self.bucket, key)
-        quiet = (wanted.findtext("Quiet") or "").lower() == "true"
+        quiet = (request.findtext("Quiet") or "").lower() == "true"
         self.answer(200, body=xml("DeleteResult", *([] if quiet else [xml("Deleted", Key=key) for key in keys])))
 
     def put_object(self) -> None:
@@ -163,8 +166,8 @@ class Handler(Request):
             return self.copy_object()
         if len(self.key.encode()) > 1024:
             raise S3Error(400, "KeyTooLongError", "a key has at most 1024 bytes.")
-        self.allowed(self.files.find(self.bucket, self.key))
-        meta = self.files.commit(self.bucket, self.key, self.save(), self.allowed)
+        self.check_conditions(self.files.find(self.bucket, self.key))
+        meta = self.files.commit(self.bucket, self.key, self.save(), self.check_conditions)
         self.answer(200, {"ETag": f'"{meta["etag"]}"'})
 
     def copy_object(self) -> None:
@@ -177,14 +180,16 @@ class Handler(Request):
         new = {"key": self.key, "etag": meta["etag"], "headers": self.attributes() if replace else meta["headers"]}
         with file:
             path = self.files.write(blocks([(file, meta["size"])]), lambda _: new)
-        meta = self.files.commit(self.bucket, self.key, path, self.allowed)
-        self.answer(200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso(meta["modified"])))
+        meta = self.files.commit(self.bucket, self.key, path, self.check_conditions)
+        self.answer(
+            200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso_time(meta["modified"]))
+        )
 
     def get_object(self) -> None:
         file, meta = self.files.open(self.bucket, self.key)
         with file:
-            self.allowed(meta)
-            size, headers = meta["size"], self.described(meta)
+            self.check_conditions(meta)
+            size, headers = meta["size"], self.response_headers(meta)
             start, end, status = 0, size, 200
             if span := re.fullmatch(r"bytes=(\d+)-(\d*)|bytes=-(\d+)", self.headers.get("range", "")):
                 first, last, suffix = span.groups()
@@ -205,21 +210,21 @@ class Handler(Request):
         self.files.find(self.bucket, self.key)
         name = uuid.uuid4().hex
         (self.files.uploads / name).mkdir()
-        about = {"bucket": self.bucket, "key": self.key, "headers": self.attributes()}
-        (self.files.uploads / name / "upload.json").write_text(json.dumps(about))
+        upload = {"bucket": self.bucket, "key": self.key, "headers": self.attributes()}
+        (self.files.uploads / name / "upload.json").write_text(json.dumps(upload))
         self.answer(200, body=xml("InitiateMultipartUploadResult", Bucket=self.bucket, Key=self.key, UploadId=name))
 
-    def upload(self) -> tuple[Path, dict]:
+    def find_upload(self) -> tuple[Path, dict]:
         folder = self.files.uploads / re.sub(r"[^0-9a-f]", "", self.query["uploadId"])
-        about = json.loads((folder / "upload.json").read_text()) if (folder / "upload.json").exists() else {}
-        if (about.get("bucket"), about.get("key")) != (self.bucket, self.key):
+        upload = json.loads((folder / "upload.json").read_text()) if (folder / "upload.json").exists() else {}
+        if (upload.get("bucket"), upload.get("key")) != (self.bucket, self.key):
             raise S3Error(404, "NoSuchUpload", "no such multipart upload: it was completed or aborted.")
-        return folder, about
+        return folder, upload
 
     def upload_part(self) -> None:
         if self.headers.get("x-amz-copy-source"):
             return self.copy_object()
-        folder, _ = self.upload()
+        folder, _ = self.find_upload()
         if not re.fullmatch(r"[0-9]{1,5}", number := self.query.get("partNumber", "")):
             raise S3Error(400, "InvalidArgument", f"partNumber is {number!r}: it must be a number from 1 to 10000.")
         path = self.save()
@@ -228,15 +233,16 @@ class Handler(Request):
         self.answer(200, {"ETag": f'"{etag}"'})
 
     def complete_upload(self) -> None:
-        folder, about = self.upload()
-        wanted = [(int(p.findtext("PartNumber") or 0), p.findtext("ETag") or "") for p in self.parsed().iter("Part")]
-        path = self.files.assemble(folder, wanted, {"key": self.key, "headers": about["headers"]})
-        etag = self.files.commit(self.bucket, self.key, path, self.allowed)["etag"]
+        folder, upload = self.find_upload()
+        elements = self.parse_xml().iter("Part")
+        parts = [(int(element.findtext("PartNumber") or 0), element.findtext("ETag") or "") for element in elements]
+        path = self.files.assemble(folder, parts, {"key": self.key, "headers": upload["headers"]})
+        etag = self.files.commit(self.bucket, self.key, path, self.check_conditions)["etag"]
         shutil.rmtree(folder, ignore_errors=True)
         self.answer(200, body=xml("CompleteMultipartUploadResult", Bucket=self.bucket, Key=self.key, ETag=f'"{etag}"'))
 
     def abort_upload(self) -> None:
-        shutil.rmtree(self.upload()[0], ignore_errors=True)
+        shutil.rmtree(self.find_upload()[0], ignore_errors=True)
         self.answer(204)
 
 
@@ -259,16 +265,16 @@ ROUTES: dict[tuple[str, str, str], Callable[[Handler], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.s3", description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="where the objects are kept")
-    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 takes a free one")
-    parser.add_argument("--fd", type=int, help="a listening socket to take over instead of --port")
-    parser.add_argument("--bucket", action="append", default=[], help="a bucket to create if it is not there")
-    parser.add_argument("--record", type=Path, help="a JSON file with this process' pid: it ends when that is gone")
+    parser.add_argument("--root", type=Path, required=True, help="directory of the objects")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--fd", type=int, help="descriptor of a listening socket to use instead of --port")
+    parser.add_argument("--bucket", action="append", default=[], help="bucket to create if it does not exist")
+    parser.add_argument("--record", type=Path, help="exit when this JSON file is missing or has another pid")
     args = parser.parse_args()
     access_key, secret_key = (os.environ.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
     if not (access_key and secret_key):
         raise SystemExit(
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: clients must sign with them. Set both."
+            "AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY is not set: clients must sign with them. Set both."
         )
     listening = socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
     listening.listen(4096)
@@ -278,12 +284,12 @@ def main() -> None:
     for bucket in args.bucket:
         files.create(bucket)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    mine = threading.local()
+    local = threading.local()
 
     def answer(connection: socket.socket, head: bytes) -> bool:
-        if not hasattr(mine, "buffer"):
-            mine.buffer = memoryview(mmap.mmap(-1, BLOCK))  # takes memory only as it is written to
-        return not Handler(connection, head, (access_key, secret_key), mine.buffer, files).close_connection
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(mmap.mmap(-1, BLOCK))  # memory is allocated only when it is written to
+        return not Handler(connection, head, (access_key, secret_key), local.buffer, files).close_connection
 
     Connections(listening, answer).serve_forever()
 

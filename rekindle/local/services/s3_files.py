@@ -1,9 +1,9 @@
-"""Objects as files: the storage under `rekindle.local.services.s3`.
+"""Objects as files: the storage of `rekindle.local.services.s3`.
 
-An object is one file: its bytes, then its metadata as JSON, then the length of that JSON. It is written beside and
-renamed, so it is whole or absent after `kill -9` of anything. There is no fsync: a power cut may cost the last seconds.
-The file's name is the sha256 of the key, so that every key is possible; the listing lives in memory and is read from
-the files at start. One process owns a root (flock), which is what makes check-and-rename atomic.
+An object is one file: its bytes, its metadata as JSON, and the length of that JSON. It is written to a temporary file
+and renamed, so it is complete or absent after `kill -9` of any process. Files are not synced: a power cut may lose the
+last seconds. The file's name is the sha256 of the key, so every key is possible; the listing is kept in memory and read
+from the files at start. One process owns a root (flock), so check-and-rename is atomic.
 """
 
 import bisect
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 BLOCK = 1 << 20
-TRAILER = 16 << 10  # metadata never needs more: S3 allows 2 KB of it, and a key of 1 KB
+TRAILER = 16 << 10  # bytes that always contain the metadata: S3 allows 2 KB of headers and a key of 1 KB
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SMALLEST_PART = 5 << 20
-UPLOAD_LIFE = 7 * 86400.0  # an abandoned multipart upload is swept at a start after this many seconds
+MIN_PART = 5 << 20
+UPLOAD_LIFE_S = 7 * 86400.0  # then a start removes an abandoned multipart upload
 
 
 class S3Error(Exception):
-    """An answer that is an error: HTTP status, S3 code, message."""
+    """An error response: HTTP status, S3 code, message."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class S3Error(Exception):
 
 
 class Hash(Protocol):
-    """What hashlib gives, as far as it is used here."""
+    """The interface of hashlib's objects that is used here."""
 
     def update(self, data: Any, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -65,18 +65,18 @@ CHECKSUMS: dict[str, Callable[[], Hash]] = {"crc32": Crc32, "sha256": hashlib.sh
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a listing: metadata of objects, common prefixes, and after what to go on ("" at the end)."""
+    """Part of a listing: metadata of objects, common prefixes, and the token of the next page ("" at the end)."""
 
     entries: list[dict]
     common: list[str]
-    more: str
+    next_after: str
 
 
 def _entries(folder: Path, folders: bool = True) -> list[Path]:
-    """The folders or the files in it, and no links."""
-    with os.scandir(folder) as found:
-        kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
-        return [Path(entry.path) for entry in found if kind(entry, follow_symlinks=False)]
+    """Return the folders or the files in `folder`, without links."""
+    with os.scandir(folder) as entries:
+        has_kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
+        return [Path(entry.path) for entry in entries if has_kind(entry, follow_symlinks=False)]
 
 
 class Files:
@@ -90,15 +90,15 @@ class Files:
         try:
             fcntl.flock(self.owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SystemExit(f"{root} is in use by another S3 endpoint: one process owns it. Stop that one.") from error
+            raise SystemExit(f"{root} is in use by another S3 endpoint: only one may use it. Stop that one.") from error
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, dict]] = {}
         self.keys: dict[str, list[str]] = {}
-        # what is of another kind than ours came from elsewhere, with a copy of the home: it is left alone
+        # entries of another kind were not created here (the home may have been copied): they are ignored
         for leftover in _entries(self.temporary, folders=False):
             leftover.unlink()
         for upload in _entries(self.uploads):
-            if upload.stat().st_mtime < time.time() - UPLOAD_LIFE:
+            if upload.stat().st_mtime < time.time() - UPLOAD_LIFE_S:
                 shutil.rmtree(upload)
         for bucket in _entries(self.buckets):
             metas = [meta for file in _entries(bucket, folders=False) if (meta := read_meta(file))]
@@ -106,7 +106,7 @@ class Files:
             self.keys[bucket.name] = sorted(self.index[bucket.name], key=str.encode)
 
     def create(self, bucket: str) -> None:
-        """A bucket; one that is there already is no error."""
+        """Create a bucket, unless it exists."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
             raise S3Error(400, "InvalidBucketName", f'"{bucket}": 3 to 63 lower-case letters, digits, dots, hyphens.')
         with self.lock:
@@ -115,7 +115,7 @@ class Files:
             self.keys.setdefault(bucket, [])
 
     def write(self, blocks: Iterator[Any], finish: Callable[[int], dict]) -> Path:
-        """A temporary file with the blocks and the metadata that `finish(size)` gives once all are there."""
+        """Write a temporary file with the blocks, and then the metadata that `finish(size)` returns."""
         path = self.temporary / uuid.uuid4().hex
         try:
             with open(path, "xb") as file:
@@ -125,22 +125,22 @@ class Files:
                     file.write(block)
                 meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
                 if len(meta) > TRAILER - 4:
-                    raise S3Error(400, "MetadataTooLarge", "the headers that an object keeps have at most 2 KB.")
+                    raise S3Error(400, "MetadataTooLarge", "an object's metadata headers may have at most 2 KB.")
                 file.write(meta + len(meta).to_bytes(4, "big"))
             return path
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
-    def commit(self, bucket: str, key: str, temporary: Path, allowed: Callable[[dict | None], None]) -> dict:
-        """Make a temporary file the object `key`, unless `allowed(the object's metadata now)` raises."""
+    def commit(self, bucket: str, key: str, temporary: Path, check: Callable[[dict | None], None]) -> dict:
+        """Rename a temporary file to the object `key`, unless `check(current metadata)` raises."""
         try:
             meta = read_meta(temporary)
             if not meta:
                 raise S3Error(500, "InternalError", f"{temporary} cannot be read back.")
             with self.lock:
                 keys, index = self._bucket(bucket)
-                allowed(index.get(key))
+                check(index.get(key))
                 os.replace(temporary, self._path(bucket, key))
                 if key not in index:
                     bisect.insort(keys, key, key=str.encode)
@@ -149,26 +149,26 @@ class Files:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def assemble(self, folder: Path, wanted: list[tuple[int, str]], meta: dict) -> Path:
-        """A temporary file of the parts in `folder`; `wanted`: the number and the etag of each, as it was answered."""
-        if not wanted or [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
+    def assemble(self, folder: Path, parts: list[tuple[int, str]], meta: dict) -> Path:
+        """Write a temporary file from the uploaded `parts` (number, ETag) in `folder`."""
+        if not parts or [number for number, _ in parts] != sorted({number for number, _ in parts}):
             raise S3Error(400, "InvalidPartOrder", "parts must be listed once each, in ascending order.")
         with ExitStack() as stack:
-            parts = []
-            for number, etag in wanted:
+            files = []
+            for number, etag in parts:
                 path = folder / f"{number:05d}"
-                part = read_meta(path) if path.exists() else None
-                if not part or part["etag"] != etag.strip('"'):
+                part_meta = read_meta(path) if path.exists() else None
+                if not part_meta or part_meta["etag"] != etag.strip('"'):
                     raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
-                if part["size"] < SMALLEST_PART and number != wanted[-1][0]:
-                    raise S3Error(400, "EntityTooSmall", "every part but the last must have at least 5 MiB.")
-                parts.append((stack.enter_context(open(path, "rb", buffering=0)), part["size"]))
-            tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in wanted)
-            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(wanted)}"
-            return self.write(blocks(parts), lambda _: {**meta, "etag": etag})
+                if part_meta["size"] < MIN_PART and number != parts[-1][0]:
+                    raise S3Error(400, "EntityTooSmall", "every part except the last must have at least 5 MiB.")
+                files.append((stack.enter_context(open(path, "rb", buffering=0)), part_meta["size"]))
+            tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in parts)
+            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(parts)}"
+            return self.write(blocks(files), lambda _: {**meta, "etag": etag})
 
     def open(self, bucket: str, key: str) -> tuple[BinaryIO, dict]:
-        """The object's file, which no later write changes, and its metadata."""
+        """Open the object's file, which no later write changes; return it and its metadata."""
         self.find(bucket, key)
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
@@ -177,12 +177,12 @@ class Files:
             raise S3Error(404, "NoSuchKey", f"{bucket}/{key} does not exist.") from None
 
     def find(self, bucket: str, key: str) -> dict | None:
-        """The metadata of an object, None if there is none. An unknown bucket is an error."""
+        """Return the metadata of an object, or None. Raises S3Error for an unknown bucket."""
         with self.lock:
             return self._bucket(bucket)[1].get(key)
 
     def delete(self, bucket: str, key: str) -> None:
-        """Remove an object; an absent one is no error."""
+        """Remove an object, if it exists."""
         with self.lock:
             keys, index = self._bucket(bucket)
             if key in index:
@@ -190,28 +190,28 @@ class Files:
                 keys.pop(bisect.bisect_left(keys, key.encode(), key=str.encode))
                 del index[key]
 
-    def page(self, bucket: str, prefix: str, delimiter: str, after: str, most: int) -> Page:
-        """Keys after `after` (a key, or a common prefix and NUL) in the byte order of UTF-8, at most `most`."""
+    def page(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Page:
+        """Return up to `limit` keys after `after` (a key, or a common prefix and NUL) in UTF-8 byte order."""
         page = Page([], [], "")
         with self.lock:
             keys, index = self._bucket(bucket)
-            at = max(bisect.bisect_left(keys, prefix.encode(), key=str.encode), _after(keys, after))
-            while at < len(keys) and keys[at].startswith(prefix) and most > 0:
-                if len(page.entries) + len(page.common) == most:
-                    return replace(page, more=after)
-                end = keys[at].find(delimiter, len(prefix)) if delimiter else -1
+            i = max(bisect.bisect_left(keys, prefix.encode(), key=str.encode), _index_after(keys, after))
+            while i < len(keys) and keys[i].startswith(prefix) and limit > 0:
+                if len(page.entries) + len(page.common) == limit:
+                    return replace(page, next_after=after)
+                end = keys[i].find(delimiter, len(prefix)) if delimiter else -1
                 if end < 0:
-                    page.entries.append(index[keys[at]])
-                    after = keys[at]
+                    page.entries.append(index[keys[i]])
+                    after = keys[i]
                 else:
-                    page.common.append(keys[at][: end + len(delimiter)])
+                    page.common.append(keys[i][: end + len(delimiter)])
                     after = page.common[-1] + "\0"
-                at = _after(keys, after)
+                i = _index_after(keys, after)
         return page
 
     def _bucket(self, bucket: str) -> tuple[list[str], dict[str, dict]]:
         if bucket not in self.index:
-            raise S3Error(404, "NoSuchBucket", f'There is no bucket "{bucket}". Create it first.')
+            raise S3Error(404, "NoSuchBucket", f'The bucket "{bucket}" does not exist. Create it first.')
         return self.keys[bucket], self.index[bucket]
 
     def _path(self, bucket: str, key: str) -> Path:
@@ -219,20 +219,20 @@ class Files:
 
 
 def read_meta(path: Path) -> dict | None:
-    """The metadata of a file, None for one that a power cut left torn: it counts as absent."""
+    """Return the metadata of a file; None for a file that a power cut left incomplete, which counts as absent."""
     with open(path, "rb", buffering=0) as file:
         try:
             return _meta(file)
         except ValueError:
-            print(f"{path} is torn and counts as absent", file=sys.stderr, flush=True)
+            print(f"{path} is incomplete and counts as absent", file=sys.stderr, flush=True)
             return None
 
 
-def blocks(parts: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
-    """The first `size` bytes of each file, one after the other."""
-    for file, size in parts:
-        for at in range(0, size, BLOCK):
-            yield os.pread(file.fileno(), min(BLOCK, size - at), at)
+def blocks(files: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
+    """Yield the first `size` bytes of each file, in order."""
+    for file, size in files:
+        for offset in range(0, size, BLOCK):
+            yield os.pread(file.fileno(), min(BLOCK, size - offset), offset)
 
 
 def _meta(file: BinaryIO) -> dict:
@@ -245,8 +245,8 @@ def _meta(file: BinaryIO) -> dict:
     return meta
 
 
-def _after(keys: list[str], token: str) -> int:
-    """The index of the first key after a token; one that ends in NUL is a common prefix: after all that it covers."""
+def _index_after(keys: list[str], token: str) -> int:
+    """Return the index of the first key after a token; a token that ends in NUL covers all keys with that prefix."""
     if token.endswith("\0"):
         prefix = token[:-1].encode()
         return bisect.bisect_right(keys, prefix, key=lambda key: key.encode()[: len(prefix)])

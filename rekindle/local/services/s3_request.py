@@ -1,4 +1,4 @@
-"""One request to the embedded S3 endpoint: its signature, its body and checksums, its answer."""
+"""One request to the embedded S3 endpoint: signature, body, checksums and answer."""
 
 import hashlib
 import io
@@ -10,42 +10,42 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
-from xml.sax.saxutils import escape  # nosec B406  # it writes
+from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
 from rekindle.local.services.s3_files import BLOCK, FULL, TRAILER, Files, Hash, S3Error
-from rekindle.local.services.signatures import Signature, verified
+from rekindle.local.services.signatures import Signature, verify
 
-LARGEST = 5 << 30  # bytes of a body
+MAX_BODY = 5 << 30  # bytes
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
 def xml(tag: str, *inner: str, **fields: Any) -> str:
-    """An element with one child per field; `inner` is XML already."""
+    """Return an element with one child per field; `inner` is already XML."""
     children = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in fields.items())
     return f"<{tag}>{children}{''.join(inner)}</{tag}>"
 
 
 class Body(io.RawIOBase):
-    """The body of a request: so many bytes of a connection, and no more."""
+    """The body of a request: the next `size` bytes of a connection."""
 
     def __init__(self, connection: socket.socket, size: int) -> None:
-        self.connection, self.left = connection, size
+        self.connection, self.remaining = connection, size
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: Any) -> int:
-        if not self.left:
+        if not self.remaining:
             return 0
-        got = self.connection.recv_into(into, min(len(into), self.left))
-        if not got:
-            raise ConnectionError("the client went away in the middle of a body")
-        self.left -= got
-        return got
+        count = self.connection.recv_into(into, min(len(into), self.remaining))
+        if not count:
+            raise ConnectionError("the client disconnected within a body")
+        self.remaining -= count
+        return count
 
 
 class Request(BaseHTTPRequestHandler):
-    """A request whose signature is verified before anything else is done. `answer` is what writes a response."""
+    """A request; its signature is verify before anything else. `answer` writes the response."""
 
     protocol_version = "HTTP/1.1"
     rbufsize = 0
@@ -67,10 +67,10 @@ class Request(BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def handle_expect_100(self) -> bool:
-        return True  # `receive` sends the 100: a write that must fail is refused before its body is sent
+        return True  # `receive` sends the 100: an invalid write is refused before its body is sent
 
     def log_message(self, format: str, *args: Any) -> None:
-        return  # requests are not logged; `route` prints what went wrong on our side
+        return  # requests are not logged; `route` prints the server's own errors
 
     def route(self) -> None:
         self.unread, self.expected = 0, self.headers.get("expect", "").lower() == "100-continue"
@@ -78,9 +78,9 @@ class Request(BaseHTTPRequestHandler):
         try:
             self.unread = self.length()
             self.body = io.BufferedReader(Body(self.connection, self.unread)) if self.unread else io.BytesIO()
-            self.signature = verified(self.command, self.path, self.headers, self.keys, time.time())
+            self.signature = verify(self.command, self.path, self.headers, self.keys, time.time())
         except (S3Error, ValueError) as error:
-            self.close_connection = True  # a stranger's body is not read
+            self.close_connection = True  # the body of an unauthenticated request is not read
             self.unread = 0
             return self.fail(error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error)))
         url = urlsplit(self.path)
@@ -97,19 +97,19 @@ class Request(BaseHTTPRequestHandler):
         except OSError as error:
             print(f"{self.command} {self.path}: {error}", file=sys.stderr, flush=True)
             if error.errno in FULL:
-                why = f"{self.files.root} takes no more data ({error.strerror}): free some disk space."
-                self.fail(S3Error(507, "InsufficientStorage", why))
+                message = f"{self.files.root} is full ({error.strerror}): free some disk space."
+                self.fail(S3Error(507, "InsufficientStorage", message))
             else:
                 self.fail(S3Error(500, "InternalError", str(error)))
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = route
 
     def act(self) -> None:
-        """What is asked for."""
+        """Perform the request."""
         raise NotImplementedError
 
     def length(self) -> int:
-        """The number of bytes of the body."""
+        """Return the number of bytes of the body."""
         if self.headers.get("transfer-encoding"):
             raise S3Error(411, "MissingContentLength", "Transfer-Encoding is not supported: send Content-Length.")
         lengths = self.headers.get_all("content-length", ["0"])
@@ -117,40 +117,40 @@ class Request(BaseHTTPRequestHandler):
             raise S3Error(
                 400, "InvalidArgument", f"Content-Length is {', '.join(lengths)[:80]}: it must be one number."
             )
-        if int(lengths[0]) > LARGEST:
+        if int(lengths[0]) > MAX_BODY:
             raise S3Error(400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts.")
         return int(lengths[0])
 
     def receive(self, hashes: dict[str, Hash], announced: dict[str, str]) -> Iterator[memoryview]:
-        """The decoded body in blocks, through every hash; trailing checksums are added to `announced`."""
+        """Yield the decoded body in blocks and update the hashes; add trailing checksums to `announced`."""
         if self.expected:
             self.expected = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         payload = self.headers.get("x-amz-content-sha256", "")
         if not payload.startswith("STREAMING-"):
-            whole = hashes | ({"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {})
-            yield from self.exactly(self.unread, whole)
-            if len(payload) == 64 and whole["x-amz-content-sha256"].digest().hex() != payload:
-                raise S3Error(400, "XAmzContentSHA256Mismatch", f"what arrived does not have the sha256 {payload}.")
+            all_hashes = hashes | ({"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {})
+            yield from self.read_blocks(self.unread, all_hashes)
+            if len(payload) == 64 and all_hashes["x-amz-content-sha256"].digest().hex() != payload:
+                raise S3Error(400, "XAmzContentSHA256Mismatch", f"the received body's sha256 is not {payload}.")
             return
         signature = self.signature if payload.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD") else None
         if not signature and payload != "STREAMING-UNSIGNED-PAYLOAD-TRAILER":
             raise S3Error(501, "NotImplemented", f"x-amz-content-sha256 {payload} is not supported here.")
         size = -1
         while size:
-            line, digest = self.line(), hashlib.sha256()
+            line, digest = self.read_line(), hashlib.sha256()
             if not (match := CHUNK.match(line)) or (size := int(match[1], 16)) > self.unread:
-                raise S3Error(400, "IncompleteBody", f"a chunk of the body begins with {line[:80]!r}.")
-            yield from self.exactly(size, {**hashes, **({"chunk": digest} if signature else {})})
+                raise S3Error(400, "IncompleteBody", f"a chunk of the body starts with {line[:80]!r}.")
+            yield from self.read_blocks(size, {**hashes, **({"chunk": digest} if signature else {})})
             if signature and signature.chunk(digest.hexdigest()) != (match[2] or b"").decode():
                 raise S3Error(403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong.")
             if size:
-                self.line()
-        self.trailers(signature, announced)
+                self.read_line()
+        self.read_trailers(signature, announced)
 
-    def trailers(self, signature: Signature | None, announced: dict[str, str]) -> None:
+    def read_trailers(self, signature: Signature | None, announced: dict[str, str]) -> None:
         lines = b""
-        while self.unread and (line := self.line().strip()):
+        while self.unread and (line := self.read_line().strip()):
             name, _, value = line.decode("latin-1").partition(":")
             if name == "x-amz-trailer-signature":
                 if signature and signature.trailer(lines) != value:
@@ -162,23 +162,23 @@ class Request(BaseHTTPRequestHandler):
         if lines and signature:
             raise S3Error(403, "SignatureDoesNotMatch", "the trailing headers are not signed.")
 
-    def line(self) -> bytes:
+    def read_line(self) -> bytes:
         line = self.body.readline(min(self.unread, TRAILER))
         self.unread -= len(line)
         return line
 
-    def exactly(self, size: int, hashes: dict[str, Hash]) -> Iterator[memoryview]:
+    def read_blocks(self, size: int, hashes: dict[str, Hash]) -> Iterator[memoryview]:
         while size:
-            got = self.body.readinto(self.buffer[: min(size, BLOCK)])
-            size -= got
-            self.unread -= got
-            block = self.buffer[:got]
+            count = self.body.readinto(self.buffer[: min(size, BLOCK)])
+            size -= count
+            self.unread -= count
+            block = self.buffer[:count]
             for value in hashes.values():
                 value.update(block)
             yield block
 
     def answer(self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1) -> None:
-        while self.unread and not self.expected:  # an unread body would be taken for the next request
+        while self.unread and not self.expected:  # an unread body would be parsed as the next request
             self.unread -= self.body.readinto(self.buffer[: min(self.unread, BLOCK)])
         self.close_connection |= self.expected
         data = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode() if body else b""
@@ -187,12 +187,12 @@ class Request(BaseHTTPRequestHandler):
         if status != 204:
             fields["Content-Length"] = len(data) if length < 0 else length
         for name, value in (fields | ({"Connection": "close"} if self.close_connection else {})).items():
-            line = re.sub(r"[\r\n]+", " ", str(value))  # or a value of the URL begins a header of its own
+            line = re.sub(r"[\r\n]+", " ", str(value))  # a line break in the URL must not start another header
             self.send_header(name, line.encode("latin-1", "replace").decode("latin-1"))
         self.end_headers()
         if data and self.command != "HEAD" and status != 304:
             self.wfile.write(data)
 
     def fail(self, error: S3Error) -> None:
-        where = quote(f"/{self.bucket}/{self.key}")
-        self.answer(error.status, body=xml("Error", Code=error.code, Message=error, Resource=where))
+        resource = quote(f"/{self.bucket}/{self.key}")
+        self.answer(error.status, body=xml("Error", Code=error.code, Message=error, Resource=resource))

@@ -1,11 +1,11 @@
-"""The embedded services: an S3 endpoint and MLflow, on 127.0.0.1, with their data under the home directory.
+"""The embedded services: an S3 endpoint and MLflow, on 127.0.0.1, with their data in the home directory.
 
     services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
 
-They start with the first command that needs them, outlive it, and are shared by all later ones: each is recorded in
-`services/<name>.json` (port, pid, start time). Two commands at once start one (flock). The listening socket is made
-here and handed over, so that `start` returns at once and an early request waits instead of being refused; a service
-that died is started again on the port it had. S3_ENDPOINT_URL and MLFLOW_TRACKING_URI name real ones instead.
+The first command that needs a service starts it; it outlives the command and serves all later ones. Each is recorded in
+`services/<name>.json` (port, pid, start time). Concurrent commands start only one (flock). The listening socket is
+created here and passed to the service, so `start` returns immediately and early requests wait instead of being refused.
+A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use real services.
 """
 
 import fcntl
@@ -29,17 +29,17 @@ from rekindle.errors import RekindleError, StorageError, TrackingError, say, wit
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
-GRACE = 5.0  # seconds that a service has to end
+GRACE_S = 5.0  # for a service to exit
 SERVICES = ("s3", "mlflow")
-REAL = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}  # the variable that names a real one
+REAL = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}  # environment variable with a real service's address
 LOGIN = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-CREDENTIALS, TOKEN = "credentials.json", "mlflow-token.json"  # files  # nosec B105
+CREDENTIALS, TOKEN = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
 FAILS_WITH: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
 @dataclass(frozen=True)
 class Record:
-    """A started service, as it is written down; pid 0: stopped."""
+    """The saved record of a service; pid 0: stopped."""
 
     name: str
     port: int
@@ -61,10 +61,10 @@ class Services:
     def __init__(self, home: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.home, self.folder, self.environ = home.resolve(), home.resolve() / "services", environ
         self.children: dict[str, subprocess.Popen] = {}
-        self.used: set[str] = set()  # by this process
+        self.used: set[str] = set()  # names of services that this process uses
 
     def start(self, *names: str) -> None:
-        """Start those of `names` (default: all) that do not run, unless a real one is configured. Returns at once."""
+        """Start the services `names` (default: all) unless they run or real ones are set. Returns immediately."""
         for name in names or SERVICES:
             if self.environ.get(REAL[name]):
                 continue
@@ -72,39 +72,40 @@ class Services:
             if (record := self.find(name)) and record.alive:
                 continue
             if (child := self.children.get(name)) and (code := child.poll()) and code > 0:
-                raise self._broken(name, f"ended with code {code}")  # by itself: it would again
+                raise self._error(name, f"ended with code {code}")  # restarting it would not help
             if name == "mlflow":
                 self.start("s3")
             with self._locked():
                 self._launch(name)
 
     def keep(self) -> None:
-        """Start those again that died without having been stopped, and those that this process uses, and say so."""
+        """Restart services that died without being stopped, or that this process uses, with a message."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used or (record and record.pid):
                 if not (record and record.alive):
-                    say(f"the embedded {name} service is gone: it is started again")
+                    say(f"the embedded {name} service has died: restarting it")
                 self.start(name)
 
     def url(self, name: str) -> str:
-        """Where a service is, started if need be. A real one must answer: StorageError or TrackingError if not."""
+        """Return the address of a service; start it if necessary. Raises StorageError or TrackingError if a real
+        service does not answer."""
         if real := self.environ.get(REAL[name]):
-            _reachable(name, real)
+            _check_reachable(name, real)
             return real
         self.start(name)
         record = self.find(name)
         if not record:
-            raise FAILS_WITH[name](f"{self.folder}/{name}.json vanished: somebody else stops the services. Try again.")
+            raise FAILS_WITH[name](f"{self.folder}/{name}.json was deleted by another command. Try again.")
         return record.url
 
     def environment(self) -> dict[str, str]:
-        """What pods need to reach the services (the ConfigMap)."""
+        """Return the variables with the services' addresses for pods (the ConfigMap). Starts the services."""
         self.start()
         return self.store() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
 
     def store(self) -> dict[str, str]:
-        """The part of it about the object store, which alone is started if need be."""
+        """Return the variables of the object store. Starts only that service."""
         return {
             "S3_ENDPOINT_URL": self.url("s3"),
             "S3_BUCKET": self.environ.get("S3_BUCKET", BUCKET),
@@ -112,7 +113,7 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """AWS_* of the S3 endpoint (the Secret): those of the environment for a real one, else this home's own."""
+        """Return AWS_* for the S3 endpoint (the Secret): from the environment for a real one, else from this home."""
         if self.environ.get(REAL["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
@@ -127,15 +128,17 @@ class Services:
         return f"{address}/?token={self.login()[LOGIN[0]]}{fragment and '#' + fragment}"
 
     def login(self) -> dict[str, str]:
-        """MLFLOW_TRACKING_* with which clients log in (in Secrets): those of the environment for a real MLflow, else
-        the token of the embedded one, which is started if need be."""
+        """Return MLFLOW_TRACKING_* for clients to log in (in Secrets): from the environment for a real MLflow.
+
+        Otherwise return the token of the embedded MLflow, and start it.
+        """
         if self.environ.get(REAL["mlflow"]):
             return {name: self.environ[name] for name in LOGIN if self.environ.get(name)}
         self.start("mlflow")
         return self._token()
 
     def write_link(self, url: str) -> str:
-        """The path of a file that leads to `url`: a browser's arguments can be seen by every user of the machine."""
+        """Write a file that redirects to `url`, and return its path: all local users can see a browser's arguments."""
         path = self.folder / "mlflow.html"
         self._make_folder()
         link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
@@ -145,39 +148,39 @@ class Services:
     def _token(self) -> dict[str, str]:
         return self._keep_secret(TOKEN, {LOGIN[0]: secrets.token_urlsafe(32)})
 
-    def _keep_secret(self, name: str, made: dict[str, str]) -> dict[str, str]:
-        """The content of a file that only its owner can read; `made` becomes it if it is missing."""
+    def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
+        """Return the content of a file that only its owner can read; write `initial` if it is missing."""
         self._make_folder()
-        return json.loads(write_once(self.folder / name, json.dumps(made), 0o600))
+        return json.loads(write_once(self.folder / name, json.dumps(initial), 0o600))
 
     def ready(self, timeout: float = 60) -> None:
-        """Wait until all answer. Raises StorageError or TrackingError with the end of the log if one cannot."""
-        until = time.monotonic() + timeout
+        """Wait until all services answer. Raises StorageError or TrackingError with the end of the log."""
+        deadline = time.monotonic() + timeout
         for name in SERVICES:
             while not answers(self.url(name) + ("/health" if name == "mlflow" else "")):
-                if time.monotonic() > until:
-                    raise self._broken(name, "does not answer")
+                if time.monotonic() > deadline:
+                    raise self._error(name, "does not answer")
                 time.sleep(0.05)
 
     def find(self, name: str) -> Record | None:
-        """The service as last recorded, alive or not."""
+        """Return the record of a service, alive or dead, or None."""
         try:
             return Record(**json.loads((self.folder / f"{name}.json").read_text()))
         except FileNotFoundError:
             return None
 
     def down(self) -> list[str]:
-        """Stop what was started here and wait for the end. The data stays. Gives what was stopped."""
+        """Stop the services of this home and wait for their end; keep the data. Return their names."""
         self.used.clear()
         if not self.folder.exists():
             return []
         with self._locked():
             running = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
             for record in running:
-                end_group(record.pid, record.since, GRACE)
+                end_group(record.pid, record.since, GRACE_S)
                 try:
-                    self._write(replace(record, pid=0, since=0))  # the port is kept
-                except OSError:  # unless the disk is full
+                    self._write(replace(record, pid=0, since=0))  # keeps the port
+                except OSError:  # the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
             self._forget_token()
             for child in self.children.values():
@@ -185,20 +188,20 @@ class Services:
             return [record.name for record in running]
 
     def _forget_token(self) -> None:
-        """Whoever listens on the port that MLflow had may be sent the token by a client that does not know it ended."""
+        """Delete the token: clients of the stopped MLflow may send it to another process on the same port."""
         (self.folder / TOKEN).unlink(missing_ok=True)
 
-    def _broken(self, name: str, what: str) -> RekindleError:
+    def _error(self, name: str, problem: str) -> RekindleError:
         log = self.folder / f"{name}.log"
         tail = "\n".join(log.read_text().splitlines()[-8:])
-        return FAILS_WITH[name](f"The embedded {name} service {what}. {log} ends:\n{tail}")
+        return FAILS_WITH[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
 
     def _launch(self, name: str) -> None:
-        before = self.find(name)
-        if before and before.alive:
-            return  # somebody else was faster
-        listening = _listen(before.port if before else 0)
-        if name == "mlflow" and before and listening.getsockname()[1] != before.port:
+        previous = self.find(name)
+        if previous and previous.alive:
+            return  # another command was faster
+        listening = _listen(previous.port if previous else 0)
+        if name == "mlflow" and previous and listening.getsockname()[1] != previous.port:
             self._forget_token()
         with listening, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
@@ -242,9 +245,9 @@ class Services:
 
 
 def answers(url: str, timeout: float = 2) -> bool:
-    """Whether an HTTP server answers there, be it with a refusal."""
+    """Return True if an HTTP server answers at `url`, even with an error below 500."""
     import urllib.error
-    import urllib.request  # 40 ms, which a run that waits for nothing should not pay
+    import urllib.request  # takes 40 ms: only commands that wait need it
 
     try:
         with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own
@@ -255,16 +258,15 @@ def answers(url: str, timeout: float = 2) -> bool:
         return False
 
 
-def _reachable(name: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
-        return  # MLflow also takes databases and managed services
+def _check_reachable(name: str, url: str) -> None:
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https"):
+        return  # MLflow also supports databases and managed services
     try:
-        with socket.create_connection(
-            (parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]), 3
-        ):
+        port = address.port or {"http": 80, "https": 443}[address.scheme]
+        with socket.create_connection((address.hostname or "", port), 3):
             return
-    except (OSError, ValueError) as error:  # ValueError: a port that is none
+    except (OSError, ValueError) as error:  # ValueError: an invalid port
         raise FAILS_WITH[name](
             f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the "
             f"address; unset {REAL[name]} to use the embedded one."
@@ -274,5 +276,5 @@ def _reachable(name: str, url: str) -> None:
 def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port), backlog=128)
-    except OSError:  # the port it had was taken by somebody else in the meantime
+    except OSError:  # another process uses the previous port now
         return socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -1,4 +1,4 @@
-"""Verifies the signatures of S3 requests: version 4 in headers, URLs and chunks, version 2 in URLs (of MLflow).
+"""Verify the signatures of S3 requests: version 4 in headers, URLs and chunks, version 2 in URLs (used by MLflow).
 
 Sources: AWS, Authenticating Requests (AWS Signature Version 4); Signing and authenticating REST requests, for 2.
 """
@@ -20,16 +20,16 @@ AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=([^/,\s]+)/(\d{{8}}/[^/,\s]+/s3/aws4_request)\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
-SKEW = 900  # seconds that a signed request may be older or newer
-LONGEST = 7 * 86400  # seconds that a URL of version 4 may be valid
-NOTHING = hashlib.sha256().hexdigest()
+MAX_SKEW_S = 900  # maximal difference between the time of a signature and ours
+MAX_URL_LIFE_S = 7 * 86400  # of a URL of version 4
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
 SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
 
 
 @dataclass
 class Signature:
-    """The signature of a request, from which those of the chunks of its body go on."""
+    """The signature of a request; the signatures of its body's chunks continue it."""
 
     key: bytes
     date: str
@@ -37,40 +37,40 @@ class Signature:
     last: str = ""
 
     def next(self, kind: str, *lines: str) -> str:
-        """The signature of these lines after the last one; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
+        """Sign these lines, chained to the last signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
         text = "\n".join([ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines])
         self.last = hmac.digest(self.key, text.encode(), "sha256").hex()
         return self.last
 
     def chunk(self, digest: str) -> str:
-        """The signature of a chunk with this sha256."""
-        return self.next("-PAYLOAD", NOTHING, digest)
+        """Return the signature of a chunk with this sha256."""
+        return self.next("-PAYLOAD", EMPTY_SHA256, digest)
 
     def trailer(self, lines: bytes) -> str:
-        """The signature of the trailing headers, each line with its end."""
+        """Return the signature of the trailing headers, including line ends."""
         return self.next("-TRAILER", hashlib.sha256(lines).hexdigest())
 
 
-def verified(method: str, target: str, headers: Message, keys: tuple[str, str], now: float) -> Signature | None:
-    """The signature of a request, None with one of version 2; `keys`: access key and secret key.
+def verify(method: str, target: str, headers: Message, keys: tuple[str, str], now: float) -> Signature | None:
+    """Verify a request; return its signature, or None for version 2. `keys`: access key and secret key.
 
-    Raises S3Error, if there is none, a wrong one or one of another time.
+    Raises S3Error if the signature is missing, wrong or not valid now.
     """
     url = urlsplit(target)
     pairs = parse_qsl(url.query, keep_blank_values=True, max_num_fields=100)
     query = dict(pairs)
     if "Signature" in query:
-        return _version_2(method, url.path, query, headers, keys, now)
+        return _verify_version_2(method, url.path, query, headers, keys, now)
     if presigned := "X-Amz-Signature" in query:
         access_key, _, scope = query.get("X-Amz-Credential", "").partition("/")
         names, signature = query.get("X-Amz-SignedHeaders", ""), query["X-Amz-Signature"]
         date, payload = query.get("X-Amz-Date", ""), headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
         pairs = [(name, value) for name, value in pairs if name != "X-Amz-Signature"]
-    elif parts := AUTHORIZATION.fullmatch(headers.get("authorization", "")):
-        access_key, scope, names, signature = parts.groups()
+    elif match := AUTHORIZATION.fullmatch(headers.get("authorization", "")):
+        access_key, scope, names, signature = match.groups()
         date, payload = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", "")
     else:
-        raise S3Error(403, "AccessDenied", "a request must be signed (version 4): set AWS_* as `rekindle env` says.")
+        raise S3Error(403, "AccessDenied", "a request must be signed (version 4): set AWS_* as `rekindle env` prints.")
     _check_access_key(access_key, keys)
     signed = names.split(";")
     unsigned = [name for name in {name.lower() for name in headers} - set(signed) if name.startswith("x-amz-")]
@@ -87,9 +87,9 @@ def verified(method: str, target: str, headers: Message, keys: tuple[str, str], 
         names,
         payload,
     ]
-    made = Signature(signing_key(keys[1], scope), date, scope)
-    _compare(made.next("", hashlib.sha256("\n".join(canonical).encode("latin-1")).hexdigest()), signature)
-    return made
+    expected = Signature(signing_key(keys[1], scope), date, scope)
+    _compare(signature, expected.next("", hashlib.sha256("\n".join(canonical).encode("latin-1")).hexdigest()))
+    return expected
 
 
 def _check_access_key(access_key: str, keys: tuple[str, str]) -> None:
@@ -97,19 +97,19 @@ def _check_access_key(access_key: str, keys: tuple[str, str]) -> None:
         raise S3Error(403, "InvalidAccessKeyId", "The access key is not this endpoint's: set AWS_ACCESS_KEY_ID.")
 
 
-def _compare(made: str, signature: str) -> None:
-    if not hmac.compare_digest(made.encode(), signature.encode()):
+def _compare(signature: str, expected: str) -> None:
+    if not hmac.compare_digest(signature.encode(), expected.encode()):
         raise S3Error(403, "SignatureDoesNotMatch", "the signature is wrong: set AWS_SECRET_ACCESS_KEY.")
 
 
 def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
-    """`life`: seconds for which a URL is valid."""
+    """`life`: validity of a URL in seconds."""
     if not re.fullmatch(r"\d{8}T\d{6}Z", date) or not scope.startswith(date[:8]):
-        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: give the date of the credential, and the time.")
+        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal that in the credential.")
     age = now - datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    if life is None and abs(age) > SKEW:
-        raise S3Error(403, "RequestTimeTooSkewed", f"signed at {date}: that is {age:.0f} seconds ago. Set the clock.")
-    if life is not None and not (0 < life <= LONGEST and -SKEW < age < life):
+    if life is None and abs(age) > MAX_SKEW_S:
+        raise S3Error(403, "RequestTimeTooSkewed", f"signed at {date}, {age:.0f} seconds ago: set the clock.")
+    if life is not None and not (0 < life <= MAX_URL_LIFE_S and -MAX_SKEW_S < age < life):
         raise S3Error(403, "AccessDenied", f"Request has expired: signed at {date} for {life} seconds.")
 
 
@@ -118,14 +118,14 @@ def _canonical(pairs: list[tuple[str, str]]) -> str:
 
 
 def signing_key(secret: str, scope: str) -> bytes:
-    """The key for one day, region and service."""
+    """Return the key for one day, region and service."""
     key = f"AWS4{secret}".encode()
-    for part in scope.split("/"):
-        key = hmac.digest(key, part.encode(), "sha256")
+    for component in scope.split("/"):
+        key = hmac.digest(key, component.encode(), "sha256")
     return key
 
 
-def _version_2(
+def _verify_version_2(
     method: str, path: str, query: Mapping[str, str], headers: Message, keys: tuple[str, str], now: float
 ) -> None:
     _check_access_key(query.get("AWSAccessKeyId", ""), keys)
@@ -141,4 +141,4 @@ def _version_2(
     )
     lines = [method, headers.get("content-md5", ""), headers.get("content-type", ""), expires, *amazon, resource]
     digest = hmac.digest(keys[1].encode(), "\n".join(lines).encode(), "sha1")
-    _compare(base64.b64encode(digest).decode(), query["Signature"])
+    _compare(query["Signature"], base64.b64encode(digest).decode())

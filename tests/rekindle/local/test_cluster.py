@@ -1,4 +1,4 @@
-"""This machine as the cluster of a training: what its pods get besides what they get of any."""
+"""This machine as a cluster: the addresses, credentials and images of its pods."""
 
 import socket
 from pathlib import Path
@@ -14,7 +14,7 @@ from rekindle.local.cluster import LocalCluster
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    """With services that are said to be elsewhere, so that none is started."""
+    """Return a cluster with fake addresses of real services, so no embedded service is started."""
     monkeypatch.setenv("S3_ENDPOINT_URL", "test://s3")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "test://mlflow")
     monkeypatch.setenv("S3_BUCKET", "bucket")
@@ -39,19 +39,19 @@ def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCl
 
 
 @pytest.mark.parametrize("command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]])
-def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str], cluster: LocalCluster) -> None:
-    ours = manifest({"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]})
+def test_an_image_of_this_repository_is_recognized_by_its_command(command: list[str], cluster: LocalCluster) -> None:
+    checked = manifest({"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]})
     if command[1:]:
-        assert check(ours, cluster) == []
+        assert check(checked, cluster) == []
     else:
         with pytest.raises(ConfigError, match=r"registry\.example/mine"):
-            check(ours, cluster)
+            check(checked, cluster)
 
 
-def test_a_taken_port_of_a_model_is_named_with_the_setting_that_changes_it(cluster: LocalCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match=r"--set serve\.port="):
+def test_the_error_for_a_models_occupied_port_names_its_setting(cluster: LocalCluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ConfigError, match=r"--set serve\.port="):
         service = {
             "metadata": {"name": "m"},
-            "spec": {"selector": {"a": "b"}, "ports": [{"port": taken.getsockname()[1]}]},
+            "spec": {"selector": {"a": "b"}, "ports": [{"port": server.getsockname()[1]}]},
         }
         cluster.kinds.controllers(cluster, cluster.home)["Service"].check(service)

@@ -50,7 +50,7 @@ def job(name: str = "job", *, master: dict | None = None, worker: dict | None = 
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
 
 
-def kinds(status: dict) -> list[str]:
+def condition_types(status: dict) -> list[str]:
     return [condition["type"] for condition in status.get("conditions") or []]
 
 
@@ -68,7 +68,7 @@ def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
     return process.pid
 
 
-def gone(number: int) -> bool:
+def has_exited(number: int) -> bool:
     return not Path(f"/proc/{number}").exists() or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
 
 
@@ -90,15 +90,15 @@ def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
     workers = [pid(jobs, f"job-worker-{index}") for index in range(2)]
     status = wait(jobs, has("Succeeded"))
     assert log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
-    assert kinds(status) == ["Created", "Running", "Succeeded"]
+    assert condition_types(status) == ["Created", "Running", "Succeeded"]
     assert status["conditions"][1]["status"] == "False"
     assert status["replicaStatuses"]["Master"]["succeeded"] == 1
     assert status["completionTime"] >= status["startTime"]
     assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
-    wait(jobs, lambda _: all(map(gone, workers)), seconds=5)
+    wait(jobs, lambda _: all(map(has_exited, workers)), seconds=5)
 
 
-def test_the_environment_is_the_operators() -> None:
+def test_the_environment_equals_that_of_the_operator() -> None:
     conf = [{"key": "is_host", "value": "0"}, {"key": "x", "value": "1"}]
     elastic = {"minReplicas": 1, "maxReplicas": 4, "rdzvBackend": "rekindle", "rdzvId": "a", "maxRestarts": 100,
                "rdzvHost": "job-master-0", "rdzvConf": conf}  # fmt: skip
@@ -115,18 +115,18 @@ def test_the_environment_is_the_operators() -> None:
     assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 
 
-def test_a_killed_worker_is_started_again_in_place(jobs: TrainingJobs) -> None:
+def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
     wait(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
-    before, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
-    os.kill(before, signal.SIGKILL)
+    victim, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
+    os.kill(victim, signal.SIGKILL)
     status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
     assert "ended with code 137, is started again\n" in log(jobs, "job-worker-0")
-    assert (pid(jobs, "job-worker-0") != before, pid(jobs, "job-worker-1")) == (True, other)
-    assert kinds(status) == ["Created", "Running"]
+    assert (pid(jobs, "job-worker-0") != victim, pid(jobs, "job-worker-1")) == (True, other)
+    assert condition_types(status) == ["Created", "Running"]
 
 
-def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> None:
+def test_exit_codes_below_128_fail_the_job_with_the_reason(jobs: TrainingJobs) -> None:
     failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy))
@@ -135,12 +135,12 @@ def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> No
     assert status["conditions"][-1]["message"].endswith("train.workers is 0")
     failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
     assert evaluate_conditions({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
-    assert "completionTime" not in status, "as the operator forgets it"
+    assert "completionTime" not in status, "the operator omits it, too"
     wait(jobs, lambda _: not jobs.jobs, seconds=5)
 
 
-def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
-    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the one place that pods and the machine share
+def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
+    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # shared by pods and the machine
     program = (
         f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
         "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"
@@ -148,10 +148,10 @@ def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
     )
     jobs.apply(job(master=replica(program, policy="ExitCode")))
     wait(jobs, has("Restarting"))
-    assert kinds(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
+    assert condition_types(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
 
 
-def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: TrainingJobs) -> None:
+def test_never_fails_at_the_first_failure_and_always_restarts(jobs: TrainingJobs) -> None:
     jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
     status = wait(jobs, has("Failed"), "never")
     assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
@@ -159,14 +159,14 @@ def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: TrainingJobs)
     wait(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
 
 
-def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: TrainingJobs) -> None:
+def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: TrainingJobs) -> None:
     quick = "import os, time; time.sleep(0 if os.environ['POD'] == 'job-worker-0' else 60)"
     worker = replica(quick, 2)
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     worker["template"]["spec"]["containers"][0]["env"] = env
     jobs.apply(job(worker=worker, elasticPolicy={"minReplicas": 1}))
     status = wait(jobs, has("Succeeded"))
-    assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts the active ones, too"
+    assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts active pods, too"
 
 
 def test_limits_end_a_job(jobs: TrainingJobs) -> None:
@@ -179,21 +179,21 @@ def test_limits_end_a_job(jobs: TrainingJobs) -> None:
     wait(jobs, lambda _: not jobs.jobs, "deadline")
 
 
-def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: TrainingJobs) -> None:
+def test_a_suspended_job_has_no_pods_and_continues_when_resumed(jobs: TrainingJobs) -> None:
     obj = job(worker=replica(SLEEP))
     jobs.apply(obj)
     wait(jobs, has("Running"))
-    was = pid(jobs, "job-worker-0")
+    first = pid(jobs, "job-worker-0")
     obj["spec"]["runPolicy"] = {"suspend": True}
     jobs.apply(obj)
-    status = wait(jobs, lambda status: condition(status, "Suspended") and gone(was))
+    status = wait(jobs, lambda status: condition(status, "Suspended") and has_exited(first))
     assert "startTime" not in status
     obj["spec"]["runPolicy"]["suspend"] = False
     jobs.apply(obj)
     wait(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
 
 
-def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs) -> None:
+def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> None:
     polite = (
         "import os, signal, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
@@ -208,11 +208,11 @@ def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs)
     pids = [pid(jobs, "job-master-0"), pid(jobs, "job-worker-0"), int(log(jobs, "job-master-0"))]
     assert jobs.delete("job")
     assert "drained" in log(jobs, "job-master-0")
-    assert all(map(gone, pids))
+    assert all(map(has_exited, pids))
     assert jobs.get("job") is None
 
 
-def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs) -> None:
+def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) -> None:
     program = (
         "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept); open(kept, 'w');"
         "sys.exit(0 if there else 1)"
@@ -233,7 +233,7 @@ def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs
     assert not shared_memory(jobs.run, "other").exists()
 
 
-def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
+def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
     obj = job(master=replica("print('up', flush=True); " + SLEEP))
     runner = (
         "import json, sys, time; from pathlib import Path\n"
@@ -250,24 +250,24 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     assert not jobs.jobs, "another process runs it"
     first.kill()
     first.wait()
-    status = wait(jobs, lambda status: kinds(status)[-1:] == ["Restarting"] or len(jobs.jobs))
+    status = wait(jobs, lambda status: condition_types(status)[-1:] == ["Restarting"] or len(jobs.jobs))
     status = wait(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
-    assert kinds(status) == ["Created", "Running"]
-    assert jobs.apply(obj)["metadata"]["generation"] == 1, "applied again, it is the same job"
+    assert condition_types(status) == ["Created", "Running"]
+    assert jobs.apply(obj)["metadata"]["generation"] == 1, "applying it again does not change the job"
     jobs.stop(5)
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
 
 
-def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: TrainingJobs) -> None:
+def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica("")))
     wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
-    left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
+    leftovers = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
     jobs.apply(job("other", master=replica(SLEEP)))
     kept = shared_memory(jobs.run, "other")
-    for folder in (*left, kept):
+    for folder in (*leftovers, kept):
         folder.mkdir(parents=True)
     Resources(jobs.cluster, {}, jobs.run).clean_up()
-    assert [folder.exists() for folder in (*left, kept)] == [False, False, True]
+    assert [folder.exists() for folder in (*leftovers, kept)] == [False, False, True]
     kept.rmdir()
 
 
@@ -285,7 +285,7 @@ WRONG: dict[str, Callable[[dict, dict], Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_the_webhook_refuses_is_refused_here(jobs: TrainingJobs, message: str) -> None:
+def test_jobs_that_the_webhook_rejects_are_rejected(jobs: TrainingJobs, message: str) -> None:
     obj = job(master=replica(""), worker=replica(""))
     WRONG[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
     with pytest.raises(ConfigError, match=message):
@@ -293,10 +293,10 @@ def test_what_the_webhook_refuses_is_refused_here(jobs: TrainingJobs, message: s
     assert jobs.get("job") is None
 
 
-def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
-    def left(name: str, hours: float) -> Path:
-        """The memory of a run that was interrupted."""
-        (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine sweeps
+def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
+    def interrupt_run(name: str, hours: float) -> Path:
+        """Leave the shared memory of an interrupted run."""
+        (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine would sweep
         controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "runs" / name)[
             "PyTorchJob"
         ]
@@ -309,7 +309,8 @@ def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: 
             os.utime(file, (then := datetime.now(UTC).timestamp() - hours * 3600, then))
         return memory
 
-    recent, old, removed, running = left("recent", 0.5), left("old", 2), left("removed", 0), left("running", 2)
+    ages = {"recent": 0.5, "old": 2, "removed": 0, "running": 2}
+    recent, old, removed, running = (interrupt_run(name, hours) for name, hours in ages.items())
     shutil.rmtree(tmp_path / "runs/removed")
     runner = RunFiles(tmp_path, "running")
     runner.lock()

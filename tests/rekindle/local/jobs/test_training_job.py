@@ -1,4 +1,4 @@
-"""The other kinds of jobs as real processes, which add numbers up by what the operator tells them of each other."""
+"""The other kinds of jobs as real processes: their replicas find each other by the operator's variables."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.polling import wait
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
-# rank 0 prints the sum of what all of them send; {where} gives rank, size, host and port from the environment
+# rank 0 prints the sum of all replicas' numbers; {where} reads rank, size, host and port from the environment
 SUM = """
 import json, os, socket, time
 e = os.environ
@@ -66,13 +66,13 @@ WHERE = {
         "host, port = e['COORDINATOR_ADDRESS'], e['COORDINATOR_PORT']"
     ),
 }
-FIRST = {  # the pod of rank 0, and the sum of all
+FIRST = {  # the pod of rank 0, and the sum
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
-    "PaddleJob": ("master-0", 5),  # which does not number its workers
+    "PaddleJob": ("master-0", 5),  # its workers have no numbers
     "JAXJob": ("worker-0", 6),
 }
-# starts a process in every slot of the hostfile, as mpirun does, and adds up what they print
+# starts a process in every slot of the hostfile, like mpirun, and prints their outputs
 LAUNCH = """
 import os, subprocess
 e = os.environ
@@ -89,21 +89,21 @@ raise SystemExit(max(process.returncode for process in started))
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, Any]]]]:
-    """Apply a job, and poll until its status holds: its controller and its status."""
-    made = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
+    """Return a function that applies a job, waits for a status, and returns the job's controller and status."""
+    controllers = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
 
     def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
-        jobs, name = made[obj["kind"]], obj["metadata"]["name"]
+        jobs, name = controllers[obj["kind"]], obj["metadata"]["name"]
         jobs.apply(obj)
         return jobs, wait(jobs, holds, name, seconds)
 
     yield run
-    for jobs in made.values():
+    for jobs in controllers.values():
         jobs.stop(0)
 
 
 def job(kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any) -> dict[str, Any]:
-    """The job of the blocks, with these programs; without `worker` that of the lead."""
+    """Return the job that the block creates, with these programs (`worker`: default is `lead`)."""
     obj = kinds("job", lead, worker or lead)[kind].manifest
     obj["spec"] |= spec
     replicas = next(value for key, value in obj["spec"].items() if key.endswith("ReplicaSpecs"))
@@ -119,29 +119,29 @@ def log(jobs: TrainingJobs, pod: str) -> str:
     return (jobs.run / "logs" / f"{pod}.log").read_text()
 
 
-def judged(kind: str, status: dict[str, Any]) -> bool | None:
+def evaluate(kind: str, status: dict[str, Any]) -> bool | None:
     success = "status.replicaStatuses.Master.succeeded > 0" if kind == "PyTorchJob" else BLOCKS[kind].success
     return evaluate_conditions({"status": status}, success, ",".join(FAILURE))[0]
 
 
-def shape(status: dict[str, Any]) -> list[tuple[str, str, str]]:
+def conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(entry["type"], entry["status"], entry["reason"]) for entry in status["conditions"]]
 
 
-def test_every_kind_that_the_blocks_make_runs_here() -> None:
+def test_every_kind_of_the_blocks_runs_here() -> None:
     assert set(ENVIRONMENTS) == {*JOBS} == {*BLOCKS, "PyTorchJob"}
 
 
 @pytest.mark.parametrize("kind", WHERE)
-def test_the_replicas_find_each_other_by_what_the_operator_tells_them(run: Any, kind: str) -> None:
+def test_replicas_find_each_other_by_the_operators_variables(run: Any, kind: str) -> None:
     first, total = FIRST[kind]
     program = SUM.format(where=WHERE[kind])
     jobs, status = run(job(kind, program, workers=3 if kind == "JAXJob" else 2))
     assert log(jobs, f"job-{first}").split() == ["sum", str(total)]
-    assert judged(kind, status) is True
+    assert evaluate(kind, status) is True
     reasons = [(kind_, f"{kind}{kind_}") for kind_ in ("Created", "Running", "Succeeded")]
-    assert [(type_, reason) for type_, _, reason in shape(status)] == reasons
-    assert shape(status)[1][1] == "False" and status["completionTime"] >= status["startTime"]
+    assert [(type_, reason) for type_, _, reason in conditions(status)] == reasons
+    assert conditions(status)[1][1] == "False" and status["completionTime"] >= status["startTime"]
 
 
 def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) -> None:
@@ -152,40 +152,40 @@ def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) ->
     jobs, status = run(obj)
     ips = [jobs.cluster.address(f"job-worker-{index}") for index in (0, 0, 1, 1)]
     assert log(jobs, "job-launcher").strip() == str([[str(rank), ip] for rank, ip in enumerate(ips)])
-    assert judged("MPIJob", status) is True
+    assert evaluate("MPIJob", status) is True
 
 
-def test_what_mpirun_started_ends_with_its_worker(run: Any) -> None:
+def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
     obj = job("MPIJob", LAUNCH.format(program="'sleep 60'"), workers=1)
     worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
     jobs, _ = run(obj, lambda status: status.get("replicaStatuses", {}).get("Launcher", {}).get("active"))
     launcher = psutil.Process(jobs.jobs["job"].pods["job-launcher"].process.pid)
-    until("what mpirun starts", lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)))
+    until("mpirun's process", lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)))
     os.killpg(jobs.jobs["job"].pods["job-worker-0"].process.pid, signal.SIGKILL)
     _, status = run(obj, lambda status: "job-worker-0 has ended" in log(jobs, "job-launcher"))
-    assert judged("MPIJob", status) is None, "the Launcher is started again by its kubelet"
+    assert evaluate("MPIJob", status) is None, "the kubelet restarts the Launcher"
 
 
 @pytest.mark.parametrize("kind", sorted(set(JOBS) - {"PyTorchJob"}))
-def test_a_job_that_fails_says_why(run: Any, kind: str) -> None:
+def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"
     obj = job(kind, failing, policy="Never")
     if kind == "MPIJob":
         worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
         worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
     _, status = run(obj)
-    assert judged(kind, status) is False and status["completionTime"]
-    assert shape(status)[-1] == ("Failed", "True", f"{kind}Failed")
+    assert evaluate(kind, status) is False and status["completionTime"]
+    assert conditions(status)[-1] == ("Failed", "True", f"{kind}Failed")
     assert status["conditions"][-1]["message"].endswith("no such column")
 
 
-def test_a_tfjob_without_a_chief_ends_as_its_first_worker_or_as_all(run: Any) -> None:
+def test_a_tfjob_without_a_chief_ends_with_its_first_or_all_workers(run: Any) -> None:
     program = "import os, json, time; time.sleep(json.loads(os.environ['TF_CONFIG'])['task']['index'] * 60)"
     obj = job("TFJob", program)
     del obj["spec"]["tfReplicaSpecs"]["Chief"]
     _, status = run(obj)
-    assert judged("TFJob", status) is True
+    assert evaluate("TFJob", status) is True
     every = json.loads(json.dumps(obj))
     every["metadata"]["name"], every["spec"]["successPolicy"] = "every", "AllWorkers"
     _, status = run(every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded"))
@@ -196,7 +196,7 @@ def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
     failing = "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise SystemExit(3)\n"
     obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
     _, status = run(obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed"))
-    assert judged("TFJob", status) is None and not finished(status)
+    assert evaluate("TFJob", status) is None and not finished(status)
 
 
 def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
         success = BLOCKS[kind].success
         return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
 
-    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # which every whole run has
+    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # other tests run PyTorchJobs
 
     with Workflow(name="kinds", entrypoint="main") as workflow:
         templates = [applied(kind) for kind in others]
@@ -223,7 +223,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
     assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
 
 
-def test_the_environment_is_the_operators_for_every_kind() -> None:
+def test_the_environment_equals_that_of_the_operator_for_every_kind() -> None:
     def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
         return operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
 
@@ -231,8 +231,8 @@ def test_the_environment_is_the_operators_for_every_kind() -> None:
     config = json.loads(env("TFJob", "Worker", 1)["TF_CONFIG"])
     assert config == {"cluster": hosts, "task": {"type": "worker", "index": 1}, "environment": "cloud"}
     sparse = json.loads(env("TFJob", "Worker", 1, enableDynamicWorker=True)["TF_CONFIG"])
-    own = {"worker": {"1": "<job-worker-1>:2222"}, "ps": []}
-    assert sparse == {"cluster": own, "task": {"type": "worker", "index": 1}}
+    visible = {"worker": {"1": "<job-worker-1>:2222"}, "ps": []}
+    assert sparse == {"cluster": visible, "task": {"type": "worker", "index": 1}}
     assert env("XGBoostJob", "Worker", 1) == {
         "MASTER_PORT": "9999", "MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "3", "RANK": "2",
         "PYTHONUNBUFFERED": "1", "WORKER_PORT": "9999", "WORKER_ADDRS": "<job-worker-0>,<job-worker-1>",
@@ -254,16 +254,16 @@ def test_the_environment_is_the_operators_for_every_kind() -> None:
     }  # fmt: skip
 
 
-def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
+def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
     alone, other, v2 = job("XGBoostJob", ""), job("JAXJob", ""), job("MPIJob", "")
     del alone["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
     v2["apiVersion"] = "kubeflow.org/v2beta1"
-    for obj, why in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "only kubeflow.org/v1")):
-        with pytest.raises(ConfigError, match=why):
+    for obj, reason in ((alone, "needs a Master"), (other, 'must be called "jax"'), (v2, "use kubeflow.org/v1")):
+        with pytest.raises(ConfigError, match=reason):
             run(obj)
 
 
-def test_the_defaults_are_the_operators() -> None:
+def test_the_default_restart_policies_equal_those_of_the_operator() -> None:
     restarts = {kind: framework.restart for kind, framework in JOBS.items()}
     assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]

@@ -1,4 +1,4 @@
-"""The embedded S3 endpoint as a process of its own."""
+"""The embedded S3 endpoint as a separate process."""
 
 import http.client
 import os
@@ -18,7 +18,7 @@ KEY, SECRET = "local-key", "local-secret"
 
 
 class Endpoint:
-    """The server as a process, and a boto3 client for it."""
+    """The server's process, and a boto3 client for it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -34,7 +34,7 @@ class Endpoint:
         self.client = self.connect()
 
     def connect(self, key: str = KEY, secret: str = SECRET, **config: Any) -> Any:
-        # total_max_attempts: an error is the answer to look at, not a reason to try again
+        # total_max_attempts: tests check errors, so a retry would hide them
         settings = Config(**{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config})
         return boto3.Session().client(
             "s3", endpoint_url=self.url, region_name="us-east-1", config=settings, aws_access_key_id=key,
@@ -44,7 +44,7 @@ class Endpoint:
     def signed(
         self, method: str, path: str, headers: dict[str, str], payload: str = "UNSIGNED-PAYLOAD"
     ) -> dict[str, str]:
-        """These headers and those that sign them; `payload`: the x-amz-content-sha256."""
+        """Return the headers with their signature; `payload`: value of x-amz-content-sha256."""
         signer = S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1")
         signer.payload = lambda request: payload  # type: ignore[method-assign]
         request = AWSRequest(method, self.url + path, headers={**headers, "Host": f"127.0.0.1:{self.port}"})
@@ -52,7 +52,7 @@ class Endpoint:
         return dict(request.headers.items())
 
     def send(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of the answer to just these bytes."""
+        """Send exactly these bytes; return the status and body of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
         for name, value in headers.items():

@@ -1,4 +1,4 @@
-"""Who may use the embedded MLflow: through its real server, as its client, as a browser and as strangers ask."""
+"""Access control of the embedded MLflow's real server: requests of its client, of browsers and of strangers."""
 
 import http.client
 import json
@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from rekindle.local.services.services import Services
-from tests.rekindle.local.services.test_services import PLAIN, killed, record
+from tests.rekindle.local.services.test_services import PLAIN, kill, record
 
 CREATE = "/api/2.0/mlflow/experiments/create"
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
 
 
 class Mlflow:
-    """The embedded server, and requests to it with the headers given alone."""
+    """The embedded server, and requests to it with exact headers."""
 
     def __init__(self, services: Services) -> None:
         services.start()
@@ -68,7 +68,7 @@ PATHS = (
 )  # fmt: skip
 
 
-def test_a_stranger_gets_nothing_but_that_it_runs(mlflow: Mlflow) -> None:
+def test_a_stranger_can_only_read_the_health(mlflow: Mlflow) -> None:
     cookies = (f"rekindle-mlflow-{mlflow.port}={mlflow.token}", "a=b", "")
     wrong = [{"Authorization": value} for value in ("Bearer x", f"Basic {mlflow.token}", "Bearer ", "")]
     wrong += [{}, *({"Cookie": cookie} for cookie in cookies)]
@@ -82,7 +82,7 @@ def test_a_stranger_gets_nothing_but_that_it_runs(mlflow: Mlflow) -> None:
     assert b"theirs" not in mlflow.ask(SEARCH, mlflow.bearer)[1]
 
 
-def test_mlflows_client_needs_only_what_rekindle_env_says(mlflow: Mlflow, tmp_path: Path) -> None:
+def test_mlflows_client_needs_only_the_variables_of_rekindle_env(mlflow: Mlflow, tmp_path: Path) -> None:
     program = """
 import mlflow, pathlib
 mlflow.set_experiment("notebook")
@@ -99,23 +99,23 @@ print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
     assert re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE) == ["1.5", "3000000"], done.stderr
 
 
-def test_a_browser_comes_in_by_the_printed_address_and_stays_by_a_cookie(mlflow: Mlflow) -> None:
+def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlflow) -> None:
     address = mlflow.services.login_page(f"http://{mlflow.host}/#/experiments/1")
     assert address == f"http://{mlflow.host}/?token={mlflow.token}#/experiments/1"
     status, page, headers = mlflow.ask(f"/?token={mlflow.token}", {"Sec-Fetch-Site": "cross-site"})
     assert (status, b"location.replace" in page, headers["Cache-Control"]) == (200, True, "no-store")
     cookie, _, attributes = headers["Set-Cookie"].partition(";")
     assert attributes == " Path=/; HttpOnly; SameSite=Strict" and mlflow.token not in cookie
-    mine = {"Cookie": f"other=1; {cookie}"}
-    assert b"<html" in mlflow.ask("/", mine | {"Sec-Fetch-Site": "same-origin"})[1]
-    assert mlflow.status(SEARCH, mine | {"Sec-Fetch-Site": "same-origin"}) == 200
-    own = mine | {"Origin": f"http://{mlflow.host}", "Sec-Fetch-Site": "same-origin"}
-    assert mlflow.status(CREATE, own, method="POST", body={"name": "by the page"}) == 200
+    login = {"Cookie": f"other=1; {cookie}"}
+    assert b"<html" in mlflow.ask("/", login | {"Sec-Fetch-Site": "same-origin"})[1]
+    assert mlflow.status(SEARCH, login | {"Sec-Fetch-Site": "same-origin"}) == 200
+    from_page = login | {"Origin": f"http://{mlflow.host}", "Sec-Fetch-Site": "same-origin"}
+    assert mlflow.status(CREATE, from_page, method="POST", body={"name": "by the page"}) == 200
     link = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
-    assert mlflow.status("/", mine | link) == 200  # of a notebook at another port
+    assert mlflow.status("/", login | link) == 200  # a link in a notebook at another port
 
 
-def test_another_page_gets_nothing_from_a_browser_that_is_logged_in(mlflow: Mlflow) -> None:
+def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
     cookie = mlflow.ask(f"/?token={mlflow.token}")[2]["Set-Cookie"].partition(";")[0]
     for logged_in in ({"Cookie": cookie}, mlflow.bearer):
         for origin in ("http://127.0.0.1:1", f"http://localhost:{mlflow.port}", "http://evil.example", "null",
@@ -130,37 +130,39 @@ def test_another_page_gets_nothing_from_a_browser_that_is_logged_in(mlflow: Mlfl
         assert mlflow.status(SEARCH, {"Cookie": cookie, "Sec-Fetch-Site": site}) == 401
         frame = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
         assert mlflow.status("/", {"Cookie": cookie} | frame) == 401
-    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:  # the host of the target
+    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:  # a target with another host
         connection.sendall(f"GET http://evil.example{SEARCH} HTTP/1.1\r\nHost: {mlflow.host}\r\n"
                            f"Authorization: Bearer {mlflow.token}\r\n\r\n".encode())  # fmt: skip
         assert connection.recv(1000).startswith(b"HTTP/1.1 403 ")
 
 
-def test_no_experiment_leads_mlflow_to_a_file_or_another_part_of_the_store(mlflow: Mlflow, tmp_path: Path) -> None:
+def test_artifact_locations_outside_the_root_are_rejected(mlflow: Mlflow, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("precious")
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/link").symlink_to(tmp_path)
-    places = [str(tmp_path), f"file://{tmp_path}", f"{tmp_path}/artifacts/link", "s3://rekindle/releases", "./x",
+    locations = [str(tmp_path), f"file://{tmp_path}", f"{tmp_path}/artifacts/link", "s3://rekindle/releases", "./x",
               "http://127.0.0.1:1/x", "mlflow-artifacts://evil/x", "mlflow-artifacts:x", "runs:/x"]  # fmt: skip
-    for place in places:
+    for location in locations:
         for field in ("artifact_location", "artifactLocation"):
-            body: Any = {"name": f"{field} {place}", field: place}
+            body: Any = {"name": f"{field} {location}", field: location}
             for form in (body, json.dumps(body)):  # older clients encode twice
                 status, answer, _ = mlflow.ask(CREATE, mlflow.bearer, "POST", form)
-                assert status == 400, (place, answer)
+                assert status == 400, (location, answer)
     source = {"name": "m", "source": str(tmp_path)}
     mlflow.ask("/api/2.0/mlflow/registered-models/create", mlflow.bearer, "POST", {"name": "m"})
-    for place in (str(tmp_path), f"file://{tmp_path}", "http://127.0.0.1:1/x", "mlflow-artifacts://evil.example/x"):
+    for location in (str(tmp_path), f"file://{tmp_path}", "http://127.0.0.1:1/x", "mlflow-artifacts://evil.example/x"):
         create = "/api/2.0/mlflow/model-versions/create"
-        assert mlflow.status(create, mlflow.bearer, "POST", source | {"source": place}) == 400, place
+        assert mlflow.status(create, mlflow.bearer, "POST", source | {"source": location}) == 400, location
     assert (tmp_path / "key").read_text() == "precious"
 
 
-def test_locations_that_an_older_version_accepted_are_not_followed(mlflow: Mlflow, tmp_path: Path) -> None:
-    """A database into which a stranger put an experiment whose artifacts are a folder of the user's."""
-    made = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
+def test_artifact_locations_in_an_old_database_are_not_followed(mlflow: Mlflow, tmp_path: Path) -> None:
+    """The database has a stranger's experiment with a folder of the user as artifact location."""
+    experiment = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
     create = "/api/2.0/mlflow/runs/create"
-    run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", made | {"start_time": 1})[1])["run"]["info"]["run_id"]
+    run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", experiment | {"start_time": 1})[1])["run"]["info"][
+        "run_id"
+    ]
     (tmp_path / "key").write_text("precious")
     with sqlite3.connect(mlflow.services.home / "mlflow.db") as database:
         database.execute("update runs set artifact_uri = ? where run_uuid = ?", (str(tmp_path), run))
@@ -171,24 +173,24 @@ def test_locations_that_an_older_version_accepted_are_not_followed(mlflow: Mlflo
     assert (tmp_path / "key").read_text() == "precious"
 
 
-def test_a_token_is_not_that_of_whoever_had_the_port_in_the_meantime(services: Services) -> None:
-    """After `down`, a client that does not know of it sends the token to whoever listens there now."""
+def test_the_token_changes_if_another_process_may_have_received_it(services: Services) -> None:
+    """After `down`, clients may still send the old token to a new process on that port."""
     first = services.login()
     assert (services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
-    killed(services, "mlflow")
+    kill(services, "mlflow")
     services.keep()
-    assert services.login() == first, "pods that run have this one"
+    assert services.login() == first, "running pods have this token"
     services.down()
     second = services.login()
     assert second != first
-    port = killed(services, "mlflow").port
+    port = kill(services, "mlflow").port
     with socket.create_server(("127.0.0.1", port)):
         services.start("mlflow")
         assert record(services, "mlflow").port != port
         assert services.login() not in (first, second)
 
 
-def test_strangers_that_are_slow_or_many_hold_up_nobody(mlflow: Mlflow) -> None:
+def test_many_slow_strangers_do_not_delay_other_requests(mlflow: Mlflow) -> None:
     held = []
     try:
         for number in range(400):
@@ -213,7 +215,7 @@ def test_strangers_that_are_slow_or_many_hold_up_nobody(mlflow: Mlflow) -> None:
             connection.close()
 
 
-def test_the_token_is_in_no_command_line(mlflow: Mlflow, tmp_path: Path) -> None:
+def test_no_command_line_contains_the_token(mlflow: Mlflow, tmp_path: Path) -> None:
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             assert mlflow.token.encode() not in process.read_bytes()

@@ -32,30 +32,30 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     server.kill()
 
 
-def refused(call: Callable[[], Any]) -> tuple[int, str]:
+def error_of(call: Callable[[], Any]) -> tuple[int, str]:
     with pytest.raises(ClientError) as caught:
         call()
     return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
 
 
-def listed(client: Any, **query: Any) -> list[str]:
+def list_keys(client: Any, **query: Any) -> list[str]:
     pages = client.get_paginator("list_objects_v2").paginate(Bucket="data", **query)
     return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-def test_an_object_comes_back_as_it_was_written(endpoint: Endpoint) -> None:
+def test_an_object_is_read_as_it_was_written(endpoint: Endpoint) -> None:
     body = os.urandom(3 << 20)
     put = endpoint.client.put_object(Bucket="data", Key="a", Body=body, ContentType="x/y", Metadata={"who": "me"})
     got = endpoint.client.get_object(Bucket="data", Key="a")
     assert got["Body"].read() == body
     assert put["ETag"] == got["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
     assert (got["ContentType"], got["Metadata"], got["ContentLength"]) == ("x/y", {"who": "me"}, len(body))
-    assert refused(lambda: endpoint.client.get_object(Bucket="data", Key="none")) == (404, "NoSuchKey")
-    assert refused(lambda: endpoint.client.get_object(Bucket="nobucket", Key="a")) == (404, "NoSuchBucket")
-    assert refused(lambda: endpoint.client.head_object(Bucket="data", Key="none"))[0] == 404
+    assert error_of(lambda: endpoint.client.get_object(Bucket="data", Key="none")) == (404, "NoSuchKey")
+    assert error_of(lambda: endpoint.client.get_object(Bucket="nobucket", Key="a")) == (404, "NoSuchBucket")
+    assert error_of(lambda: endpoint.client.head_object(Bucket="data", Key="none"))[0] == 404
 
 
-def test_ranges_are_the_bytes_asked_for(endpoint: Endpoint) -> None:
+def test_a_range_returns_the_requested_bytes(endpoint: Endpoint) -> None:
     endpoint.client.put_object(Bucket="data", Key="digits", Body=b"0123456789")
     for header, expected in {
         "bytes=2-4": b"234",
@@ -66,11 +66,11 @@ def test_ranges_are_the_bytes_asked_for(endpoint: Endpoint) -> None:
         got = endpoint.client.get_object(Bucket="data", Key="digits", Range=header)
         assert got["Body"].read() == expected, header
         assert got["ContentRange"].endswith("/10")
-    late = refused(lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12"))
+    late = error_of(lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12"))
     assert late == (416, "InvalidRange")
 
 
-def test_exactly_one_of_racing_creators_wins(endpoint: Endpoint) -> None:
+def test_exactly_one_of_concurrent_creators_succeeds(endpoint: Endpoint) -> None:
     client = endpoint.client
 
     def create(racer: int, key: str) -> int:
@@ -100,30 +100,30 @@ def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(replace, range(8))) == 1
-    gone = refused(lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first))
+    gone = error_of(lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first))
     assert gone == (404, "NoSuchKey")
-    stale = refused(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first))
+    stale = error_of(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first))
     assert stale[0] == 412
-    now = client.head_object(Bucket="data", Key="latest")["ETag"]
-    assert refused(lambda: client.get_object(Bucket="data", Key="latest", IfNoneMatch=now))[0] == 304
+    current = client.head_object(Bucket="data", Key="latest")["ETag"]
+    assert error_of(lambda: client.get_object(Bucket="data", Key="latest", IfNoneMatch=current))[0] == 304
     assert client.get_object(Bucket="data", Key="latest")["Body"].read().startswith(b"by"), "the connection still works"
 
 
 @pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "md5"])
-def test_a_flipped_byte_is_refused_and_leaves_the_old_object(endpoint: Endpoint, name: str) -> None:
+def test_a_body_with_a_wrong_checksum_does_not_replace_the_object(endpoint: Endpoint, name: str) -> None:
     field = "ContentMD5" if name == "md5" else f"Checksum{name.upper()}"
     value = hashlib.md5() if name == "md5" else CHECKSUMS[name]()
     value.update(b"good")
     claim = {field: base64.b64encode(value.digest()).decode()}
     client = endpoint.connect(request_checksum_calculation="when_required")
     client.put_object(Bucket="data", Key=name, Body=b"good", **claim)
-    assert refused(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (400, "BadDigest")
+    assert error_of(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (400, "BadDigest")
     assert client.get_object(Bucket="data", Key=name)["Body"].read() == b"good"
 
 
 def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoint: Endpoint) -> None:
     def put(body: bytes, checksum: bytes) -> int:
-        chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:70], body[70:]))
+        chunks = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (body[:70], body[70:]))
         data = chunks + b"0\r\nx-amz-checksum-crc32:" + base64.b64encode(checksum) + b"\r\n\r\n"
         headers = {
             "x-amz-trailer": "x-amz-checksum-crc32", "Content-Encoding": "aws-chunked",
@@ -140,32 +140,32 @@ def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoin
     assert "ContentEncoding" not in got
 
 
-def test_multipart_uploads_are_one_object_or_none(endpoint: Endpoint) -> None:
-    client, where = endpoint.client, {"Bucket": "data", "Key": "big/one"}
+def test_multipart_uploads_are_atomic(endpoint: Endpoint) -> None:
+    client, target = endpoint.client, {"Bucket": "data", "Key": "big/one"}
     parts = [os.urandom(5 << 20), os.urandom(5 << 20), b"end"]
 
     def upload() -> dict:
-        name = client.create_multipart_upload(**where, Metadata={"m": "1"})["UploadId"]
+        name = client.create_multipart_upload(**target, Metadata={"m": "1"})["UploadId"]
         tags = [
-            {"PartNumber": n, "ETag": client.upload_part(**where, UploadId=name, PartNumber=n, Body=part)["ETag"]}
-            for n, part in enumerate(parts, 1)
+            {"PartNumber": n, "ETag": client.upload_part(**target, UploadId=name, PartNumber=n, Body=data)["ETag"]}
+            for n, data in enumerate(parts, 1)
         ]
-        return {**where, "UploadId": name, "MultipartUpload": {"Parts": tags}}
+        return {**target, "UploadId": name, "MultipartUpload": {"Parts": tags}}
 
     first, second, third = upload(), upload(), upload()
-    assert not listed(client, Prefix="big/")
+    assert not list_keys(client, Prefix="big/")
     client.complete_multipart_upload(**first, IfNoneMatch="*")
-    got = client.get_object(**where)
-    tags = b"".join(hashlib.md5(part).digest() for part in parts)
+    got = client.get_object(**target)
+    tags = b"".join(hashlib.md5(data).digest() for data in parts)
     assert got["Body"].read() == b"".join(parts)
     assert (got["ETag"], got["Metadata"]) == (f'"{hashlib.md5(tags).hexdigest()}-3"', {"m": "1"})
-    again = refused(lambda: client.complete_multipart_upload(**second, IfNoneMatch="*"))
+    again = error_of(lambda: client.complete_multipart_upload(**second, IfNoneMatch="*"))
     assert again == (412, "PreconditionFailed")
     third["MultipartUpload"]["Parts"][0]["ETag"] = tags[:16].hex()
     third["MultipartUpload"]["Parts"][1]["ETag"] = "0" * 32
-    assert refused(lambda: client.complete_multipart_upload(**third)) == (400, "InvalidPart")
-    client.abort_multipart_upload(**where, UploadId=third["UploadId"])
-    assert refused(lambda: client.complete_multipart_upload(**third)) == (404, "NoSuchUpload")
+    assert error_of(lambda: client.complete_multipart_upload(**third)) == (400, "InvalidPart")
+    client.abort_multipart_upload(**target, UploadId=third["UploadId"])
+    assert error_of(lambda: client.complete_multipart_upload(**third)) == (404, "NoSuchUpload")
 
 
 def test_keys_of_any_shape_are_different_objects(endpoint: Endpoint) -> None:
@@ -175,10 +175,10 @@ def test_keys_of_any_shape_are_different_objects(endpoint: Endpoint) -> None:
         endpoint.client.put_object(Bucket="data", Key=key, Body=key.encode())
     for key in keys:
         assert endpoint.client.get_object(Bucket="data", Key=key)["Body"].read() == key.encode()
-    assert listed(endpoint.client, Prefix="k/") == sorted(keys, key=str.encode)
+    assert list_keys(endpoint.client, Prefix="k/") == sorted(keys, key=str.encode)
     endpoint.client.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key} for key in keys[:-1]]})
-    assert listed(endpoint.client, Prefix="k/") == ["k/\x01ctl"]
-    assert refused(lambda: endpoint.client.put_object(Bucket="data", Key="x" * 1025, Body=b"")) == (
+    assert list_keys(endpoint.client, Prefix="k/") == ["k/\x01ctl"]
+    assert error_of(lambda: endpoint.client.put_object(Bucket="data", Key="x" * 1025, Body=b"")) == (
         400,
         "KeyTooLongError",
     )
@@ -188,8 +188,8 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
     keys = ["l/a", "l/b/1", "l/b/2", "l/b0", "l/c/1/x", "l/d"]
     for key in keys:
         endpoint.client.put_object(Bucket="data", Key=key, Body=b"")
-    assert listed(endpoint.client, Prefix="l/", PaginationConfig={"PageSize": 2}) == keys
-    assert listed(endpoint.client, Prefix="l/", StartAfter="l/b/2") == ["l/b0", "l/c/1/x", "l/d"]
+    assert list_keys(endpoint.client, Prefix="l/", PaginationConfig={"PageSize": 2}) == keys
+    assert list_keys(endpoint.client, Prefix="l/", StartAfter="l/b/2") == ["l/b0", "l/c/1/x", "l/d"]
     pages = endpoint.client.get_paginator("list_objects_v2").paginate(
         Bucket="data", Prefix="l/", Delimiter="/", PaginationConfig={"PageSize": 1}
     )
@@ -204,7 +204,7 @@ names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
 
 @settings(max_examples=100, deadline=None)
 @given(keys=st.sets(names, max_size=12), prefix=st.text("ab/", max_size=2), most=st.integers(1, 5), cut=st.booleans())
-def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
+def test_pages_of_any_size_add_up_to_the_complete_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
     files = Files.__new__(Files)
     ordered = sorted(keys, key=str.encode)
     files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
@@ -215,7 +215,7 @@ def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: s
         listed += [meta["key"] for meta in page.entries]
         common += page.common
         assert len(page.entries) + len(page.common) <= most
-        if not (after := page.more):
+        if not (after := page.next_after):
             break
     assert not after
     inside = [key for key in ordered if key.startswith(prefix)]
@@ -231,7 +231,7 @@ def test_a_copy_keeps_bytes_and_metadata(endpoint: Endpoint) -> None:
     assert (got["Body"].read(), got["Metadata"]) == (b"x" * 3_000_000, {"a": "b"})
 
 
-def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -> None:
+def test_a_presigned_url_works_for_mlflows_downloads(endpoint: Endpoint) -> None:
     endpoint.client.put_object(Bucket="data", Key="p/q.txt", Body=b"0123456789")
     for version in ("s3", "s3v4"):
         client = endpoint.connect(signature_version=version)
@@ -243,7 +243,7 @@ def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -
             assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
 
 
-def test_what_a_request_smuggles_in_does_nothing(endpoint: Endpoint) -> None:
+def test_injected_headers_entities_and_large_metadata_have_no_effect(endpoint: Endpoint) -> None:
     endpoint.client.put_object(Bucket="data", Key="a", Body=b"0123456789")
     asked = {"Bucket": "data", "Key": "a", "ResponseContentType": "text/x\r\nSet-Cookie: owned=1"}
     with urllib.request.urlopen(endpoint.client.generate_presigned_url("get_object", asked)) as answer:
@@ -255,22 +255,24 @@ def test_what_a_request_smuggles_in_does_nothing(endpoint: Endpoint) -> None:
     status, body = endpoint.send("POST", "/data?delete=", headers, laughs)
     assert (status, b"<Code>MalformedXML</Code>" in body) == (400, True)
     metadata = {f"m{number}": "x" * 2000 for number in range(9)}
-    large = refused(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata))
+    large = error_of(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata))
     assert large == (400, "MetadataTooLarge")
 
 
-def test_what_is_not_supported_says_so(endpoint: Endpoint) -> None:
-    assert refused(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
+def test_unsupported_requests_are_answered_with_501(endpoint: Endpoint) -> None:
+    assert error_of(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
     crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
-    assert refused(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)) == (
+    assert error_of(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)) == (
         501,
         "NotImplemented",
     )
-    assert refused(lambda: endpoint.client.put_object_tagging(Bucket="data", Key="a", Tagging={"TagSet": []}))[0] == 501
-    assert refused(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0] == 501
+    assert (
+        error_of(lambda: endpoint.client.put_object_tagging(Bucket="data", Key="a", Tagging={"TagSet": []}))[0] == 501
+    )
+    assert error_of(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0] == 501
 
 
-def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path) -> None:
+def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
     server = Endpoint(tmp_path)
     server.client.put_object(Bucket="data", Key="kept/a", Body=b"safe")
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -283,7 +285,7 @@ def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path)
     torn = tmp_path / "buckets/data" / ("0" * 64)
     torn.write_bytes(b"a power cut left this")
     server.start()
-    assert listed(server.client) == ["kept/a"]
+    assert list_keys(server.client) == ["kept/a"]
     assert server.client.get_object(Bucket="data", Key="kept/a")["Body"].read() == b"safe"
     assert not any((tmp_path / "tmp").iterdir())
     command = [sys.executable, "-m", "rekindle.local.services.s3", "--root", str(tmp_path)]
@@ -294,31 +296,31 @@ def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path)
     server.kill()
 
 
-def test_what_else_lies_in_its_folders_keeps_no_store_from_starting(tmp_path: Path) -> None:
-    """As after a `git pull` into the home, or a copy by hand."""
-    own, root = tmp_path / "own", tmp_path / "s3"
+def test_foreign_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
+    """Such files appear after a `git pull` into the home, or a manual copy."""
+    outside, root = tmp_path / "outside", tmp_path / "s3"
     files = Files(root)
     files.create("data")
     meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: {"key": "a"}), lambda _: None)
     files.owner.close()
-    own.mkdir()
-    (own / "file").touch()
+    outside.mkdir()
+    (outside / "file").touch()
     for folder in ("tmp", "uploads", "buckets", "buckets/data"):
         (root / folder / "folder").mkdir()
-        (root / folder / "link").symlink_to(own)
+        (root / folder / "link").symlink_to(outside)
         (root / folder / "half").touch()
         os.utime(root / folder / "half", (0, 0))
     again = Files(root)
     assert again.find("data", "a") == meta
-    assert not (root / "tmp/half").exists() and (own / "file").exists()
+    assert not (root / "tmp/half").exists() and (outside / "file").exists()
 
 
-def test_a_full_disk_is_an_error_and_leaves_the_old_object(tmp_path: Path) -> None:
+def test_a_write_to_a_full_disk_fails_and_keeps_the_old_object(tmp_path: Path) -> None:
     server = Endpoint(tmp_path)
     server.client.put_object(Bucket="data", Key="a", Body=b"old")
-    # a limit on file size fails a write exactly as a full disk does, in the middle of the body
+    # a file size limit fails a write within the body, like a full disk
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
-    full = refused(lambda: server.client.put_object(Bucket="data", Key="a", Body=os.urandom(5 << 20)))
+    full = error_of(lambda: server.client.put_object(Bucket="data", Key="a", Body=os.urandom(5 << 20)))
     assert full == (507, "InsufficientStorage")
     assert server.client.get_object(Bucket="data", Key="a")["Body"].read() == b"old"
     assert not any((tmp_path / "tmp").iterdir())

@@ -45,29 +45,30 @@ def store(services: Services) -> Store:
     return Store("rekindle", services.url("s3"), *services.credentials().values())
 
 
-def killed(services: Services, name: str) -> Record:
-    before = record(services, name)
-    os.kill(before.pid, signal.SIGKILL)
-    until("the service to be gone", lambda: not before.alive)
-    return before
+def kill(services: Services, name: str) -> Record:
+    """Kill a service; return its record."""
+    killed = record(services, name)
+    os.kill(killed.pid, signal.SIGKILL)
+    until("the service to die", lambda: not killed.alive)
+    return killed
 
 
-def test_a_command_killed_as_it_writes_down_a_service_leaves_none_behind(services: Services) -> None:
+def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: Services) -> None:
     command = (
         "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services import Services\n"
         "sys.addaudithook(lambda event, args: event == 'os.rename' and os.kill(os.getpid(), signal.SIGKILL))\n"
         "Services(Path(sys.argv[1]), {}).start('s3')"
     )
     assert subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
-    store(services).put("key", b"value")  # an orphan would have kept the folder for itself
-    until("the orphan to be gone", lambda: [record(services, "s3").pid] == serving(services))
+    store(services).put("key", b"value")  # an orphan would hold the folder's lock
+    until("the orphan to exit", lambda: [record(services, "s3").pid] == serving(services))
     services.start("s3")
     assert [record(services, "s3").pid] == serving(services)
     assert services.down() == ["s3"]
 
 
 def serving(services: Services) -> list[int]:
-    """The processes that serve the objects of this home."""
+    """Return the pids of S3 endpoints for this home."""
     lines = ((process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
     return [pid for pid, line in lines if str(services.home / "s3") in " ".join(line)]
 
@@ -82,48 +83,48 @@ def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
     assert Services(tmp_path, PLAIN).down() == ["s3"]
 
 
-def test_a_killed_store_is_back_on_its_port_with_its_objects(services: Services) -> None:
+def test_a_killed_store_restarts_on_its_port_with_its_objects(services: Services) -> None:
     objects = store(services)
     objects.put("a/b", b"kept")
-    before = killed(services, "s3")
+    port = kill(services, "s3").port
     services.keep()
-    assert record(services, "s3").port == before.port
+    assert record(services, "s3").port == port
     assert objects.get("a/b") == b"kept"
     assert stat.S_IMODE((services.folder / "credentials.json").stat().st_mode) == 0o600
 
 
-def test_a_port_taken_in_the_meantime_is_given_up(services: Services) -> None:
+def test_a_service_restarts_on_another_port_if_its_own_is_occupied(services: Services) -> None:
     services.start("s3")
-    port = killed(services, "s3").port
+    port = kill(services, "s3").port
     with socket.create_server(("127.0.0.1", port)):
         services.start("s3")
         assert record(services, "s3").port != port
         store(services).put("a", b"1")
 
 
-def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
+def test_down_stops_all_processes_and_keeps_the_data(services: Services) -> None:
     store(services).put("a", b"1")
-    was = record(services, "s3")
+    stopped = record(services, "s3")
     assert services.down() == ["s3"]
-    assert start_time(was.pid) != was.since
+    assert start_time(stopped.pid) != stopped.since
     assert services.down() == []
     services.keep()
-    assert not record(services, "s3").alive, "it was stopped, it did not die"
+    assert not record(services, "s3").alive, "it was stopped on purpose"
     assert store(services).get("a") == b"1"
 
 
-def test_services_that_a_run_uses_come_back_whoever_ended_them_and_it_says_so(
+def test_services_used_by_a_run_restart_with_a_message_even_after_down(
     services: Services, capfd: pytest.CaptureFixture[str]
 ) -> None:
     services.start("s3")
     assert Services(services.home, PLAIN).down() == ["s3"]  # another command
     services.keep()
     assert record(services, "s3").alive
-    assert "the embedded s3 service is gone: it is started again" in capfd.readouterr().err
+    assert "the embedded s3 service has died: restarting it" in capfd.readouterr().err
 
 
-def test_what_runs_leave_is_for_their_owner_only(tmp_path: Path) -> None:
-    """In a directory that the user named, too, whose mode lets everybody in: objects, logs and MLflow's database."""
+def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
+    """This includes an existing directory with an open mode: it gets objects, logs and MLflow's database."""
     for home in (tmp_path / "new/.rekindle", tmp_path / "old/.rekindle", tmp_path / "named"):
         if home.parent.name != "new":
             home.mkdir(parents=True, mode=0o755)
@@ -131,16 +132,16 @@ def test_what_runs_leave_is_for_their_owner_only(tmp_path: Path) -> None:
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
-def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None:
+def test_down_stops_a_service_even_if_the_disk_is_full(services: Services) -> None:
     services.start("s3")
     s3 = record(services, "s3")
-    (services.folder / "s3.json.new").mkdir()  # what is written cannot be
+    (services.folder / "s3.json.new").mkdir()  # makes the write of the record fail
     assert services.down() == ["s3"]
     assert start_time(s3.pid) != s3.since
 
 
 @pytest.mark.slow
-def test_a_database_that_a_full_disk_cut_off_is_made_by_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_creates_the_database_after_a_full_disk(tmp_path: Path) -> None:
     code = "from rekindle.local.services.mlflow import create_database; create_database('sqlite:///mlflow.db')"
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
     make = [sys.executable, "-c", code]
@@ -151,11 +152,11 @@ def test_a_database_that_a_full_disk_cut_off_is_made_by_the_next_start(tmp_path:
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
-def test_a_removed_home_takes_its_services_along(services: Services) -> None:
+def test_services_exit_when_their_home_is_deleted(services: Services) -> None:
     services.start("s3")
-    was = record(services, "s3")
+    s3 = record(services, "s3")
     shutil.rmtree(services.home)
-    until("the service to notice that its home is gone", lambda: not was.alive)
+    until("the service to notice that its home was deleted", lambda: not s3.alive)
 
 
 @pytest.mark.slow
@@ -176,10 +177,10 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     folder = run["artifact_uri"].removeprefix("mlflow-artifacts:/")
     call(f"mlflow-artifacts/artifacts/{folder}/a/b.txt", b"hello", "PUT")
     assert store(services).get(f"mlflow/{folder}/a/b.txt") == b"hello"
-    before = killed(services, "mlflow")
-    assert services.environment() == env, "pods that run have this address"
-    assert record(services, "mlflow").pid != before.pid
-    # no wait: the socket is there before the server is
+    pid = kill(services, "mlflow").pid
+    assert services.environment() == env, "running pods have this address"
+    assert record(services, "mlflow").pid != pid
+    # no wait: the socket exists before the server runs
     stored = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
     assert stored["info"]["status"] == "RUNNING"
     children = subprocess.run(["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True)
@@ -201,7 +202,7 @@ def test_an_address_that_does_not_answer_names_its_variable(tmp_path: Path) -> N
     assert not (tmp_path / "services").exists(), "nothing was started"
 
 
-def test_real_services_are_taken_as_they_are(services: Services, tmp_path: Path) -> None:
+def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_path: Path) -> None:
     real = {**services.credentials(), "S3_ENDPOINT_URL": services.url("s3"), "MLFLOW_TRACKING_URI": "databricks"}
     other = Services(tmp_path / "other", {**real, "S3_BUCKET": "mine"})
     expected = {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "mine", "AWS_REGION": "us-east-1",

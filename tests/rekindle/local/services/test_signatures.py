@@ -1,4 +1,4 @@
-"""Who may use the embedded S3 endpoint: who can sign with the secret key; for what was signed; while it is valid."""
+"""Access control of the embedded S3 endpoint: signatures with the secret key, their scope and their validity."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rekindle.local.services.connections import THREADS
-from rekindle.local.services.signatures import NOTHING, Signature, signing_key
+from rekindle.local.services.signatures import EMPTY_SHA256, Signature, signing_key
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ def code(status: int, body: bytes) -> tuple[int, str]:
     ("keys", "refusal"),
     [(("other", SECRET), "InvalidAccessKeyId"), ((KEY, "other"), "SignatureDoesNotMatch")],
 )
-def test_neither_key_is_enough(endpoint: Endpoint, keys: tuple[str, str], refusal: str) -> None:
+def test_each_key_alone_is_not_enough(endpoint: Endpoint, keys: tuple[str, str], refusal: str) -> None:
     for version in ("s3v4", "s3"):
         client = endpoint.connect(*keys, signature_version=version)
         url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})
@@ -61,7 +61,7 @@ def test_an_unsigned_request_is_refused(endpoint: Endpoint) -> None:
     assert code(*endpoint.send("GET", f"/data/a?AWSAccessKeyId={KEY}", {})) == (403, "AccessDenied")
 
 
-def test_a_signature_is_good_for_what_was_signed_only(endpoint: Endpoint) -> None:
+def test_a_signature_is_valid_only_for_the_signed_request(endpoint: Endpoint) -> None:
     good = endpoint.signed("GET", "/data/a", {})
     assert endpoint.send("GET", "/data/a", good) == (200, b"secret")
     stamp = good["X-Amz-Date"]
@@ -72,7 +72,7 @@ def test_a_signature_is_good_for_what_was_signed_only(endpoint: Endpoint) -> Non
         "host": ("GET", "/data/a", good | {"Host": "other"}),
         "time": ("GET", "/data/a", good | {"X-Amz-Date": other_second}),
     }  # fmt: skip
-    refused = {what: code(*endpoint.send(*request)) for what, request in others.items()}
+    refused = {change: code(*endpoint.send(*request)) for change, request in others.items()}
     assert refused == dict.fromkeys(others, (403, "SignatureDoesNotMatch"))
     copying = endpoint.signed("PUT", "/data/b", {}) | {"x-amz-copy-source": "/data/a"}
     assert code(*endpoint.send("PUT", "/data/b", copying)) == (403, "AccessDenied")
@@ -81,7 +81,7 @@ def test_a_signature_is_good_for_what_was_signed_only(endpoint: Endpoint) -> Non
     assert code(*endpoint.send("GET", "/data/b", endpoint.signed("GET", "/data/b", {}))) == (404, "NoSuchKey")
 
 
-def test_a_signature_ends(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_expires(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def url(version: str, seconds: int) -> str:
         client = endpoint.connect(signature_version=version)
         return client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"}, ExpiresIn=seconds)
@@ -101,30 +101,30 @@ def test_a_signature_ends(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -
     assert code(*endpoint.send("GET", "/data/a", skewed)) == (403, "RequestTimeTooSkewed")
 
 
-def test_the_signatures_of_chunks_are_those_of_amazons_example() -> None:
+def test_signatures_of_chunks_match_amazons_example() -> None:
     """Source: Signature Calculations for the Authorization Header: Transferring Payload in Multiple Chunks."""
     scope = "20130524/us-east-1/s3/aws4_request"
     seed = "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9"
     key = signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", scope)
     signature = Signature(key, "20130524T000000Z", scope, seed)
     chunks = [hashlib.sha256(b"a" * size).hexdigest() for size in (65536, 1024)]
-    assert [signature.chunk(digest) for digest in [*chunks, NOTHING]] == [
+    assert [signature.chunk(digest) for digest in [*chunks, EMPTY_SHA256]] == [
         "ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648",
         "0055627c9e194cb4542bae2aa5492e3c1575bbb81b612b7d234b86a503ef5497",
         "b6c6ea8a5354eaf15b3cb7646744f4275b71ea724fed81ceb9323e279d449df9",
     ]
 
 
-def test_a_chunk_that_was_changed_on_its_way_is_refused(endpoint: Endpoint) -> None:
-    def put(part: bytes, arriving: bytes) -> tuple[int, str]:
-        fixed = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": str(len(part))}
+def test_a_chunk_modified_in_transit_is_refused(endpoint: Endpoint) -> None:
+    def put(signed: bytes, received: bytes) -> tuple[int, str]:
+        fixed = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": str(len(signed))}
         headers = endpoint.signed("PUT", "/data/c", fixed, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
         scope = re.findall(r"Credential=[^/]+/([^,]+),", headers["Authorization"])[0]
         seed = headers["Authorization"].rpartition("=")[2]
         signature = Signature(signing_key(SECRET, scope), headers["X-Amz-Date"], scope, seed)
         lines = [
             b"%x;chunk-signature=%s\r\n%s\r\n" % (len(data), signature.chunk(digest).encode(), data)
-            for data, digest in ((arriving, hashlib.sha256(part).hexdigest()), (b"", NOTHING))
+            for data, digest in ((received, hashlib.sha256(signed).hexdigest()), (b"", EMPTY_SHA256))
         ]
         body = b"".join(lines)
         return code(*endpoint.send("PUT", "/data/c", headers | {"Content-Length": str(len(body))}, body))
@@ -137,27 +137,27 @@ def test_a_chunk_that_was_changed_on_its_way_is_refused(endpoint: Endpoint) -> N
 @pytest.mark.parametrize(
     "length", ["-1", "-600000000", "9" * 30, "1e9", "+5", "0x10", "٣".encode().decode("latin-1"), "5, 5"]
 )
-def test_a_length_that_is_none_is_refused_before_anything_is_read(endpoint: Endpoint, length: str) -> None:
-    before = memory(endpoint)
+def test_an_invalid_length_is_refused_before_the_body_is_read(endpoint: Endpoint, length: str) -> None:
+    initial_memory = memory(endpoint)
     with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
         stranger.sendall(f"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
         assert b" 400 " in stranger.recv(1000)
-    with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:  # a length that is one, of a stranger
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:  # a valid length, unsigned
         stranger.sendall(b"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n")
         assert b" 403 " in stranger.recv(1000)
-    assert memory(endpoint) - before < 4
+    assert memory(endpoint) - initial_memory < 4
 
 
 def memory(endpoint: Endpoint) -> float:
-    """Of the process, in MB."""
+    """Return the memory of the endpoint's process in MB."""
     return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{endpoint.process.pid}/status").read_text())[0]) / 1000
 
 
-def test_thousands_of_idle_connections_cost_little_and_hinder_nobody(tmp_path: Path) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most[1] != resource.RLIM_INFINITY and most[1] < 10_000:
+def test_thousands_of_idle_connections_cost_little_and_block_no_request(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 10_000:
         pytest.skip("needs a higher limit on open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (10_000, most[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (10_000, limits[1]))
     server = Endpoint(tmp_path)
     idle = []
     try:
@@ -173,45 +173,45 @@ def test_thousands_of_idle_connections_cost_little_and_hinder_nobody(tmp_path: P
         for connection in idle:
             connection.close()
         server.kill()
-        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_requests_that_come_in_one_piece_are_all_answered(endpoint: Endpoint) -> None:
+def test_pipelined_requests_are_all_answered(endpoint: Endpoint) -> None:
     lines = "".join(f"{name}: {value}\r\n" for name, value in endpoint.signed("GET", "/data/a", {}).items())
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
         connection.sendall(f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode() * 3)
         answers = receive(connection, 3)
         assert answers.count(b"secret") == 3
-        until("the connection to be idle again", lambda: all(mask & select.EPOLLIN for mask in watched(endpoint)))
+        until("the connection to be idle again", lambda: all(mask & select.EPOLLIN for mask in epoll_masks(endpoint)))
         switches = psutil.Process(endpoint.process.pid).num_ctx_switches
-        before = switches().voluntary
+        initial_switches = switches().voluntary
         head = f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode()
         connection.sendall(head[:30])
-        until("the server to look at it", lambda: switches().voluntary > before)
+        until("the server to peek at it", lambda: switches().voluntary > initial_switches)
         connection.sendall(head[30:])
         receive(connection, 1)
 
 
-def watched(endpoint: Endpoint) -> list[int]:
-    """What the server waits for at each of its sockets: nothing while a thread has the connection."""
+def epoll_masks(endpoint: Endpoint) -> list[int]:
+    """Return the epoll events of each of the server's sockets: none while a thread has the connection."""
     texts = [path.read_text() for path in Path(f"/proc/{endpoint.process.pid}/fdinfo").iterdir()]
     return [int(mask, 16) for text in texts for mask in re.findall(r"tfd:\s+\d+ events:\s+(\w+)", text)]
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """The next answers, whose last word is secret."""
+    """Receive `count` answers; each ends with "secret"."""
     answers = b""
     while answers.count(b"secret") < count:
-        part = connection.recv(10_000)
-        assert part, answers
-        answers += part
+        data = connection.recv(10_000)
+        assert data, answers
+        answers += data
     return answers
 
 
 @pytest.mark.parametrize("line", ["X : y", "X y", ": y", "X\x0b: y", " folded", "X: a\rb", "X: a\nContent-Length: 0"])
-def test_a_body_is_never_read_as_a_request_after_a_header_line_that_is_none(endpoint: Endpoint, line: str) -> None:
-    kept = endpoint.signed("PUT", "/data/smuggled", {"Content-Length": "0"})
-    inner = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+def test_a_body_after_an_invalid_header_line_is_never_read_as_a_request(endpoint: Endpoint, line: str) -> None:
+    signed = endpoint.signed("PUT", "/data/smuggled", {"Content-Length": "0"})
+    inner = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
     body = f"PUT /data/smuggled HTTP/1.1\r\n{inner}\r\n"
     outer = endpoint.signed("PUT", "/data/outer", {})
     fields = "".join(f"{name}: {value}\r\n" for name, value in outer.items())
@@ -220,14 +220,14 @@ def test_a_body_is_never_read_as_a_request_after_a_header_line_that_is_none(endp
         connection.sendall((head + body).encode())
         answer = b""
         with suppress(ConnectionError):
-            while part := connection.recv(10_000):
-                answer += part
+            while data := connection.recv(10_000):
+                answer += data
     assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 400 "), answer
     assert code(*endpoint.send("GET", "/data/smuggled", endpoint.signed("GET", "/data/smuggled", {})))[0] == 404
 
 
-def test_slow_bodies_of_those_with_a_key_hold_up_nobody_else(endpoint: Endpoint) -> None:
-    """More of them than threads: each has sent half of its body."""
+def test_slow_bodies_of_signed_requests_do_not_delay_others(endpoint: Endpoint) -> None:
+    """More clients than threads send only half of their bodies."""
     slow = []
     try:
         for number in range(3 * THREADS):
