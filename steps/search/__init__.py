@@ -1,1 +1,1 @@
-"""The steps of pipelines/sweep.py: which trials train, their training, and the best of them."""
+"""The steps of pipelines/sweep.py: choose trials, train them, select the best."""

@@ -1,9 +1,9 @@
-"""Decide which trials of a search train in a round, and how far.
+"""Decide the trials of a round of a sweep.
 
     rekindle step steps.search.ask --sweep='{...}' --root=runs/a/search --round=0 --output pods=pods.json
 
-The first decision holds: this step may be killed and started again at any time. Optuna chooses the settings of new
-trials; which of the others go on is decided by the results of the rounds before.
+Optuna chooses the settings of new trials; the results of the previous rounds decide which trials continue. The first
+decision is final, so this step may be killed and restarted at any time.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ from rekindle.training.search.config import Sweep
 
 class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
-    root: str = Field(description="key prefix of the search in the object store")
+    root: str = Field(description="key prefix of the sweep in the object store")
     round: int = Field(ge=0, description="number of the round")
-    default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: any)")
-    whole: dict[str, bool] = Field(default_factory=dict, description="by setting, whether it is a whole number")
+    default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: chosen)")
+    whole: dict[str, bool] = Field(default_factory=dict, description="by setting: true if it is an integer")
 
 
 class Outputs(StepOutputs):
-    pods: list[int] = Field(description="a number for each pod, by which it knows its trials")
-    trials: int = Field(description="that train in this round")
+    pods: list[int] = Field(description="one number per pod, which selects its trials")
+    trials: int = Field(description="number of trials in this round")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError if no trial can go on."""
+    """Raises ConfigError if all trials have failed."""
     from rekindle import Store
     from rekindle.training.search.study import Study
 

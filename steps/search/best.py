@@ -1,4 +1,4 @@
-"""The best trial of a search: its weights are the candidate, without another training.
+"""Select the best trial of a sweep; its weights become the candidate without another training.
 
 rekindle step steps.search.best --sweep='{...}' --root=runs/a/search --output model=model/
 """
@@ -13,20 +13,20 @@ from rekindle.training.search.config import Sweep
 
 class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
-    root: str = Field(description="key prefix of the search in the object store")
-    run_id: str = Field("", description="MLflow run for the result and the picture (empty: none)")
+    root: str = Field(description="key prefix of the sweep in the object store")
+    run_id: str = Field("", description="MLflow run for the result and the plot (empty: none)")
 
 
 class Outputs(StepOutputs):
     model: Artifact = Field(description="model.safetensors and model.json of the best trial")
-    trial: int = Field(description="its number")
-    value: float = Field(description="its figure of the held-out samples")
-    settings: dict[str, Any] = Field(description="what was searched, as it has it")
-    steps: int = Field(description="updates that all trials made")
+    trial: int = Field(description="number of the best trial")
+    value: float = Field(description="its validation metric")
+    settings: dict[str, Any] = Field(description="its settings")
+    steps: int = Field(description="total updates of all trials")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError if no trial was trained to the end."""
+    """Raises ConfigError if all trials have failed."""
     from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.training.search import report
@@ -38,7 +38,7 @@ def run(inputs: Inputs) -> Outputs:
     last = inputs.sweep.rungs - 1
     trial = trials[study.winners(last, 1)[0]]
     model = inputs.workdir / "model"
-    store.download(f"{study.place(trial.number, last)}/", model)
+    store.download(f"{study.output(trial.number, last)}/", model)
     for line in report.table(study):
         say(line)
     value, steps = trial.values[last], sum(other.steps for other in trials.values())
@@ -47,6 +47,6 @@ def run(inputs: Inputs) -> Outputs:
         picture = inputs.workdir / "search.png"
         report.picture(study, picture)
         tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
-        found = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
-        tracking.log(inputs.run_id, metrics=found, params={"best": trial.settings})
+        metrics = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
+        tracking.log(inputs.run_id, metrics=metrics, params={"best": trial.settings})
     return Outputs(model=model, trial=trial.number, value=value, settings=trial.settings, steps=steps)

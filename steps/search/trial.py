@@ -1,8 +1,8 @@
-"""Train those trials of a round that are one pod's, one after the other, up to a rung of the search.
+"""Train the trials of one pod in a round of a sweep, one after the other.
 
     rekindle step steps.search.trial --sweep='{...}' --root=runs/a/search --round=0 --part=1 ...
 
-A trial that has got there is not trained again; one that was interrupted goes on from its checkpoint.
+Finished trials are skipped; an interrupted trial continues from its checkpoint.
 """
 
 from typing import Any
@@ -15,24 +15,24 @@ from rekindle.training.search.config import Sweep
 
 class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
-    root: str = Field(description="key prefix of the search in the object store")
+    root: str = Field(description="key prefix of the sweep in the object store")
     round: int = Field(ge=0, description="number of the round")
-    part: int = Field(0, ge=0, description="which of the round's trials: every one in sweep.parallel from this one on")
+    part: int = Field(0, ge=0, description="index of the first trial to train; then every `sweep.parallel`-th")
     workload: str = Field(description="module that defines the data, the model and its loss")
     dataset: str = Field(description="key prefix of the dataset in the object store")
-    digest: str = Field(description="the dataset's identity")
+    digest: str = Field(description="digest of the dataset")
     model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")
-    train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, likewise")
+    train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, without a trial's settings")
     experiment: str = Field("", description="MLflow experiment")
-    run: str = Field("", description="the workflow, whose MLflow run the trials' are below")
+    run: str = Field("", description="workflow; its MLflow run is the parent of the trials' runs")
 
 
 class Outputs(StepOutputs):
-    """Nothing: the results are in the object store."""
+    """No outputs: the results are in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises RekindleError if a trial crashed; exits with 143 after a SIGTERM."""
+    """Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study

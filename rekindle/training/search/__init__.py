@@ -1,1 +1,1 @@
-"""A search over hyper-parameters: what to try, which trials go on, and the pods that train them."""
+"""Sweeps: the choice of hyper-parameters, successive halving, and the training of trials."""

@@ -1,4 +1,4 @@
-"""The `sweep:` section of a config: what is searched, by whom, and how many trials go on."""
+"""The `sweep:` section of a config: search space, sampler and number of trials."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,18 +10,18 @@ from rekindle.errors import did_you_mean, rule
 from rekindle.sections import Section
 from rekindle.workload import load
 
-Settings = dict[str, Any]  # by dotted path, such as train.learning_rate
+Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
 LOSS = "loss"
 
 
 class Choice(Section):
-    """The values of one setting: a list, or a range."""
+    """The possible values of one setting: a list or a range."""
 
-    choices: list[Any] = Field(default_factory=list, description="the values, instead of a range; a plain list will do")
-    low: float | None = Field(None, description="least value of a range")
-    high: float | None = Field(None, description="greatest value, itself included")
-    log: bool = Field(False, description="equally likely by factors instead of differences")
-    step: float = Field(0.0, ge=0, description="distance of the values of a range (0: any; of whole numbers 1)")
+    choices: list[Any] = Field(default_factory=list, description="list of values; a plain list is short for it")
+    low: float | None = Field(None, description="minimum of a range")
+    high: float | None = Field(None, description="maximum of a range, inclusive")
+    log: bool = Field(False, description="sample on a logarithmic scale")
+    step: float = Field(0.0, ge=0, description="step size of a range (0: continuous; integers: 1)")
 
     @model_validator(mode="before")
     @classmethod
@@ -35,24 +35,24 @@ class Choice(Section):
         if self.choices or self.low is None or self.high is None:
             raise ValueError("it must be a list of values, such as [16, 32], or have low and high")
         if not self.low < self.high:
-            raise ValueError(f"its low is {self.low:g} and its high {self.high:g}: that range is empty")
+            raise ValueError(f"its low is {self.low:g} and its high {self.high:g}: low must be less than high")
         if self.log and (self.low <= 0 or self.step):
-            raise ValueError("log needs a low above 0, and no step")
+            raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
-    def ends(self) -> list[Any]:
-        """The values that are checked against the section."""
+    def limits(self) -> list[Any]:
+        """Return the values that are validated against the section."""
         return self.choices or [_whole(self.low), _whole(self.high)]
 
     def points(self) -> int:
-        """How many values there are; 0: any number."""
+        """Return the number of values; 0: infinite."""
         if self.choices:
             return len(self.choices)
         assert self.low is not None and self.high is not None
         return int((self.high - self.low) / self.step + 1e-9) + 1 if self.step else 0
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is one of them."""
+        """Return True if `value` is a possible value."""
         if self.choices:
             return value in self.choices
         assert self.low is not None and self.high is not None
@@ -61,78 +61,80 @@ class Choice(Section):
 
 
 class Sweep(Section):
-    """Which trainings a search tries, and which of them go on."""
+    """Settings of a sweep."""
 
-    # the data is not searched: trials share it
+    # without the section `data`: all trials share the dataset
     space: dict[Literal["train", "model"], dict[str, Choice]] = Field(
-        description="by section and key: a list of values, or {low, high, log, step}"
+        description="by section and key: list of values, or {low, high, log, step}"
     )
-    trials: int = Field(27, ge=1, description="trainings that begin")
-    parallel: int = Field(2, ge=1, description="pods that train at a time; any number gives the same result")
-    sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="who chooses the settings: one of Optuna's")
-    batch: int = Field(0, ge=0, description="trials chosen at once (0: with tpe a third of them, else all)")
-    seed: int = Field(0, ge=0, lt=2**32, description="of the choices")
-    metric: str = Field(LOSS, description="figure of the held-out samples to search by: loss, or one of `measures`")
-    better: Literal["lower", "higher"] = Field("lower", description="which values of the metric are better")
-    rungs: int = Field(3, ge=1, le=8, description="times that trials are compared, the end included (1: all train on)")
-    reduction: int = Field(3, ge=2, description="one in so many goes on after a rung, to so many times the steps")
+    trials: int = Field(27, ge=1, description="number of trials to start")
+    parallel: int = Field(2, ge=1, description="pods that train at the same time; does not change the result")
+    sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
+    batch: int = Field(0, ge=0, description="trials chosen at the same time (0: a third of them with tpe, else all)")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
+    metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
+    better: Literal["lower", "higher"] = Field("lower", description="better values of the metric")
+    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, with the final one (1: no early stop)")
+    reduction: int = Field(
+        3, ge=2, description="reduction factor η: each rung continues the best 1/η of the trials, for η times the steps"
+    )
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _validate(self) -> Self:
         if not any(self.space.values()):
-            raise ValueError("sweep.space is empty: give settings of train or model to search, with their values")
+            raise ValueError("sweep.space is empty: list settings of train or model, with their values")
         if self.sampler == "grid":
             for path, choice in self.choices():
                 if not choice.points():
-                    raise ValueError(f"sweep.space.{path} is a range of any numbers: a grid needs its step, or a list")
+                    raise ValueError(f"sweep.space.{path} is continuous: a grid needs a step, or a list of values")
         if self.metric == LOSS and self.better == "higher":
-            raise ValueError("sweep.better is higher, and of the loss the lower one is better. Leave it out")
+            raise ValueError("sweep.better is higher, but a lower loss is better. Remove sweep.better")
         return self
 
     def choices(self) -> Iterator[tuple[str, Choice]]:
-        """By dotted path, what is searched."""
+        """Yield the dotted path and the values of each setting in the search space."""
         for section, keys in sorted(self.space.items()):
             for key, choice in sorted(keys.items()):
                 yield f"{section}.{key}", choice
 
     @property
     def count(self) -> int:
-        """Trials that begin: of a grid at most its points."""
+        """Number of trials to start: of a grid at most its points."""
         points = math.prod(choice.points() for _, choice in self.choices())
         return min(self.trials, points) if self.sampler == "grid" else self.trials
 
     def share(self, rung: int) -> float:
-        """The share of a training's steps at which `rung` compares."""
+        """Return the share of the training steps after which `rung` compares the trials."""
         return float(self.reduction) ** (rung + 1 - self.rungs)
 
     def check(self, train: Any, model: BaseModel) -> None:
-        """Raise ValueError for a setting that is unknown, or a value that its section refuses."""
+        """Raise ValueError if a setting is unknown, or if its section rejects a value."""
         if not train.validation:
             raise ValueError(
-                "a sweep compares trials by samples that are held out. Set train.validation, such as 0.1, a share of "
-                "the training samples"
+                "a sweep compares trials by a validation metric. Set train.validation to a share of the training "
+                "samples, such as 0.1"
             )
         if self.metric != LOSS and train.keep_best:
             raise ValueError(
-                f"sweep.metric is {self.metric}, and train.keep_best releases the weights with the lowest loss. Leave "
-                "one of them out"
+                f"sweep.metric is {self.metric}, but train.keep_best releases the weights with the lowest loss. Remove "
+                "one of them"
             )
         self._check_rungs(train)
         sections: dict[str, Any] = {"train": train, "model": model}
         for path, choice in self.choices():
             name, _, key = path.partition(".")
             section = sections[name]
-            known = set(type(section).model_fields) - getattr(section, "NOT_IN_RESULT", set())
-            if key not in known:
-                hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
-                raise ValueError(f"sweep.space.{path}: there is no setting {path} that changes a result.{hint}")
+            allowed = set(type(section).model_fields) - getattr(section, "NOT_IN_RESULT", set())
+            if key not in allowed:
+                hint = did_you_mean(key, allowed) or f" Allowed: {', '.join(sorted(allowed))}."
+                raise ValueError(f"sweep.space.{path}: {path} is not a setting that changes the result.{hint}")
             if key == "validation":
                 raise ValueError(
-                    "sweep.space.train.validation: all trials are compared by the same samples. Leave it out"
+                    "sweep.space.train.validation: all trials must be compared by the same samples. Remove it"
                 )
             if isinstance(getattr(section, key), bool) and not choice.choices:
-                raise ValueError(f"sweep.space.{path}: {path} is true or false: give a list of values")
-            for value in choice.ends():
+                raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
+            for value in choice.limits():
                 with_settings(section, name, {path: value})
 
     def _check_rungs(self, train: Any) -> None:
@@ -142,44 +144,44 @@ class Sweep(Section):
         first = self.share(0) * total
         if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
             raise ValueError(
-                f"sweep.rungs is {self.rungs}: the first of them is after {first:.3g} {unit}, before the first "
+                f"sweep.rungs is {self.rungs}: the first rung is after {first:.3g} {unit}, before the first "
                 f"validation. Set train.validation_{unit} to at most that, or lower sweep.rungs or sweep.reduction"
             )
 
 
 def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
-    """`section` with those of the settings that are its own. Raises ValueError that names the wrong one."""
-    own = {path.partition(".")[2]: value for path, value in settings.items() if path.startswith(f"{name}.")}
+    """Return `section` with the settings that belong to it. Raises ValueError that names the invalid setting."""
+    changes = {path.partition(".")[2]: value for path, value in settings.items() if path.startswith(f"{name}.")}
     try:
-        return type(section).model_validate(section.model_dump() | own)
+        return type(section).model_validate(section.model_dump() | changes)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or next(iter(own))
-        raise ValueError(f"sweep.space.{name}.{key}: {own.get(key, own)!r}: {rule(first['msg'])}") from error
+        key = ".".join(map(str, first["loc"])) or next(iter(changes))
+        raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {rule(first['msg'])}") from error
 
 
 def default(sweep: Sweep, train: Any, model: Any) -> Settings:
-    """The config's own values of what is searched, if all are among the choices; else nothing."""
-    own = _own(sweep, train, model)
-    return own if all(choice.holds(own[path]) for path, choice in sweep.choices()) else {}
+    """Return the config's values as settings of a trial, or {} if they are not in the search space."""
+    values = _config_values(sweep, train, model)
+    return values if all(choice.holds(values[path]) for path, choice in sweep.choices()) else {}
 
 
 def whole_numbers(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
-    """By dotted path, whether it is a whole number, as the config's own value says."""
-    return {path: type(value) is int for path, value in _own(sweep, train, model).items()}
+    """Return by dotted path if the setting is an integer, like its value in the config."""
+    return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
 
 
-def _own(sweep: Sweep, train: Any, model: Any) -> Settings:
-    """The config's own values of what is searched."""
+def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
+    """Return the config's values of the settings in the search space."""
     sections = {"train": train.model_dump(mode="json"), "model": model.model_dump(mode="json")}
     return {path: sections[path.partition(".")[0]][path.partition(".")[2]] for path, _ in sweep.choices()}
 
 
 def check_workload(sweep: Sweep, name: str) -> None:
-    """Raise ValueError if the workload has no measures, and the metric is one."""
+    """Raise ValueError if the metric is a measure that the workload does not define."""
     if sweep.metric != LOSS and not hasattr(load(name), "measures"):
         raise ValueError(
-            f"sweep.metric is {sweep.metric}: {name} defines no measures(model, batch), so there is only the loss"
+            f"sweep.metric is {sweep.metric}: {name} does not define measures(model, batch), so only loss is available"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a search has found, as rows, as a table, and as a picture."""
+"""The result of a sweep as rows, as a table and as a plot."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rekindle.training.search.study import Study
 
 
 def rows(study: Study) -> list[dict[str, Any]]:
-    """A row of each trial that was begun, the one that is ahead first: those of a higher rung are before others."""
+    """Return one row per started trial, best first: by rung, then by metric."""
     trials = {trial.number: trial for trial in study.trials}
     order: list[int] = []
     for rung in reversed(range(study.sweep.rungs)):
@@ -24,12 +24,12 @@ def rows(study: Study) -> list[dict[str, Any]]:
 def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
     done = trial.rung == rungs - 1
     state = "failed" if trial.why else "trained" if done else "paused" if trial.values else "waiting"
-    known = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.why}
-    return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **known}
+    progress = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.why}
+    return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **progress}
 
 
 def table(study: Study) -> list[str]:
-    """The rows as lines of text."""
+    """Format the rows as lines of text."""
     paths = [path for path, _ in study.sweep.choices()]
     titles = ["trial", study.sweep.metric, *(path.partition(".")[2] for path in paths), "steps", "state"]
     names = ["trial", study.sweep.metric, *paths, "steps", "state"]
@@ -46,41 +46,42 @@ def _text(value: Any) -> str:
 
 
 def picture(study: Study, file: Path) -> None:
-    """Draw the trials as they went on from rung to rung, and the value of each setting."""
+    """Plot the metric of each trial by rung, and by the value of each setting."""
     from matplotlib.figure import Figure
 
     choices = list(study.sweep.choices())
     figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
     first, *others = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
-    ahead = rows(study)[0]["trial"]
+    winner = rows(study)[0]["trial"]
     for trial in study.trials:
-        points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _finite(value)]
-        style: dict[str, Any] = {"color": "C1", "zorder": 3} if trial.number == ahead else {"color": "C0", "alpha": 0.5}
+        points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _is_finite(value)]
+        is_winner = trial.number == winner
+        style: dict[str, Any] = {"color": "C1", "zorder": 3} if is_winner else {"color": "C0", "alpha": 0.5}
         first.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
     first.set_xscale("log")
-    compared = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
-    first.set_xticks(compared, [f"{share:.0%}" for share in compared])
+    shares = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
+    first.set_xticks(shares, [f"{share:.0%}" for share in shares])
     first.minorticks_off()
     first.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
     for axis, (path, choice) in zip(others, choices, strict=True):
-        _draw_setting(axis, path, choice, study.trials, ahead)
+        _draw_setting(axis, path, choice, study.trials, winner)
         axis.set(xlabel=path)
     figure.savefig(file, dpi=120)
 
 
-def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], ahead: int) -> None:
-    known = [trial for trial in trials if _finite(trial.value)]
-    places = [trial.settings[path] for trial in known]
+def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], winner: int) -> None:
+    finished = [trial for trial in trials if _is_finite(trial.value)]
+    values = [trial.settings[path] for trial in finished]
     if choice.choices:
-        places = [choice.choices.index(value) for value in places]
+        values = [choice.choices.index(value) for value in values]
         axis.set_xticks(range(len(choice.choices)), map(str, choice.choices))
-    axis.scatter(places, [trial.value for trial in known], c=[trial.rung for trial in known], cmap="viridis_r")
-    for trial, place in zip(known, places, strict=True):
-        if trial.number == ahead:
-            axis.scatter([place], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
+    axis.scatter(values, [trial.value for trial in finished], c=[trial.rung for trial in finished], cmap="viridis_r")
+    for trial, value in zip(finished, values, strict=True):
+        if trial.number == winner:
+            axis.scatter([value], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
     if choice.log:
         axis.set_xscale("log")
 
 
-def _finite(value: float | None) -> bool:
+def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)

@@ -1,6 +1,6 @@
-"""The settings of new trials, chosen by a sampler of Optuna. Imported only where a search runs.
+"""Chooses the settings of new trials by a sampler of Optuna.
 
-The study of Optuna is made anew of the trials before: it keeps nothing, so there is nothing to lose.
+The Optuna study is created again from the previous trials each time: no other state can be lost.
 """
 
 import json
@@ -15,41 +15,43 @@ from optuna.trial import TrialState, create_trial
 from rekindle.training.search.config import Choice, Settings, Sweep
 from rekindle.training.search.rounds import Trial
 
-STARTUP = 10  # results before which tpe chooses at random, as Optuna's default
+RANDOM_TRIALS = 10  # number of random start-up trials of tpe (Optuna's default)
 
 
-def ask(sweep: Sweep, before: Sequence[Trial], count: int, default: Settings, whole: Mapping[str, bool]) -> list[Trial]:
-    """`count` new trials after those `before`; the very first is that of the `default` settings, if there are any.
+def ask(
+    sweep: Sweep, previous: Sequence[Trial], count: int, default: Settings, whole: Mapping[str, bool]
+) -> list[Trial]:
+    """Return `count` new trials. The first trial of the sweep gets the `default` settings, if any.
 
-    `whole`: by path, whether a range is of whole numbers.
+    `whole`: by path, True if a range consists of integers.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
-    study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(before), space))
+    study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(previous), space))
     sign = 1 if sweep.better == "lower" else -1
-    for trial in before:  # their first values: those are of as many steps
+    for trial in previous:  # values of the first rung, which all trained for the same number of steps
         value = trial.values.get(0)
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
         study.add_trial(
             create_trial(
                 state=state,
                 value=None if value is None else sign * value,
-                params={path: _encoded(space[path], value) for path, value in trial.settings.items()},
+                params={path: _encode(space[path], value) for path, value in trial.settings.items()},
                 distributions=space,
                 system_attrs=trial.attrs,
             )
         )
-    if default and not before and sweep.sampler != "grid":
-        study.enqueue_trial({path: _encoded(space[path], value) for path, value in default.items()})
+    if default and not previous and sweep.sampler != "grid":
+        study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
     asked = [study.ask(space) for _ in range(count)]
     attrs = [study.trials[trial.number].system_attrs if sweep.sampler == "grid" else {} for trial in asked]
-    settings = [{path: _decoded(space[path], value) for path, value in trial.params.items()} for trial in asked]
+    settings = [{path: _decode(space[path], value) for path, value in trial.params.items()} for trial in asked]
     chosen = zip(asked, settings, attrs, strict=True)
     return [Trial(trial.number, values, attributes) for trial, values, attributes in chosen]
 
 
 def distribution(choice: Choice, whole: bool) -> Any:
-    """What Optuna calls the values of a setting; those of a list are JSON, for it takes no lists."""
+    """Return the Optuna distribution of a setting. Values of a list are JSON, since Optuna rejects list values."""
     if choice.choices:
         return CategoricalDistribution([json.dumps(value) for value in choice.choices])
     assert choice.low is not None and choice.high is not None
@@ -59,13 +61,13 @@ def distribution(choice: Choice, whole: bool) -> Any:
 
 
 def _sampler(sweep: Sweep, trials: int, space: Mapping[str, Any]) -> Any:
-    seed = sweep.seed + trials  # of other choices in each round
+    seed = sweep.seed + trials  # so that each round makes other choices
     if sweep.sampler == "grid":
         return GridSampler({path: _points(values) for path, values in space.items()}, seed=sweep.seed)
     if sweep.sampler == "random":
         return RandomSampler(seed)
-    # a batch is chosen at once: those without a result yet count as bad, or all would be alike
-    return TPESampler(seed=seed, n_startup_trials=min(STARTUP, max(1, sweep.count // 3)), constant_liar=True)
+    # trials of a batch without a result count as bad; otherwise all of them would be similar
+    return TPESampler(seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.count // 3)), constant_liar=True)
 
 
 def _points(values: Any) -> list[Any]:
@@ -75,9 +77,9 @@ def _points(values: Any) -> list[Any]:
     return [values.low + number * values.step for number in range(count)]
 
 
-def _encoded(values: Any, value: Any) -> Any:
+def _encode(values: Any, value: Any) -> Any:
     return json.dumps(value) if isinstance(values, CategoricalDistribution) else value
 
 
-def _decoded(values: Any, value: Any) -> Any:
+def _decode(values: Any, value: Any) -> Any:
     return json.loads(value) if isinstance(values, CategoricalDistribution) else value

@@ -1,10 +1,10 @@
-"""A search in the object store: which trials each round trains, and how well they did.
+"""A sweep in the object store: the trials of each round, and their results.
 
-    ROOT/rounds/3.json                 what round 3 trains: the first write holds, whoever repeats the decision
-    ROOT/trials/7/rung-1/model.json    trial 7 has trained to rung 1 (`failed.json`: it cannot)
-    ROOT/trials/7/checkpoints/         where it goes on from
+    ROOT/rounds/3.json                 the trials of round 3: the first write wins, a repeated decision returns it
+    ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
+    ROOT/trials/7/checkpoints/         its checkpoints
 
-A decision is a function of the rounds before it and of their results, so it may be repeated at any time.
+A decision depends only on the previous rounds and their results, so it may be repeated at any time.
 """
 
 import json
@@ -21,30 +21,30 @@ from rekindle.training.search.rounds import Trial
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "search"  # below the workflow's name
+FOLDER = "search"  # below the name of the workflow
 
 
 class Study:
-    """The search below one prefix. Methods raise StorageError."""
+    """The sweep below one prefix. Methods raise StorageError."""
 
     def __init__(self, store: "Store", root: str, sweep: Sweep) -> None:
         self.store, self.root, self.sweep = store, root.rstrip("/"), sweep
         self.trials: list[Trial] = []
         self.plan = halving.rounds(sweep)
 
-    def place(self, trial: int, rung: int) -> str:
-        """Key prefix of what a trial has left at a rung."""
+    def output(self, trial: int, rung: int) -> str:
+        """Return the key prefix of a trial's output at a rung."""
         return f"{self.root}/trials/{trial}/rung-{rung}"
 
     def checkpoints(self, trial: int) -> str:
         return f"{self.root}/trials/{trial}/checkpoints"
 
     def record(self, number: int) -> dict[str, Any] | None:
-        """What round `number` trains; None before that is decided."""
-        return self._json(f"{self.root}/rounds/{number}.json")
+        """Return the trials of round `number`, or None if they are not decided yet."""
+        return self._read_json(f"{self.root}/rounds/{number}.json")
 
     def decide(self, number: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
-        """What round `number` trains, decided now or before; those before it have ended. Raises ConfigError."""
+        """Decide the trials of round `number`, or return the earlier decision. All previous rounds must have ended."""
         if record := self.record(number):
             return record
         self.read(number)
@@ -52,7 +52,7 @@ class Study:
         if step.rung:
             record = {"rung": step.rung, "new": [], "run": self.winners(step.rung - 1, step.count)}
         else:
-            from rekindle.training.search.sampling import ask  # Optuna: not where trials train
+            from rekindle.training.search.sampling import ask  # imports Optuna, which training pods do not need
 
             new = ask(self.sweep, self.trials, step.count, default, whole)
             added = [{"number": trial.number, "settings": trial.settings, "attrs": trial.attrs} for trial in new]
@@ -64,21 +64,21 @@ class Study:
         return record
 
     def winners(self, rung: int, count: int) -> list[int]:
-        """The best trials of a rung. Raises ConfigError if none has a result there."""
+        """Return the best trials of a rung. Raises ConfigError if all have failed."""
         values = {trial.number: trial.values[rung] for trial in self.trials if rung in trial.values}
         if numbers := halving.best(values, count, self.sweep.better):
             return numbers
-        why = next((trial.why for trial in self.trials if trial.why), "none has ended")
-        raise ConfigError(f"of {len(self.trials)} trials none has a {self.sweep.metric}: {why}")
+        reason = next((trial.why for trial in self.trials if trial.why), "all are unfinished")
+        raise ConfigError(f"all {len(self.trials)} trials lack a {self.sweep.metric}: {reason}")
 
-    def read(self, before: int | None = None) -> list[Trial]:
-        """All trials of the rounds before `before` (default: all), with what is known of them, by number."""
+    def read(self, end: int | None = None) -> list[Trial]:
+        """Return all trials of the rounds before round `end` (default: all) with their results, by number."""
         trials: dict[int, Trial] = {}
         runs: list[tuple[int, int]] = []
-        for number in range(len(self.plan) if before is None else before):
+        for number in range(len(self.plan) if end is None else end):
             if not (record := self.record(number)):
                 break
-            trials |= {made["number"]: Trial(**made) for made in record["new"]}
+            trials |= {new["number"]: Trial(**new) for new in record["new"]}
             runs += [(trial, record["rung"]) for trial in record["run"]]
         with ThreadPoolExecutor(THREADS) as pool:
             results = list(pool.map(lambda run: self.result(*run), runs))
@@ -91,20 +91,20 @@ class Study:
         return self.trials
 
     def result(self, trial: int, rung: int) -> dict[str, Any] | None:
-        """How well a trial did at a rung: value, steps and sha256, or why it failed; None before it has got there."""
-        place, metric = self.place(trial, rung), self.sweep.metric
-        model = self._json(f"{place}/model.json")
+        """Return a trial's value, steps and sha256 at a rung, or why it failed; None if it has not reached the rung."""
+        output, metric = self.output(trial, rung), self.sweep.metric
+        model = self._read_json(f"{output}/model.json")
         if model is None:
-            return self._json(f"{place}/failed.json")
-        measured, best = self._json(f"{place}/validation.json") or {}, model.get("best", {})
+            return self._read_json(f"{output}/failed.json")
+        measured, best = self._read_json(f"{output}/validation.json") or {}, model.get("best", {})
         if metric not in measured:
-            return {"why": f"its held-out samples were measured by {', '.join(measured) or 'nothing'}"}
+            return {"why": f"its validation has only the metrics {', '.join(measured) or '(none)'}"}
         value = measured[metric]
         if metric == LOSS and best.get("released"):
             value = min(best["validation_loss"], value)
         return {"value": value, "steps": model["step"], "sha256": model["sha256"]}
 
-    def _json(self, key: str) -> dict[str, Any] | None:
+    def _read_json(self, key: str) -> dict[str, Any] | None:
         try:
             return json.loads(self.store.get(key))
         except NotFound:

@@ -1,7 +1,6 @@
-"""Trains the trials of one pod, one after the other: each in a process of its own, forked with torch loaded.
+"""Trains the trials of one pod, one after the other, each in its own process, forked after torch was imported.
 
-A trial that has ended is not trained again, and one that was interrupted goes on from its checkpoint: a pod that is
-started again begins with the list of before.
+A pod may be restarted: finished trials are skipped, and an interrupted trial continues from its checkpoint.
 """
 
 import json
@@ -24,36 +23,38 @@ PARENT = "mlflow.parentRunId"
 
 
 def train(study: Study, number: int, share: list[int], common: Mapping[str, Any], experiment: str, run: str) -> None:
-    """Train the trials `share` of round `number` to its rung; `common` are the inputs of every training.
+    """Train the trials `share` of round `number` to its rung. `common`: the inputs of all trainings.
 
-    Raises RekindleError if one of them crashed; exits with 143 after a SIGTERM.
+    Raises RekindleError if a trial crashed; exits with 143 after SIGTERM.
     """
     rung = study.plan[number].rung
     trials = {trial.number: trial for trial in study.read(number + 1)}
-    left = [trials[index] for index in share if rung not in trials[index].values]
-    if not left:
+    pending = [trials[index] for index in share if rung not in trials[index].values]
+    if not pending:
         return
-    import rekindle.training.loop  # noqa: F401  # torch, once for all of them
+    import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
-    for position, trial in enumerate(left, 1):
-        say(f"trial {trial.number} ({position} of {len(left)}) to rung {rung}: {trial.settings}")
-        code = forked(lambda trial=trial: _train(study, trial, rung, common, experiment, run))
+    for position, trial in enumerate(pending, 1):
+        say(f"trial {trial.number} ({position} of {len(pending)}) to rung {rung}: {trial.settings}")
+        code = run_forked(lambda trial=trial: _train(study, trial, rung, common, experiment, run))
         if code == 143:
             raise SystemExit(143)
         if code:
-            raise RekindleError(f"trial {trial.number} ended with code {code}; started again, it goes on where it was.")
+            raise RekindleError(
+                f"trial {trial.number} exited with code {code}. A restarted pod continues it from its checkpoint."
+            )
 
 
 def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], run_id: str = "") -> TrainingSpec:
-    """The training of a trial up to a rung. Raises ConfigError."""
+    """Return the inputs of a trial's training up to a rung. Raises ConfigError."""
     sections: dict[str, dict[str, Any]] = {name: dict(common[name]) for name in ("train", "model")}
     for path, value in trial.settings.items():
         section, _, key = path.partition(".")
         sections[section][key] = value
     inputs = {name: common[name] for name in ("workload", "dataset", "digest")} | sections["train"]
-    alone = {"workers": 1, "min_workers": 1, "max_workers": 1}  # any number gives the same weights
-    places = {"out": study.place(trial.number, rung), "checkpoints": study.checkpoints(trial.number)}
-    inputs |= alone | places | {"model": sections["model"], "until": study.sweep.share(rung), "run_id": run_id}
+    alone = {"workers": 1, "min_workers": 1, "max_workers": 1}  # the number does not change the weights
+    prefixes = {"out": study.output(trial.number, rung), "checkpoints": study.checkpoints(trial.number)}
+    inputs |= alone | prefixes | {"model": sections["model"], "until": study.sweep.share(rung), "run_id": run_id}
     try:
         return TrainingSpec.model_validate(inputs)
     except ValueError as error:
@@ -61,20 +62,20 @@ def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, An
 
 
 def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], experiment: str, run: str) -> None:
-    """In a process of its own."""
+    """Train one trial, in its own process."""
     import torch
 
     from rekindle.training.worker import work
 
-    run_id = _tracked(lambda: _child_run(trial, experiment, run)) or ""
+    run_id = _try_tracking(lambda: _child_run(trial, experiment, run)) or ""
     try:
         work(specification(study, trial, rung, common, run_id))
-    except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # that of these settings
+    except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # caused by the settings
         say(f"trial {trial.number} failed: {error}")
         failed = json.dumps({"value": None, "why": str(error)})
-        study.store.put(f"{study.place(trial.number, rung)}/failed.json", failed.encode())
+        study.store.put(f"{study.output(trial.number, rung)}/failed.json", failed.encode())
     if run_id:
-        _tracked(lambda: _record(study.result(trial.number, rung) or {}, run_id))
+        _try_tracking(lambda: _record(study.result(trial.number, rung) or {}, run_id))
 
 
 def _child_run(trial: Trial, experiment: str, run: str) -> str:
@@ -90,30 +91,30 @@ def _record(result: Mapping[str, Any], run_id: str) -> None:
     tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
 
 
-def _tracked(call: Callable[[], Any]) -> Any:
-    """A search goes on while MLflow is away: its own records are in the object store."""
+def _try_tracking(call: Callable[[], Any]) -> Any:
+    """Return `call()`, or None if MLflow is unavailable: the results are also in the object store."""
     try:
         return call()
     except TrackingError as error:
-        say(f"not recorded: {error}")
+        say(f"not recorded in MLflow: {error}")
         return None
 
 
-def forked(call: Callable[[], None]) -> int:
-    """The exit code of `call` in a child process, to which a SIGTERM is passed on."""
+def run_forked(call: Callable[[], None]) -> int:
+    """Run `call` in a child process, which gets our SIGTERM, too. Returns its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until somebody handles it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until our handler is installed
     pid = os.fork()
     if not pid:
         _be_child(call, parent)
-    before = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    previous = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _be_child(call: Callable[[], None], parent: int) -> None:

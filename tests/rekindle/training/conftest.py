@@ -15,7 +15,7 @@ from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
 from tests.chaos.faults import Proxy
-from tests.rekindle.training.saving import US, Events, Open, numbers
+from tests.rekindle.training.saving import IDENTITY, Events, Open, numbers
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def events() -> Events:
 
 @pytest.fixture
 def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the checkpoints of one prefix, each time as a new process on a new node would (or on `node`)."""
-    prefix, made = f"checkpoints-{next(numbers)}", list[Checkpoints]()
+    """Return a function that opens the checkpoints of one prefix like a new process on a new node (or `node`)."""
+    prefix, opened = f"checkpoints-{next(numbers)}", list[Checkpoints]()
 
     def make(
         *,
         node: str = "",
-        identity: str = US,
+        identity: str = IDENTITY,
         torch_build: str = "2",
         width: int = 40,
         store: Store = s3,
@@ -58,11 +58,11 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
             threading.Event(),
         )
         assert checkpoints.snapshots.ready.wait(10)
-        made.append(checkpoints)
+        opened.append(checkpoints)
         return checkpoints
 
     yield make
-    for checkpoints in made:
+    for checkpoints in opened:
         checkpoints.close(remove=True)
 
 

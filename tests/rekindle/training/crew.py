@@ -1,4 +1,4 @@
-"""Real processes of a training run, forked from one that has torch loaded: a worker starts in a tenth of a second."""
+"""Real processes of a training run, forked from a process with torch: a worker starts in a tenth of a second."""
 
 import faulthandler
 import multiprocessing
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
-    sys.path.append(ROOT)  # the processes get our path, and import the toy from it
+    sys.path.append(ROOT)  # the processes inherit the path, and import the toy workload
 TOY = "tests.rekindle.training.toy"
 DATASET, DIGEST = "toy/dataset", "toy"
 SAMPLES = 300
@@ -29,26 +29,26 @@ SECRET = "0123456789" * 4
 
 
 def flags(prefix: str, **settings: object) -> list[str]:
-    """The command line of a toy run whose results go below `prefix`."""
+    """Return the command line of a toy run, whose results are stored below `prefix`."""
     values = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
     values |= {"out": f"{prefix}/model", "checkpoints": f"{prefix}/checkpoints", "steps": 30, "checkpoint_steps": 5}
     return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
 
 
 def store(environment: dict[str, str]) -> Store:
-    """The object store of processes with this environment."""
+    """Return the object store of processes with this environment."""
     names = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     return Store(*(environment[name] for name in names))
 
 
 def provide(environment: dict[str, str], folder: Path) -> None:
-    """Make the toy's dataset, and put it where `flags` says that it is."""
+    """Create the toy dataset, and upload it to the prefix that `flags` uses."""
     toy.write(folder / "dataset", SAMPLES, DIGEST)
     store(environment).upload(folder / "dataset", DATASET)
 
 
 def joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Whether the ledger of the run `flags(prefix)` has a member, or the one with this name."""
+    """Return True if the ledger of the run `flags(prefix)` has the join of any member, or of `name`."""
     lines = [line for entry in s3.list(f"{prefix}/checkpoints/ledger") for line in s3.get(entry.key).splitlines()]
     return any(b'"join"' in line and name.encode() in line for line in lines)
 
@@ -75,7 +75,7 @@ def run_member(argv: list[str], environment: dict[str, str], log: str) -> None:
 
 
 class Executed(subprocess.Popen[bytes]):
-    """A command, with the interface of a forked process."""
+    """A command with the interface of a forked process."""
 
     @property
     def exitcode(self) -> int | None:
@@ -95,7 +95,7 @@ class Member:
         return self.log.read_text() if self.log.exists() else ""
 
     def code(self, seconds: float = 60) -> int:
-        """Wait for its end; gives the exit code."""
+        """Wait for the end of the process, and return its exit code."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"still running:\n{self.said()}"
         return self.process.exitcode
@@ -106,11 +106,11 @@ class Member:
 
 
 class Crew:
-    """Starts members; none outlives it."""
+    """Starts the processes of a run, and kills them at the end."""
 
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
         port = free_port()
-        environment = {"REKINDLE_SHM": str(logs)} | environment  # what one test leaves there, no other may find
+        environment = {"REKINDLE_SHM": str(logs)} | environment  # other tests must not find these files
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),
             "OMP_NUM_THREADS": "1",
@@ -122,7 +122,7 @@ class Crew:
         self.context.set_forkserver_preload(["tests.rekindle.training.loaded"])
 
     def alone(self, argv: list[str], **environment: str) -> Member:
-        """`rekindle step steps.train` with nobody to meet."""
+        """Start `rekindle step steps.train` without a coordinator."""
         return self._start("alone", ["steps.train", *argv], environment)
 
     def worker(self, name: str, argv: list[str], **environment: str) -> Member:
@@ -132,16 +132,15 @@ class Crew:
         return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
 
     def light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
-        """A launcher whose nursery is spared the loading of torch."""
+        """Start a launcher whose forkserver has torch already."""
         return self._start(name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment)
 
     def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
-        """The first process of a worker pod, a command of its own as there."""
+        """Start the first process of a worker pod, as a command like in the pod."""
         log = self._log(name)
         with open(log, "ab") as file:
-            environment = (
-                os.environ | self.environment | self.meeting | {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
-            )
+            variables = {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
+            environment = os.environ | self.environment | self.meeting | variables
             command = [sys.executable, "-m", "rekindle.training.launch.launcher", *argv]
             process = Executed(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self.members.append(Member(process, log))
@@ -157,13 +156,13 @@ class Crew:
     def _log(self, name: str) -> Path:
         return self.logs / f"{len(self.members)}-{name}.log"
 
-    def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait for something to happen, or fail with everybody's log."""
+    def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for a condition, or fail with the logs of all processes."""
         logs = lambda: "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)  # noqa: E731
-        until("what the test waits for", what, seconds, evidence=logs)
+        until("the condition of the test", condition, seconds, evidence=logs)
 
     def held(self, number: int, *members: Member) -> None:
-        """Wait until one of them has computed so many micro-batches (the others wait for it); see `release`."""
+        """Wait until a member is held after `number` micro-batches, and the others wait for it; see `release`."""
         self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
 
     def release(self, number: int) -> None:

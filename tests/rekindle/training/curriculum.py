@@ -1,4 +1,4 @@
-"""The toy workload with a data loader that keeps a state of its own: what a batch holds depends on all steps before."""
+"""The toy workload with a stateful data loader: a batch depends on all previous steps."""
 
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,22 @@ __all__ = ["Data", "Model", "examples", "loss", "metrics", "model", "predictor",
 
 
 class Numbers(toy.Numbers):
-    shift, asked = 1, 0
+    shift, requests = 1, 0
 
     def batch(self, indices: Any) -> tuple[Any, ...]:
-        self.asked += 1  # as long as the step is not agreed on
-        rows, wanted = super().batch(indices)
-        return rows * (1 + self.shift / 1000), wanted
+        self.requests += 1  # of a step that is not finished
+        rows, targets = super().batch(indices)
+        return rows * (1 + self.shift / 1000), targets
 
     def advance(self, step: int) -> None:
-        self.shift, self.asked = (31 * self.shift + step) % 997, 0
+        self.shift, self.requests = (31 * self.shift + step) % 997, 0
 
     def state_dict(self) -> dict[str, int]:
-        assert self.asked == 0
+        assert self.requests == 0
         return {"shift": self.shift}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.shift, self.asked = state["shift"], 0
+        self.shift, self.requests = state["shift"], 0
 
 
 def dataset(path: Path, split: str) -> Numbers:

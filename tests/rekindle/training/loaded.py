@@ -1,4 +1,4 @@
-"""What members of a crew inherit: all that a worker imports, and boto3's descriptions of S3."""
+"""Preloaded modules of the processes of a crew: all imports of a worker, and boto3's description of S3."""
 
 import gc
 
@@ -12,4 +12,4 @@ from tests.rekindle.training import toy  # noqa: F401
 
 Store("any", "http://127.0.0.1:9", "any", "any")
 gc.collect()
-gc.freeze()  # or each member copies the pages of all that is loaded
+gc.freeze()  # otherwise each process copies the pages of all loaded modules

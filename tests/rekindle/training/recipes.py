@@ -1,4 +1,4 @@
-"""The toy workload with what users change in a training: the optimizer, the schedule, measures of validation."""
+"""The toy workload with its own optimizer, schedule and validation measures."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ class Model(toy.Model):
 
 def model(section: Model, facts: dict[str, Any]) -> Any:
     net = toy.model(section, facts)
-    net.wanted = section.optimizer
+    net.optimizer_name = section.optimizer
     return net
 
 
 def optimizer(model: Any, train: Any) -> Any:
     import torch
 
-    if model.wanted == "SGD":
+    if model.optimizer_name == "SGD":
         return torch.optim.SGD(model.parameters(), lr=train.learning_rate, momentum=0.9, dampening=0.3)
-    return getattr(torch.optim, model.wanted)(model.parameters(), lr=train.learning_rate)
+    return getattr(torch.optim, model.optimizer_name)(model.parameters(), lr=train.learning_rate)
 
 
 def schedule(step: int, total: int) -> float:
@@ -31,5 +31,5 @@ def schedule(step: int, total: int) -> float:
 
 
 def measures(model: Any, batch: tuple[Any, ...]) -> dict[str, Any]:
-    rows, wanted = batch
-    return {"error": (model(rows) * model.scale - wanted).abs().mean()}
+    rows, targets = batch
+    return {"error": (model(rows) * model.scale - targets).abs().mean()}

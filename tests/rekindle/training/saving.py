@@ -1,4 +1,4 @@
-"""What tests of checkpoints do to those of one process, and how they look at what is in the store."""
+"""Helpers for tests of checkpoints: change the state of a process, and read the store."""
 
 from collections.abc import Callable
 from itertools import count
@@ -11,7 +11,7 @@ from rekindle.training.checkpoint.manager import Checkpoints
 from tests.chaos.faults import Proxy
 
 numbers = count()
-US = "ab" * 32
+IDENTITY = "ab" * 32
 Open = Callable[..., Checkpoints]
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -21,33 +21,33 @@ def soon() -> float:
 
 
 class Stream:
-    """A user's data loader that counts."""
+    """A data loader with a state: the sum of all steps."""
 
     def __init__(self) -> None:
-        self.place = 0
+        self.position = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
     def advance(self, step: int) -> None:
-        self.place += step
+        self.position += step
 
 
-def behind(proxy: Proxy, s3: Store) -> Store:
+def store_behind(proxy: Proxy, s3: Store) -> Store:
     return Store(s3.bucket, proxy.url)
 
 
 def begin(checkpoints: Checkpoints) -> int:
-    """As a process that finds nobody training."""
+    """Restore like a process that finds no other worker. Returns the step."""
     checkpoints.restore(checkpoints.state.step)
     return checkpoints.state.step
 
 
 def update(checkpoints: Checkpoints, step: int) -> None:
-    """As if `step` updates had been made; the first quarter of the state never changes."""
+    """Set the state after `step` updates. The first quarter of the state never changes."""
     checkpoints.state.step = step
     changing = checkpoints.state.memory[len(checkpoints.state.memory) // 4 :]
     changing.copy_(torch.randn(len(changing), generator=torch.Generator().manual_seed(step)))
@@ -58,8 +58,8 @@ def train(checkpoints: Checkpoints, step: int) -> None:
     assert checkpoints.flush((0, 1), soon)
 
 
-def finished(checkpoints: Checkpoints) -> bool:
-    """Wait for a checkpoint that is under way."""
+def finish_upload(checkpoints: Checkpoints) -> bool:
+    """Wait for the current upload. Returns True if it was successful."""
     assert checkpoints._thread and checkpoints._upload
     checkpoints._thread.join(60)
     return not checkpoints._upload.problem
@@ -69,5 +69,5 @@ def keys(checkpoints: Checkpoints, kind: str = "") -> list[str]:
     return [entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")]
 
 
-def same(checkpoints: Checkpoints, other: Checkpoints) -> bool:
+def equal(checkpoints: Checkpoints, other: Checkpoints) -> bool:
     return checkpoints.state.step == other.state.step and torch.equal(checkpoints.state.memory, other.state.memory)

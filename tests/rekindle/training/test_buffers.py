@@ -1,4 +1,4 @@
-"""Buffers that training changes: one definition for any number of workers, or a clear refusal."""
+"""Buffers that training changes: the same result for any number of workers, or a clear error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ VIRTUAL = 3
 
 
 class Net(nn.Module):
-    """A layer and what a test does with buffers."""
+    """A layer with buffers; `forward` changes them."""
 
     def __init__(self, buffers: dict[str, Tensor], forward: Callable[[Any, Tensor], None], persistent: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def state_of(model: nn.Module) -> State:
 
 
 def step(state: State, batches: list[Tensor]) -> None:
-    """One update by virtual workers that compute one after the other."""
+    """Make one update with virtual workers that compute one after the other."""
     total = torch.zeros(state.width)
     for batch in batches:
         state.buffers.load()
@@ -50,7 +50,7 @@ def batches(number: int) -> list[Tensor]:
     return [torch.randn(8, 4, generator=generator) for _ in range(VIRTUAL)]
 
 
-def test_running_statistics_are_the_mean_of_what_each_virtual_worker_makes_of_the_old_ones() -> None:
+def test_running_statistics_are_the_mean_of_the_updates_of_all_virtual_workers() -> None:
     state, plain = state_of(nn.BatchNorm1d(4)), [nn.BatchNorm1d(4) for _ in range(VIRTUAL)]
     for number in range(3):
         step(state, batches(number))
@@ -69,7 +69,7 @@ def test_running_statistics_are_the_mean_of_what_each_virtual_worker_makes_of_th
     assert all(torch.equal(value, joined.trained()[name]) for name, value in released.items())
 
 
-def test_a_buffer_that_the_model_assigns_is_averaged_like_one_that_it_changes_in_place() -> None:
+def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None:
     def assign(net: Any, rows: Tensor) -> None:
         net.seen = net.seen * 0.5 + rows.mean()
 
@@ -78,7 +78,7 @@ def test_a_buffer_that_the_model_assigns_is_averaged_like_one_that_it_changes_in
     torch.testing.assert_close(state.trained()["seen"], torch.stack(batches(1)).mean())
 
 
-def test_constants_keep_their_bits_and_caches_are_made_anew() -> None:
+def test_constants_keep_their_bits_and_caches_are_recreated() -> None:
     constants = {"mask": torch.full((2, 2), float("-inf")).triu(1), "hole": torch.tensor(float("nan")),
                  "third": torch.tensor([1 / 3, -0.0]), "flags": torch.tensor([True]), "exact": torch.ones(2).double(),
                  "small": torch.tensor([250], dtype=torch.uint8)}  # fmt: skip
@@ -117,9 +117,9 @@ def once(net: Any, rows: Tensor) -> None:
         (torch.zeros(()), count, False),
         (torch.tensor(float("inf")), once, True),
     ],
-    ids=["grows", "differs", "float64", "a cache changed in place", "infinite before"],
+    ids=["grows", "differs", "float64", "a cache changed in place", "infinite"],
 )
-def test_what_has_no_mean_is_refused_by_name(start: Tensor, forward: Any, persistent: bool) -> None:
+def test_a_buffer_that_cannot_be_averaged_is_rejected_by_name(start: Tensor, forward: Any, persistent: bool) -> None:
     state = state_of(Net({"seen": start}, forward, persistent))
     with pytest.raises(ConfigError, match=r'changes its buffer "seen" .*: the change cannot be averaged'):
         step(state, batches(1))

@@ -1,4 +1,4 @@
-"""A user's data loader with a state of its own: killed, joined and resumed, it gives the same weights."""
+"""A stateful data loader gives the same weights after kills, joins and restores."""
 
 import json
 import signal
@@ -7,14 +7,14 @@ from rekindle.storage import Store
 from tests.rekindle.training.crew import Crew, flags
 
 
-def test_a_stateful_loader_goes_on_where_it_was(crew: Crew, s3: Store) -> None:
+def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> None:
     workload = "tests.rekindle.training.curriculum"
     undisturbed = crew.alone(flags("calm", workload=workload))
     argv = flags("wild", workload=workload, workers=2, checkpoint_steps=3, hot_seconds=1e-9)
     coordinator = crew.coordinator(argv)
     a, b = (crew.worker(name, argv, TOY_HOLD="20 60") for name in "ab")
     crew.held(20, a, b)
-    a.send(signal.SIGKILL)  # in the middle of a step, which b does again
+    a.send(signal.SIGKILL)  # in the middle of a step, which b repeats
     crew.release(20)
     crew.held(60, b)
     b.send(signal.SIGKILL)

@@ -24,7 +24,7 @@ def test_workers_of_a_node_share_one_download(s3: Store) -> None:
     assert (local_dataset(s3, "shared/dataset", "d") / "shards/a.npy").exists()
 
 
-def test_an_interrupted_download_is_not_taken_for_a_dataset(s3: Store, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> None:
     s3.put("torn/dataset/dataset.json", json.dumps({"digest": "t"}).encode())
     torn = tmp_path / "cache/datasets/t.unfinished"
     torn.mkdir(parents=True)
@@ -32,7 +32,7 @@ def test_an_interrupted_download_is_not_taken_for_a_dataset(s3: Store, tmp_path:
     assert [file.name for file in local_dataset(s3, "torn/dataset", "t").iterdir()] == ["dataset.json"]
 
 
-def test_other_data_than_the_runs_is_refused(s3: Store) -> None:
+def test_a_dataset_with_another_digest_is_rejected(s3: Store) -> None:
     s3.put("other/dataset/dataset.json", json.dumps({"digest": "other"}).encode())
     with pytest.raises(DataError, match="has the digest other, but this run expects mine"):
         local_dataset(s3, "other/dataset", "mine")

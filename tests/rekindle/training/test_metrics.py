@@ -7,7 +7,7 @@ from rekindle.training.metrics import PROGRESS, Metrics
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
 
 
-def test_the_progress_line_keeps_the_form_that_others_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_line_keeps_its_format(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = Metrics("", 3, 64)
     for step in (1, 2, 3):
         metrics.record(step, 0.5, 1.0, 0.1)
@@ -30,7 +30,7 @@ def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.Captu
     assert match and match[6] == "0.25000"
 
 
-def test_points_that_mlflow_did_not_take_are_counted_at_the_end(
+def test_points_that_mlflow_did_not_accept_are_counted_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -42,7 +42,7 @@ def test_points_that_mlflow_did_not_take_are_counted_at_the_end(
     assert "8 points of the curves are not in MLflow: " in capsys.readouterr().err
 
 
-def test_the_curves_of_a_run_are_in_mlflow_when_training_ends(mlflow_server: str) -> None:
+def test_all_curves_are_in_mlflow_when_training_ends(mlflow_server: str) -> None:
     from mlflow import MlflowClient
 
     from rekindle import tracking

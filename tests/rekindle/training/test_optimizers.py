@@ -1,4 +1,4 @@
-"""The workload's own optimizer: the bits of torch's, and nothing of its state is lost with a worker."""
+"""The workload's own optimizer gives the same bits as torch, and its state survives the loss of a worker."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from rekindle.training.state import State
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Any] = {
     "SGD without state": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    "SGD, whose first step is unlike the others": lambda parameters: torch.optim.SGD(
+    "SGD with a special first step": lambda parameters: torch.optim.SGD(
         parameters, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1
     ),
-    "Adafactor, of odd shapes": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
-    "NAdam, which begins with ones": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
-    "Adagrad, which begins with a value": lambda parameters: torch.optim.Adagrad(
+    "Adafactor with states of other shapes": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
+    "NAdam with initial ones": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+    "Adagrad with an initial value": lambda parameters: torch.optim.Adagrad(
         parameters, lr=0.1, initial_accumulator_value=0.3
     ),
     "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
@@ -49,12 +49,12 @@ def gradients(state: State, step: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_gives_torchs_bits_also_when_another_worker_goes_on_with_its_state(name: str) -> None:
+def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over(name: str) -> None:
     state, reference = make(OPTIMIZERS[name]), net()
     optimizer = OPTIMIZERS[name](reference.parameters())
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     for step in range(6):
-        if step in (1, 4):  # all that a joining worker gets
+        if step in (1, 4):  # the state that a joining worker receives
             joined = make(OPTIMIZERS[name])
             joined.memory.copy_(state.memory)
             joined.step, state = state.step, joined
@@ -71,7 +71,7 @@ def test_any_optimizer_gives_torchs_bits_also_when_another_worker_goes_on_with_i
         assert torch.equal(value, state.trained()[key]), key
 
 
-def test_optimizers_whose_state_could_be_lost_are_refused() -> None:
+def test_optimizers_whose_state_could_be_lost_are_rejected() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             for parameter in self.param_groups[0]["params"]:
@@ -91,7 +91,7 @@ def test_optimizers_whose_state_could_be_lost_are_refused() -> None:
         make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
 
 
-def test_the_optimizer_may_freeze_what_it_does_not_train() -> None:
+def test_the_optimizer_may_freeze_parameters() -> None:
     def optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
         model[0].requires_grad_(False)  # type: ignore[operator]
         return torch.optim.Adam(model.parameters(), lr=train.learning_rate)

@@ -1,4 +1,4 @@
-"""A training that pauses after a share of its steps, and goes on another day: the weights know nothing of it."""
+"""A training that pauses after a share of its steps and continues later gives the same weights."""
 
 import json
 import signal
@@ -24,26 +24,24 @@ def paused(prefix: str, until: float, **settings: Any) -> list[str]:
 
 @pytest.fixture
 def straight(crew: Crew, s3: Store) -> dict[str, Any]:
-    """What one process leaves that never stops."""
+    """Return model.json of one process that never stops."""
     member = crew.alone(flags("pause-straight", **SETTINGS))
     assert member.code() == 0, member.said()
     return model(s3, "pause-straight/model")
 
 
-def test_a_paused_training_ends_with_the_weights_of_one_that_was_not(
-    crew: Crew, s3: Store, straight: dict[str, Any]
-) -> None:
+def test_a_paused_training_ends_with_the_same_weights(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
     for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):  # of 30 steps
         member = crew.alone(paused("pause-alone", until))
         assert member.code() == 0, member.said()
         assert model(s3, f"pause-alone/{until}")["step"] == step
         assert json.loads(s3.get(f"pause-alone/{until}/validation.json"))["step"] == step
-        assert crew.alone(paused("pause-alone", until)).code() == 0  # again does nothing
+        assert crew.alone(paused("pause-alone", until)).code() == 0  # a repetition does nothing
     assert model(s3, "pause-alone/1") == straight
     assert not list(s3.list("pause-alone/0.5/model.safetensors")) and list(s3.list("pause-alone/1/model.safetensors"))
 
 
-def test_workers_pause_together_and_another_number_goes_on(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
+def test_workers_pause_together_and_another_number_continues(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
     for until, names in ((0.5, "ab"), (0.75, "c"), (1, "def")):
         argv = paused("pause-several", until, workers=len(names))
         coordinator = crew.coordinator(argv)
@@ -53,7 +51,7 @@ def test_workers_pause_together_and_another_number_goes_on(crew: Crew, s3: Store
     assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
-def test_one_killed_between_two_rungs_measures_the_same(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
+def test_a_kill_between_two_rungs_does_not_change_the_result(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
     assert crew.alone(paused("whole-rung", 0.5)).code() == 0
     member = crew.alone(paused("killed-rung", 0.5), TOY_HOLD="60")
     crew.held(60, member)
@@ -68,6 +66,6 @@ def test_one_killed_between_two_rungs_measures_the_same(crew: Crew, s3: Store, s
 @pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])
 @pytest.mark.parametrize("total", [29, 30, 31])
 def test_a_pause_is_at_a_validation_and_never_at_the_end(until: float, step: int, total: int) -> None:
-    given = {"workload": "toy", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c", "steps": total}
-    spec = TrainingSpec.model_validate(given | {"until": until, "validation": 0.1, "validation_steps": 4})
+    settings = {"workload": "toy", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c", "steps": total}
+    spec = TrainingSpec.model_validate(settings | {"until": until, "validation": 0.1, "validation_steps": 4})
     assert spec.pause(1000) == step

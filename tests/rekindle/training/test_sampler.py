@@ -18,7 +18,7 @@ def test_every_epoch_visits_every_sample_exactly_once(run: tuple[int, int, int, 
 
 
 @given(runs, st.integers(0, 10**6), st.data())
-def test_a_resumed_run_sees_what_the_undisturbed_one_would_have(
+def test_a_resumed_run_sees_the_samples_of_an_undisturbed_run(
     run: tuple[int, int, int, int], step: int, data: st.DataObject
 ) -> None:
     samples, batch, virtual, seed = run
@@ -35,7 +35,7 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=3, max_size=3))
-def test_dropout_never_repeats_between_neighbours(numbers: list[int]) -> None:
+def test_neighbouring_steps_and_workers_have_different_seeds(numbers: list[int]) -> None:
     seed, step, leaf = numbers
     assert (
         len({mix(seed, step, leaf), mix(seed + 1, step, leaf), mix(seed, step + 1, leaf), mix(seed, step, leaf + 1)})

@@ -10,19 +10,19 @@ def config(**settings: Any) -> TrainConfig:
     return TrainConfig.model_validate(settings)
 
 
-def test_more_workers_than_virtual_workers_is_said_with_the_way_out() -> None:
+def test_more_workers_than_virtual_workers_is_an_error_with_a_remedy() -> None:
     with pytest.raises(
         ValidationError, match=r"train.workers is 9: it must be at most train.virtual_workers \(8\). Lower"
     ):
         config(workers=9)
 
 
-def test_workers_outside_their_own_bounds_are_refused() -> None:
+def test_workers_outside_their_bounds_are_rejected() -> None:
     with pytest.raises(ValidationError, match=r"train.workers is 2: it must lie between train.min_workers \(3\)"):
         config(workers=2, min_workers=3)
 
 
-def test_the_number_of_workers_is_no_part_of_the_result() -> None:
+def test_the_number_of_workers_is_not_part_of_the_identity() -> None:
     assert config(workers=1, keep_checkpoints=9).identity() == config(workers=4, max_workers=6).identity()
     assert config(threads=2).identity() != config(threads=1).identity()
 
@@ -40,7 +40,7 @@ def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str, 
 
 
 @pytest.mark.parametrize("name", ["patience", "keep_best"])
-def test_what_needs_a_validation_loss_is_refused_without_one(name: str) -> None:
+def test_settings_that_need_a_validation_loss_are_rejected_without_validation(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"train.{name} is .*: it needs a validation loss. Set train.validation"):
         config(**{name: 1})
     assert config(**{name: 1}, validation="workload").validation_every(800) == 3

@@ -23,7 +23,7 @@ def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def test_updates_are_those_of_torchs_adamw() -> None:
+def test_updates_equal_those_of_torch_adamw() -> None:
     state, reference = make(), make()
     matrices = [p for p in reference.parameters if p.ndim > 1]
     others = [p for p in reference.parameters if p.ndim < 2]
@@ -37,8 +37,8 @@ def test_updates_are_those_of_torchs_adamw() -> None:
         for parameter, gradient in zip(reference.parameters, gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
-    for ours, theirs in zip(state.parameters, reference.parameters, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    for actual, expected in zip(state.parameters, reference.parameters, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
@@ -51,13 +51,13 @@ def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
     torch.testing.assert_close(clipped.weights, scaled.weights)
 
 
-def test_a_diverged_run_says_so_instead_of_releasing_nonsense() -> None:
+def test_a_diverged_run_ends_with_an_error() -> None:
     state = make()
     with pytest.raises(ConfigError, match="not finite: training has diverged"):
         state.update(torch.full((state.size,), float("nan")), 1, lambda highest: 0.01)
 
 
-def test_the_average_is_what_is_released_while_training_goes_on_with_the_weights() -> None:
+def test_the_average_is_released_while_training_continues_with_the_weights() -> None:
     state = make(average=0.9)
     state.step = 0
     first = {name: value.clone() for name, value in state.trained().items()}
@@ -69,7 +69,7 @@ def test_the_average_is_what_is_released_while_training_goes_on_with_the_weights
         assert not torch.equal(released[name], first[name]) and not torch.equal(released[name], weights)
 
 
-def test_the_hash_is_of_names_shapes_and_bytes_and_of_nothing_else() -> None:
+def test_the_hash_depends_only_on_names_types_shapes_and_bytes() -> None:
     tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7)}
     expected = hashlib.sha256(b"a torch.int64 []\n" + (7).to_bytes(8, "little"))
     expected.update(b"b torch.float32 [2, 3]\n" + tensors["b"].numpy().tobytes())
@@ -79,7 +79,7 @@ def test_the_hash_is_of_names_shapes_and_bytes_and_of_nothing_else() -> None:
     assert weights_sha256(tensors | {"b": tensors["b"].view(3, 2)}) != expected.hexdigest()
 
 
-def test_models_that_cannot_be_trained_are_refused() -> None:
+def test_models_that_cannot_be_trained_are_rejected() -> None:
     config, cpu = TrainConfig.model_validate({}), torch.device("cpu")
     with pytest.raises(ConfigError, match="is not float32"):
         State(nn.Linear(2, 2).double(), config, cpu)
@@ -87,19 +87,19 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
         State(nn.Linear(2, 2).requires_grad_(False), config, cpu)
 
 
-def test_what_is_frozen_costs_nothing_and_stays_as_it_is() -> None:
+def test_frozen_parameters_take_no_memory_and_do_not_change() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(5, 700), nn.Linear(700, 1))
     net[0].requires_grad_(False)
     state = State(net, TrainConfig.model_validate({"average": 0.9}), torch.device("cpu"))
-    before = net[0].weight.clone()
+    frozen = net[0].weight.clone()
     assert state.size == 704 + 16 and len(state.memory) == 4 * state.size
     state.step = 0
     state.update(torch.ones(state.width), 1, lambda highest: 0.1)
-    assert torch.equal(net[0].weight, before) and torch.equal(state.trained()["0.weight"], before)
+    assert torch.equal(net[0].weight, frozen) and torch.equal(state.trained()["0.weight"], frozen)
 
 
-def test_the_best_weights_are_released_and_training_ends_without_an_update_when_patience_does() -> None:
+def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhausted() -> None:
     state = make(validation=0.5, keep_best=True, patience=2)
     state.step = 0
     released = []
@@ -113,7 +113,7 @@ def test_the_best_weights_are_released_and_training_ends_without_an_update_when_
         assert torch.equal(value, released[1][name])
 
 
-def test_validation_sees_what_would_be_released_and_leaves_no_trace() -> None:
+def test_validation_uses_the_weights_to_release_and_restores_the_model() -> None:
     state = make(average=0.9)
     state.step = 0
     state.update(torch.randn(state.size), 1, lambda highest: 0.1)

@@ -10,7 +10,7 @@ from rekindle.training.validation import split
 
 
 class Rows:
-    """Samples that are their own index."""
+    """Samples whose values are their indices."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -30,11 +30,11 @@ def spec(**settings: Any) -> TrainingSpec:
     return TrainingSpec.model_validate(values | settings)
 
 
-def samples(part: Any) -> list[int]:
-    return part.batch(torch.arange(len(part)))[0].tolist()
+def samples(subset: Any) -> list[int]:
+    return subset.batch(torch.arange(len(subset)))[0].tolist()
 
 
-def test_held_out_samples_are_an_exact_share_chosen_by_the_seed_and_never_trained_with() -> None:
+def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
     rows: Any = Rows(200)
     rest, held_out = split(spec(validation=0.1), rows, rows, Path())
     assert len(samples(held_out)) == 20 and sorted(samples(rest) + samples(held_out)) == list(range(200))
@@ -42,7 +42,7 @@ def test_held_out_samples_are_an_exact_share_chosen_by_the_seed_and_never_traine
     assert samples(split(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(held_out)
 
 
-def test_a_workload_may_have_its_own_split_and_an_empty_one_is_an_error() -> None:
+def test_a_workload_may_define_its_validation_split_which_must_not_be_empty() -> None:
     rows: Any = Rows(200)
     rest, held_out = split(spec(validation="workload"), rows, rows, Path())
     assert (len(rest), len(samples(held_out))) == (200, 20)

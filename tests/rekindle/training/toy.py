@@ -1,4 +1,4 @@
-"""A workload that trains in milliseconds: a small net with dropout on made-up numbers."""
+"""A workload that trains in milliseconds: a small net with dropout on random numbers."""
 
 import itertools
 import json
@@ -23,11 +23,11 @@ FEATURES = 10
 class Model(Section):
     width: int = 24
     statistics: bool = False  # BatchNorm
-    hoarding: bool = False  # counts its positive inputs in a buffer: no two virtual workers agree
+    hoarding: bool = False  # counts positive inputs in a buffer, which differs between virtual workers
 
 
 def write(path: Path, samples: int, digest: str) -> None:
-    """A dataset directory."""
+    """Write a dataset directory."""
     import torch
 
     path.mkdir(parents=True)
@@ -36,21 +36,21 @@ def write(path: Path, samples: int, digest: str) -> None:
     (path / "dataset.json").write_text(json.dumps({"digest": digest, "facts": {}}))
 
 
-counted = itertools.count(1)
+batch_numbers = itertools.count(1)
 
 
 def _hold() -> None:
-    """After each number of micro-batches in TOY_HOLD wait for a file of that name in TOY_GATES."""
-    number = str(next(counted))
+    """After each number of micro-batches in TOY_HOLD, wait for the file with that name in TOY_GATES."""
+    number = str(next(batch_numbers))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")
         until(f"the test to let {number} go", (Path(os.environ["TOY_GATES"]) / number).exists, 600, pause=0.005)
 
 
 class Journal:
-    """What this process trains, for whoever watches it: a line `time pid name step` in TOY_JOURNAL as it begins a step.
+    """Writes a line `time pid name step` to TOY_JOURNAL at the start of each step.
 
-    The step is found by the first numbers of a micro-batch, TOY_SAMPLER being `batch_size,virtual_workers,steps`.
+    The first numbers of a micro-batch identify the step. TOY_SAMPLER: `batch_size,virtual_workers,steps`.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -60,7 +60,7 @@ class Journal:
         sampler = Sampler(len(rows), size, virtual, 0)
         self.file = os.open(os.environ["TOY_JOURNAL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.steps: dict[Any, int] = {}
-        for step in range(steps + 1):  # validation ends with a step without update
+        for step in range(steps + 1):  # validation ends with a step without an update
             for leaf in range(virtual):
                 self.steps[self._key(rows.index_select(0, sampler.indices(step, leaf)))] = step
         self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
@@ -115,7 +115,7 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     if os.environ.get("TOY_FAILS"):
         raise RuntimeError("toy trouble")
-    rows, wanted = batch
+    rows, targets = batch
     if model.training:
         _hold()
         if Numbers.journal:
@@ -123,4 +123,4 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
         time.sleep(float(os.environ.get("TOY_PACE", 0)))
     if hasattr(model, "seen"):
         model.seen += (rows > 0).sum()
-    return (model(rows) * model.scale - wanted).square().mean()
+    return (model(rows) * model.scale - targets).square().mean()

@@ -1,4 +1,4 @@
-"""The toy workload in trouble: each life of a worker ends as the next word of TROUBLE says, after TROUBLE_AT leaves."""
+"""The toy workload with failures: each process ends like the next word of TROUBLE, after TROUBLE_AT micro-batches."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tests.rekindle.training import toy
 from tests.rekindle.training.toy import Data, Model, examples, metrics, model, predictor, prepare
 
 __all__ = ["Data", "Model", "examples", "metrics", "model", "predictor", "prepare"]
-STEP = 7  # leaves
+STEP = 7  # micro-batches
 
 
 def _raise(error: BaseException) -> None:
@@ -39,7 +39,7 @@ TROUBLES: dict[str, Any] = {
 
 
 class Fed:
-    """The toy's samples, beside a DataLoader whose processes must all live."""
+    """The toy samples, and a DataLoader whose processes must all be alive."""
 
     def __init__(self, path: Path) -> None:
         from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""What a wrong interval costs: training that does nothing but save, or hours done again."""
+"""A wrong interval would waste time: on too many checkpoints, or on repeated work."""
 
 import math
 
@@ -18,7 +18,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @given(cost=st.floats(0, 1e4), duration=st.floats(0, 1e4), losses=st.integers(0, 1000), seconds=st.floats(0, 1e7))
-def test_an_automatic_interval_is_youngs_within_bounds(
+def test_an_automatic_interval_follows_young_within_bounds(
     cost: float, duration: float, losses: int, seconds: float
 ) -> None:
     interval = CheckpointInterval(0, 0)
@@ -30,7 +30,7 @@ def test_an_automatic_interval_is_youngs_within_bounds(
         assert interval.seconds() == pytest.approx(young, rel=1e-3)
 
 
-def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(now: list[float]) -> None:
+def test_more_losses_mean_more_checkpoints_also_in_the_next_process(now: list[float]) -> None:
     interval = CheckpointInterval(0, 0)
     interval.cost = 1.0
     calm = interval.seconds()
@@ -45,7 +45,7 @@ def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(no
     assert later.seconds() == pytest.approx(interval.seconds(), rel=0.05)
 
 
-def test_what_is_set_is_heeded(now: list[float]) -> None:
+def test_fixed_intervals_in_seconds_and_steps_are_used(now: list[float]) -> None:
     by_time, by_steps = CheckpointInterval(5.0, 0), CheckpointInterval(0, 10)
     assert not by_time.due(10**6) and not by_steps.due(9) and by_steps.due(10)
     by_steps.began(10)
@@ -56,9 +56,9 @@ def test_what_is_set_is_heeded(now: list[float]) -> None:
     assert not by_time.due(2)
 
 
-def test_the_interval_follows_from_cost_losses_and_the_duration_of_an_upload(now: list[float]) -> None:
+def test_the_interval_depends_on_cost_losses_and_upload_duration(now: list[float]) -> None:
     interval = CheckpointInterval(0, 0)
-    assert interval.seconds() == 10.0, "nothing is known to cost anything"
+    assert interval.seconds() == 10.0, "the cost is not measured yet"
     interval.cost = 2.0
     assert interval.seconds() == math.sqrt(2 * 2.0 * 3600)
     now[0] += 3600
@@ -76,7 +76,7 @@ def test_the_interval_follows_from_cost_losses_and_the_duration_of_an_upload(now
     assert later.facts() == {"trained_seconds": 3660.0, "losses": 2}
 
 
-def test_time_and_steps_count_from_the_last_checkpoint_that_began(now: list[float]) -> None:
+def test_time_and_steps_count_from_the_start_of_the_last_checkpoint(now: list[float]) -> None:
     interval = CheckpointInterval(5.0, 10)
     interval.resume(100, {"trained_seconds": 0.0, "losses": 0})
     assert not interval.due(109) and interval.due(110)

@@ -1,4 +1,4 @@
-"""A manifest that is read is the one that was written, of the step that its name says."""
+"""A manifest is read exactly as it was written, or reported as damaged."""
 
 import base64
 from typing import Any
@@ -13,16 +13,16 @@ from rekindle.training.checkpoint.manifest import Damaged, Manifest
 NAMES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4)
 
 
-def made(step: int = 5, **more: Any) -> Manifest:
+def make_manifest(step: int = 5, **more: Any) -> Manifest:
     first: Any = {"identity": "i", "layout": "l", "step": step, "bytes": 10, "chunk": 8, "chunks": ["ab" * 32] * 2}
     first |= {"loader": "", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
     return first | more
 
 
 @given(step=st.integers(0, 2**53 - 1), chunks=NAMES, rest=st.integers(0, 7), loader=st.binary(max_size=20))
-def test_what_is_written_is_read(step: int, chunks: list[str], rest: int, loader: bytes) -> None:
+def test_a_written_manifest_is_read_unchanged(step: int, chunks: list[str], rest: int, loader: bytes) -> None:
     text = base64.b64encode(loader).decode()
-    written = made(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
+    written = make_manifest(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
     name, data = manifest.write(written)
     assert manifest.read(name, data) == manifest.read(f"prefix/manifests/{name}", data) == written
     assert manifest.step_of(name) == manifest.step_of(f"prefix/manifests/{name}") == step
@@ -43,20 +43,20 @@ def test_what_is_written_is_read(step: int, chunks: list[str], rest: int, loader
         *({"facts": {"trained_seconds": -0.1, "losses": 0}}, {"facts": {"trained_seconds": 1, "losses": -1}}),
     ],
 )
-def test_what_cannot_be_is_no_checkpoint(change: dict[str, Any]) -> None:
+def test_an_impossible_manifest_is_damaged(change: dict[str, Any]) -> None:
     with pytest.raises(Damaged):
-        manifest.read(*manifest.write(made() | change))  # type: ignore[operator]
+        manifest.read(*manifest.write(make_manifest() | change))  # type: ignore[operator]
 
 
 def test_one_changed_byte_is_damage() -> None:
-    name, data = manifest.write(made())
-    for place in range(0, len(data), 7):
+    name, data = manifest.write(make_manifest())
+    for offset in range(0, len(data), 7):
         with pytest.raises(Damaged, match="its manifest does not match the hash in its name"):
-            manifest.read(name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            manifest.read(name, data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :])
 
 
 @pytest.mark.parametrize(
     "name", ["latest", "5-abcdefabcdef.json", "0000000005-abc.json", "x0000000005-abcdefabcdef.json"]
 )
-def test_a_name_that_no_run_writes_has_no_step(name: str) -> None:
+def test_the_step_of_an_invalid_name_is_minus_one(name: str) -> None:
     assert manifest.step_of(name) == manifest.step_of(f"p/{name}") == -1

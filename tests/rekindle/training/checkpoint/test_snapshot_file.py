@@ -1,4 +1,4 @@
-"""What a user would lose if shared memory lied: the state, silently. Real files, real processes, real SIGKILLs."""
+"""Snapshots in shared memory are intact or reported as damaged. With real files, processes and SIGKILLs."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ from rekindle.training.checkpoint import snapshot_file
 from tests.waiting import until
 
 SIZE = 3000
-OURS, OTHERS = hashlib.sha256(b"ours").hexdigest(), hashlib.sha256(b"others").hexdigest()
+IDENTITY, OTHER = hashlib.sha256(b"this").hexdigest(), hashlib.sha256(b"other").hexdigest()
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -43,11 +43,11 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def content(step: int) -> bytes:
-    return bytes((step * 7 + place) % 256 for place in range(SIZE))
+    return bytes((step * 7 + offset) % 256 for offset in range(SIZE))
 
 
-def opened(path: Path, layout: str = OURS) -> snapshot_file.SnapshotFile:
-    return snapshot_file.SnapshotFile(path, OURS, layout, OURS, SIZE)
+def opened(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
+    return snapshot_file.SnapshotFile(path, IDENTITY, layout, IDENTITY, SIZE)
 
 
 def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
@@ -59,7 +59,7 @@ def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
 
 
 def read(path: Path) -> tuple[int, list[str]]:
-    """The step that a new process would go on from, its bytes checked, and what it would say."""
+    """Return the step from which a new process would continue, and its messages about damage. Checks all bytes."""
     file, target = opened(path), bytearray(SIZE)
     try:
         saved = next(file.read(), None)
@@ -83,97 +83,97 @@ def written(path: Path, *steps: int) -> Path:
 
 
 def writer(path: Path, size: int = SIZE, **options: Callable[[], None]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WRITER, str(path), OURS, str(size)]
+    command = [sys.executable, "-c", WRITER, str(path), IDENTITY, str(size)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
 
 
-def test_a_state_that_another_user_left_there_is_not_trained_on(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted, ours = shared / "planted", os.geteuid()
+def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted, user = shared / "planted", os.geteuid()
     planted.write_bytes(bytes(snapshot_file.PAGE))
     planted.chmod(0o666)
-    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
-    with pytest.raises(PermissionError, match=f"belongs to another user \\({ours}\\)"):
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(PermissionError, match=f"belongs to another user \\({user}\\)"):
         opened(planted)
 
 
-def beginning(slot: int, size: int = SIZE) -> int:
-    """Where the state of a slot begins in the file."""
+def slot_offset(slot: int, size: int = SIZE) -> int:
+    """Return the offset of a slot's state in the file."""
     stride = -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE) * snapshot_file.PAGE
     return snapshot_file.PAGE + slot * stride
 
 
-def after_cut(at: int) -> tuple[int, int]:
-    """The step that is left of 6, 4 and 5 (in this order in the file) if it ends at byte `at`, and the losses told."""
-    if at < snapshot_file.PAGE:
-        return -1, int(at > 0)  # an empty file is as good as none
-    ends = {6: beginning(0) + SIZE + 8, 4: beginning(1) + SIZE + 8, 5: beginning(2) + SIZE + 8}
-    whole = [step for step, end in ends.items() if at >= end]
-    return max(whole, default=-1), len([step for step in ends if step > max(whole, default=-1)])
+def after_cut(end: int) -> tuple[int, int]:
+    """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how many are damaged."""
+    if end < snapshot_file.PAGE:
+        return -1, int(end > 0)  # an empty file is like a missing one
+    ends = {6: slot_offset(0) + SIZE + 8, 4: slot_offset(1) + SIZE + 8, 5: slot_offset(2) + SIZE + 8}
+    intact = max((step for step, needed in ends.items() if end >= needed), default=-1)
+    return intact, len([step for step in ends if step > intact])
 
 
-def after_a_flip(at: int) -> tuple[int, bool]:
-    """The step that is left if byte `at` is damaged, and whether a loss is told."""
+def after_flip(offset: int) -> tuple[int, bool]:
+    """Return the newest intact step after damage of one byte, and True if damage is reported."""
     header, record = snapshot_file.HEADER.size + 4, snapshot_file.RECORD.size + 4
-    if at < header:
+    if offset < header:
         return -1, True
-    newest = snapshot_file.RECORDS <= at < snapshot_file.RECORDS + record
-    newest = newest or beginning(0) <= at < beginning(0) + SIZE + 8
+    newest = snapshot_file.RECORDS <= offset < snapshot_file.RECORDS + record
+    newest = newest or slot_offset(0) <= offset < slot_offset(0) + SIZE + 8
     others = [snapshot_file.RECORDS + slot * snapshot_file.STRIDE for slot in (1, 2)]
-    return 5 if newest else 6, newest or any(first <= at < first + record for first in others)
+    return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(shared: Path, data: st.DataObject) -> None:
-    path, places = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)
+def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(shared: Path, data: st.DataObject) -> None:
+    path, offsets = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)
     anywhere = st.one_of(
         st.integers(0, snapshot_file.HEADER.size + 4),
         st.integers(snapshot_file.RECORDS, snapshot_file.RECORDS + snapshot_file.SLOTS * snapshot_file.STRIDE),
-        st.builds(lambda slot, at: beginning(slot) + at, st.integers(0, snapshot_file.SLOTS - 1), places),
+        st.builds(lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets),
     )
-    at = data.draw(anywhere)
+    offset = data.draw(anywhere)
     if cut := data.draw(st.booleans(), "truncate"):
-        os.truncate(path, at)
+        os.truncate(path, offset)
     else:
         with open(path, "r+b") as file:
-            byte = os.pread(file.fileno(), 1, at)[0]
-            os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), at)
+            byte = os.pread(file.fileno(), 1, offset)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), offset)
     step, damage = read(path)
     # `read` has compared the bytes
-    assert (step, len(damage)) == after_cut(at) if cut else (step, bool(damage)) == after_a_flip(at)
+    assert (step, len(damage)) == after_cut(offset) if cut else (step, bool(damage)) == after_flip(offset)
     assert all(str(path) in text for text in damage)
     again = opened(path)
     list(again.read())
-    again.reserve()  # what is left of it serves the next process
+    again.reserve()  # the next process uses the intact part
     write(again, 7)
     again.close()
     assert read(path)[0] == 7
 
 
-def bytes_at(path: Path, places: list[int]) -> list[bytes]:
+def bytes_at(path: Path, offsets: list[int]) -> list[bytes]:
     with path.open("rb") as file:
-        return [os.pread(file.fileno(), 1, place) for place in places]
+        return [os.pread(file.fileno(), 1, offset) for offset in offsets]
 
 
-def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> None:
+def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -> None:
     path, size, newest = shared / "file", 2_000_000, 0
     for attempt in range(12):
         process = writer(path, size)
         assert process.stdout and process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
             newest = max(newest, int(process.stdout.readline()))
-        places = [beginning(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
-        before = bytes_at(path, places)
-        until("a copy", lambda before=before, places=places: bytes_at(path, places) != before, pause=0)
+        offsets = [slot_offset(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
+        initial = bytes_at(path, offsets)
+        until("a copy", lambda initial=initial, offsets=offsets: bytes_at(path, offsets) != initial, pause=0)
         process.kill()
-        said = process.stdout.read().split("\n")[:-1]
+        output = process.stdout.read().split("\n")[:-1]
         process.communicate()
-        newest = max([newest, *map(int, said)])
-        file, target = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, size), bytearray(size)
+        newest = max([newest, *map(int, output)])
+        file, target = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, size), bytearray(size)
         saved = next(file.read(), None)
         assert not file.damage
         if saved:
-            assert newest <= saved[0].step <= newest + 1  # it died before it could tell
+            assert newest <= saved[0].step <= newest + 1  # it died before it printed the step
             newest = saved[0].step
             file.load(saved[0], memoryview(target))
             assert target == bytes([newest % 251]) * size and saved[1] == b"%d" % newest
@@ -184,23 +184,23 @@ def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> 
     assert newest > 0
 
 
-def test_a_frozen_worker_and_its_successor_do_not_write_into_each_others_memory(shared: Path) -> None:
+def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(shared: Path) -> None:
     path = shared / "file"
     frozen = writer(path)
     assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
     frozen.send_signal(signal.SIGSTOP)
-    successor = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
+    successor = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, SIZE)
     assert not successor.is_locked and next(successor.read())[0].step >= 1
     successor.close(remove=True)
     assert path.exists()
     frozen.kill()
     frozen.communicate()
-    after = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
+    after = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, SIZE)
     assert after.is_locked
     after.close()
 
 
-def test_only_what_no_process_needs_is_swept_away(shared: Path) -> None:
+def test_only_unneeded_files_are_removed(shared: Path) -> None:
     run, other = snapshot_file.run_name("identity", "prefix"), snapshot_file.run_name("identity", "elsewhere")
     held, dead, old, foreign = (
         snapshot_file.path(run, "held"),
@@ -216,7 +216,7 @@ def test_only_what_no_process_needs_is_swept_away(shared: Path) -> None:
         os.utime(path, (0, 0))
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
-    assert snapshot_file.sweep(other) == []  # a run that begins again, after whatever time
+    assert snapshot_file.sweep(other) == []  # a run that is resumed, after any time
     assert snapshot_file.sweep(run) == [old]
     assert snapshot_file.discard(run) == [dead]
     process.kill()
@@ -226,13 +226,13 @@ def test_only_what_no_process_needs_is_swept_away(shared: Path) -> None:
 
 def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
     path = written(shared / "file", 3)
-    before = path.read_bytes()
+    data = path.read_bytes()
     with pytest.raises(ConfigError, match=r"holds the state of another run or model .* nothing was changed"):
-        opened(path, OTHERS)
-    assert path.read_bytes() == before
+        opened(path, OTHER)
+    assert path.read_bytes() == data
 
 
-def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(shared: Path) -> None:
+def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path) -> None:
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

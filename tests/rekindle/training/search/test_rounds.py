@@ -1,4 +1,4 @@
-"""Successive halving: no trial that is ahead is dropped, whatever the order in which results arrive."""
+"""Successive halving: the best trials continue, independent of the order of results."""
 
 import math
 import random
@@ -24,14 +24,14 @@ sweeps = st.builds(
 
 
 def cost(sweep: Sweep) -> float:
-    """Steps at most, as a share of those that training all trials to the end would take."""
+    """Return the maximum of all steps, as a share of the steps for training all trials to the end."""
     done = {round.rung: sum(r.count for r in rounds(sweep) if r.rung == round.rung) for round in rounds(sweep)}
     steps = sum(n * (sweep.share(rung) - (sweep.share(rung - 1) if rung else 0)) for rung, n in done.items())
     return steps / sweep.count
 
 
 @given(sweeps)
-def test_every_trial_begins_once_and_fewer_go_on_to_the_end(sweep: Sweep) -> None:
+def test_every_trial_starts_once_and_fewer_continue_at_each_rung(sweep: Sweep) -> None:
     plan = rounds(sweep)
     assert sum(step.count for step in plan if not step.rung) == sweep.trials
     later = [step for step in plan if step.rung]
@@ -48,23 +48,23 @@ def test_twenty_seven_trials_cost_a_quarter_of_the_steps() -> None:
 
 
 @given(VALUES, st.integers(0, 40), st.sampled_from(["lower", "higher"]), st.randoms())
-def test_who_goes_on_depends_on_the_values_alone(
+def test_the_choice_of_trials_depends_only_on_their_values(
     values: dict[int, float | None], count: int, better: str, chance: random.Random
 ) -> None:
     chosen = best(values, count, better)
     shuffled = list(values.items())
     chance.shuffle(shuffled)
     assert best(dict(shuffled), count, better) == chosen
-    known = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
-    assert len(chosen) == min(count, len(known)) and set(chosen) <= set(known)
+    finite = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
+    assert len(chosen) == min(count, len(finite)) and set(chosen) <= set(finite)
     sign = 1 if better == "lower" else -1
-    dropped = known.keys() - set(chosen)
-    assert all((sign * known[a], a) < (sign * known[b], b) for a in chosen for b in dropped)
+    dropped = finite.keys() - set(chosen)
+    assert all((sign * finite[a], a) < (sign * finite[b], b) for a in chosen for b in dropped)
 
 
 @given(st.lists(st.integers(), unique=True), st.integers(1, 12))
-def test_the_pods_of_a_round_have_each_trial_once_and_equally_many(numbers: list[int], pods: int) -> None:
-    parts = shares(numbers, pods)
-    assert sorted(number for part in parts for number in part) == sorted(numbers)
-    assert len(parts) <= pods and all(parts)
-    assert not parts or max(map(len, parts)) - min(map(len, parts)) <= 1
+def test_each_trial_has_one_pod_and_all_pods_have_equally_many(numbers: list[int], pods: int) -> None:
+    pods_trials = shares(numbers, pods)
+    assert sorted(number for trials in pods_trials for number in trials) == sorted(numbers)
+    assert len(pods_trials) <= pods and all(pods_trials)
+    assert not pods_trials or max(map(len, pods_trials)) - min(map(len, pods_trials)) <= 1

@@ -1,4 +1,4 @@
-"""The trials of one pod, as real processes: each is trained once, whatever happens to the pod."""
+"""The trials of one pod, as real processes: each is trained once, even if the pod is restarted."""
 
 import json
 import signal
@@ -15,8 +15,8 @@ SPACE = {"train": {"learning_rate": [0.01, 0.02, 1e30]}}
 COMMON = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "train": TRAIN, "model": {}}
 
 
-def searching(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
-    """A study of three trials, the last of which diverges, and the command of the only pod of its first round."""
+def make_study(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
+    """Return a study of three trials (the last one diverges), and the command of the only pod of its first round."""
     sweep = Sweep.model_validate({"space": SPACE, "trials": 3, "rungs": rungs, "sampler": "grid", "parallel": 1})
     study = Study(s3, root, sweep)
     new = [{"number": n, "settings": {"train.learning_rate": rate}} for n, rate in enumerate((0.01, 0.02, 1e30))]
@@ -26,11 +26,11 @@ def searching(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
     return study, ["steps.search.trial", *(f"--{name}={text}" for name, text in texts.items())]
 
 
-def test_a_pod_that_is_evicted_or_killed_goes_on_and_a_hopeless_trial_stops_nobody(crew: Crew, s3: Store) -> None:
-    calm, argv = searching(s3, "calm/search", 2)
+def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(crew: Crew, s3: Store) -> None:
+    calm, argv = make_study(s3, "calm/search", 2)
     pod = crew._start("calm", argv, {})
     assert pod.code() == 0, pod.said()
-    study, argv = searching(s3, "struck/search", 2)
+    study, argv = make_study(s3, "struck/search", 2)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         pod = crew._start("struck", argv, {"TOY_HOLD": "25"})
         crew.held(25, pod)
@@ -47,7 +47,7 @@ def test_a_pod_that_is_evicted_or_killed_goes_on_and_a_hopeless_trial_stops_nobo
 
 
 def test_a_trial_is_trained_with_its_own_settings_by_one_process(s3: Store) -> None:
-    study, _ = searching(s3, "settings/search", 1)
+    study, _ = make_study(s3, "settings/search", 1)
     spec = specification(study, Trial(1, {"train.learning_rate": 0.5, "model.width": 9}), 0, COMMON)
     assert (spec.learning_rate, spec.model, spec.workers, spec.until) == (0.5, {"width": 9}, 1, 1.0)
     assert spec.out == "settings/search/trials/1/rung-0" and spec.checkpoints == "settings/search/trials/1/checkpoints"
