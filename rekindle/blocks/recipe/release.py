@@ -35,8 +35,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
     evaluation.outputs.metrics.keys = current().metrics
     arguments: dict[str, Any] = evaluation.arguments  # pyright: ignore[reportAssignmentType]
-    set_part = partial(arguments.setdefault, "part", evaluation.name)
-    current().part_setters.setdefault("evaluate", []).append(set_part)
+    current().part_setters.setdefault("evaluate", []).append(partial(arguments.setdefault, "part", evaluation.name))
     return evaluation
 
 

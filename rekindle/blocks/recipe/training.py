@@ -92,8 +92,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     if config.cluster.harvest:
         maker = partial(harvest, host=backend.host)
         templates.append((_harvest(pipeline, block, arguments, manifest(maker), needed, unless_cached), maker))
-    set_part = partial(_set_part, templates, partial(manifest, part=name))
-    pipeline.part_setters.setdefault("train", []).append(set_part)
+    pipeline.part_setters.setdefault("train", []).append(partial(_set_part, templates, partial(manifest, part=name)))
     return block.follow(data)
 
 

@@ -58,7 +58,7 @@ def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
 def test_the_operator_accepts_the_job() -> None:
     spec = job(workers=3, max_workers=4)["spec"]
     master, worker = spec["pytorchReplicaSpecs"]["Master"], spec["pytorchReplicaSpecs"]["Worker"]
-    assert master["replicas"] == 1  # the webhook has no default
+    assert master["replicas"] == 1  # required: the webhook does not set a default
     assert worker["replicas"] == 3
     assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}  # `rdzvConf: []` panics the operator
     for replica in (master, worker):
