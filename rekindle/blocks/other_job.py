@@ -67,7 +67,7 @@ def job(
     scope = pipeline.scope()
     pipeline.localize(scope, arguments["dataset"], needed)
     block = pipeline.add(name, template, {field: arguments[field] for field in tags}, {}, needed)
-    block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
+    block.outputs = Outputs(name, {"model": Stored.from_key("model", key(name, MODEL), (scope, name))})
     block.inputs = arguments
     pipeline.jobs[name] = kind
     return block.follow(data)

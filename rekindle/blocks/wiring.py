@@ -142,13 +142,13 @@ class Stored(S3Artifact):
     producer: Any = None
 
     @classmethod
-    def at(cls, name: str, key: str, producer: Any) -> "Stored":
+    def from_key(cls, name: str, key: str, producer: Any) -> "Stored":
         stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
         stored.producer = producer
         return stored
 
     def __deepcopy__(self, memo: Any) -> "Stored":  # Hera copies arguments; the pipeline must not be copied with them
-        return Stored.at(self.name or "", self.key or "", self.producer)
+        return Stored.from_key(self.name or "", self.key or "", self.producer)
 
 
 class Outputs:

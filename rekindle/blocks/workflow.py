@@ -387,7 +387,7 @@ def step(
             continue  # Argo cannot pass the artifacts of a loop on
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
-            outputs[field_name] = Stored.at(field_name, object_key, (scope, name))
+            outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
             continue
         path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
         outputs[field_name] = value = Value(field_name, path, kind)

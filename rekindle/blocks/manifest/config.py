@@ -239,7 +239,7 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
-    loc = [str(part) for part in error["loc"] if part != "[key]"]
+    loc = [str(key) for key in error["loc"] if key != "[key]"]
     path, value = ".".join(loc), error["input"]
     source = origin(path)
     where = file if source == "default" else source

@@ -59,8 +59,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     validate_inputs(name, inputs, fields)
     job_name = pipeline.job_name(name, backend.max_name_length)
 
-    def manifest(maker: Any, **part: str) -> dict[str, Any]:
-        return maker(job_name, section, config.cluster, command("steps.train", flags | part))
+    def manifest(maker: Any, **more: str) -> dict[str, Any]:
+        return maker(job_name, section, config.cluster, command("steps.train", flags | more))
 
     def apply_before_job(suffix: str, manifest: Manifest, **more: Any) -> Resource:
         task, retry = f"{name}-{suffix}", retries(config.cluster.retries)
@@ -86,7 +86,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)
-    block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
+    block.outputs = Outputs(name, {"model": Stored.from_key("model", cached_key(name, MODEL), (scope, name))})
     block.inputs = values
     pipeline.jobs[name] = backend.kind
     if config.cluster.harvest:
