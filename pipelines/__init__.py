@@ -1,1 +1,1 @@
-"""What runs where: Hera definitions, their rendering, and the places that run them. Never imports torch."""
+"""The reference pipelines: each module's `build(config)` returns a Hera Workflow. Never imports torch."""

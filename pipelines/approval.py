@@ -1,4 +1,4 @@
-"""Somebody looks at the evaluation before a model is released: `rekindle resume RUN` approves it.
+"""Manual approval: the pipeline waits after the evaluation; `rekindle resume RUN` approves the release.
 
 rekindle run configs/approval.yaml
 """
@@ -11,7 +11,6 @@ from rekindle import Config, blocks
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)

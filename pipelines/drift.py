@@ -1,4 +1,4 @@
-"""Is what a model sees still what it was judged on? If not, people are told, and it may be trained again.
+"""Compare the recent requests of a model with its test rows; on drift, send a notification and optionally retrain.
 
 rekindle run configs/drift.yaml --set drift.model=demo
 """
@@ -18,11 +18,10 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
-    about = {"workflow": "{{workflow.name}}", "experiment": config.name}
+    inputs = dict(config.drift) | {"workflow": "{{workflow.name}}", "experiment": config.name}
     with blocks.pipeline(config) as workflow:
-        look = blocks.step("steps.monitoring.drift", inputs=dict(config.drift) | about, pod="report")
+        drift = blocks.step("steps.monitoring.drift", inputs=inputs, pod="report")
         if config.drift.retrain:
-            with blocks.group("retraining", when=look.outputs.again == True):  # noqa: E712  # a condition of Argo
+            with blocks.group("retraining", when=drift.outputs.again == True):  # noqa: E712  # a condition that Argo evaluates
                 Task(name="retrain", template=retraining(config.drift.model))
     return workflow

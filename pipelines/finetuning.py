@@ -1,4 +1,4 @@
-"""A model that begins with the weights of another model's champion.
+"""Fine-tuning: the training starts with the weights of another model's champion.
 
 rekindle run configs/language.yaml && rekindle run configs/finetuning.yaml
 """
@@ -12,7 +12,7 @@ from rekindle import Section, blocks
 
 
 class Finetuning(Section):
-    base: str = Field(default="language", description="model with whose champion's weights the training begins")
+    base: str = Field(default="language", description="registered model whose champion has the initial weights")
 
 
 class Config(rekindle.Config):
@@ -20,7 +20,6 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         base = blocks.step("steps.champion", name=config.finetuning.base)

@@ -1,4 +1,4 @@
-"""An MPIJob: its Launcher starts a process in every slot of its Workers, and all of them train one model.
+"""Training in an MPIJob: the Launcher starts a process in each slot of the Workers, and all train one model.
 
 rekindle run configs/mpi.yaml
 """
@@ -12,8 +12,8 @@ from rekindle import Section, blocks
 
 
 class Mpi(Section):
-    workers: int = Field(default=2, ge=1, description="pods beside the Launcher")
-    slots: int = Field(default=2, ge=1, description="processes in each of them")
+    workers: int = Field(default=2, ge=1, description="number of Worker pods")
+    slots: int = Field(default=2, ge=1, description="number of processes per Worker pod")
 
 
 class Config(rekindle.Config):
@@ -21,7 +21,6 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     replicas, spec = {"Launcher": 1, "Worker": config.mpi.workers}, {"slotsPerWorker": config.mpi.slots}
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()

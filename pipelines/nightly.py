@@ -1,4 +1,4 @@
-"""Two networks on more images: a step of one's own between prepare and train, and the better network is released.
+"""Two networks on augmented images: a custom step between prepare and train; the better network is released.
 
 rekindle run configs/nightly.yaml
 """
@@ -12,7 +12,7 @@ from rekindle import Section, blocks
 
 
 class Nightly(Section):
-    channels: tuple[int, int] = Field(default=(8, 16), description="of the two networks")
+    channels: tuple[int, int] = Field(default=(8, 16), description="number of channels of each network")
 
 
 class Config(rekindle.Config):
@@ -20,7 +20,6 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         images = blocks.step("steps.shifted", dataset=data.outputs.dataset)

@@ -1,8 +1,8 @@
-"""Newer data for a model that serves, without a training: refresh → release → deploy → verify → switch.
+"""Update a served model with newer data, without training: refresh → release → deploy → verify → switch.
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
-The weights stay. What the servers know of the past reaches up to the newest data, and goes through the same checks.
+The weights do not change, only the servers' state derived from past data; the release passes the usual verification.
 """
 
 from typing import Any
@@ -11,7 +11,6 @@ from rekindle import Config, blocks
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     data = config.data.model_dump(mode="json")
     with blocks.pipeline(config) as workflow, blocks.group("decide", mutex=config.name):
         refreshed = blocks.step(

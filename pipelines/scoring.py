@@ -1,8 +1,8 @@
-"""Score many files with the champion, one pod for each file or folder below a prefix of the bucket.
+"""Batch scoring with the champion: one pod per file or folder below a prefix of the bucket.
 
     rekindle run configs/scoring.yaml --set scoring.files=incoming/october
 
-The predictions of a pod lie in the bucket under WORKFLOW/score/POD/predictions, in files of the same names.
+The predictions of a pod are stored in the bucket below WORKFLOW/score/POD/predictions, in files of the same names.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from rekindle import Section, blocks
 
 
 class Scoring(Section):
-    model: str = Field(default="digits", description="registered model whose champion scores")
-    files: str = Field(default="incoming", description="key prefix of the files: an instance as JSON a line")
+    model: str = Field(default="digits", description="registered model whose champion is used")
+    files: str = Field(default="incoming", description="key prefix of the files: one instance per line, as JSON")
 
 
 class Config(rekindle.Config):
@@ -24,7 +24,6 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         champion = blocks.step("steps.champion", name=config.scoring.model)
         files = blocks.step("steps.scoring.listing", prefix=config.scoring.files)

@@ -1,4 +1,4 @@
-"""A search: trials train side by side, the better ones go on from their checkpoints, and the best is the candidate.
+"""A sweep: trials train in parallel, the better ones continue from their checkpoints, the best is the candidate.
 
     rekindle sweep configs/sweep.yaml
 
@@ -20,26 +20,26 @@ class Config(rekindle.Config):
     sweep: Sweep
 
     @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def _check_sweep(self) -> Self:
         check_workload(self.sweep, self.workload)
         self.sweep.check(self.train, self.model)
         return self
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     sweep = config.sweep
     search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
     sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
-    again = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
+    # a pod runs several trials, and each of them may be interrupted several times
+    limit = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
-        trained: list[str] = [data.name]
+        previous = data.name
         for number in range(len(rounds(sweep))):
-            asked = blocks.step(
-                "steps.search.ask", task=f"ask-{number + 1}", after=trained, **search, **first, round=number
+            ask = blocks.step(
+                "steps.search.ask", task=f"ask-{number + 1}", after=[previous], **search, **first, round=number
             )
             trials = blocks.step(
                 "steps.search.trial",
@@ -54,11 +54,10 @@ def build(config: Config) -> Any:
                 digest=data.outputs.digest,
                 experiment=config.name,
                 run="{{workflow.name}}",
-                with_param=asked.outputs.pods,
+                with_param=ask.outputs.pods,
             )
-            # a pod has several trials, and any of them may be lost several times
-            trials.template.retry_strategy = retries(again, RETRYABLE, factor=1)  # type: ignore[union-attr]
-            trained = [trials.name]
-        best = blocks.step("steps.search.best", after=trained, **search, run_id=data.outputs.run_id)
+            trials.template.retry_strategy = retries(limit, RETRYABLE, factor=1)  # type: ignore[union-attr]
+            previous = trials.name
+        best = blocks.step("steps.search.best", after=[previous], **search, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)
     return workflow

@@ -2,9 +2,9 @@
 
     rekindle render configs/demo.yaml
 
-Training and serving are Kubernetes objects that the workflow applies; every other step is a container. A candidate
-gets servers of its own, which no client reaches until they are verified; what served before stays for a rollback.
-The blocks and a pipeline of one's own: docs/your-own-pipeline.md.
+Training and serving are Kubernetes objects that the workflow applies; every other step is a container. A candidate gets
+its own servers, which clients reach only after verification; the previous servers are kept for a rollback. See
+docs/your-own-pipeline.md for the blocks.
 """
 
 from typing import Any
@@ -13,7 +13,6 @@ from rekindle import Config, blocks
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)

@@ -1,4 +1,4 @@
-"""Boosted trees beside a network: an XGBoostJob and a PyTorchJob train side by side, one evaluation judges both.
+"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; the better model is released.
 
 rekindle run configs/trees.yaml
 """
@@ -12,8 +12,8 @@ from rekindle import Section, blocks
 
 
 class Trees(Section):
-    rounds: int = Field(default=60, ge=1, description="trees for each digit")
-    workers: int = Field(default=2, ge=0, description="pods beside the Master of the XGBoostJob")
+    rounds: int = Field(default=60, ge=1, description="number of trees per digit")
+    workers: int = Field(default=2, ge=0, description="number of Worker pods of the XGBoostJob")
 
 
 class Config(rekindle.Config):
@@ -21,7 +21,6 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    """The pipeline of `config`."""
     replicas = {"Master": 1, "Worker": config.trees.workers}
     boosted = config.model.model_copy(update={"rounds": config.trees.rounds})
     with blocks.pipeline(config) as workflow:

@@ -1,7 +1,7 @@
-"""A step module as an Argo container template: its Inputs and Outputs are the template's, declared once.
+"""A step module as an Argo container template.
 
-A field is a parameter or an artifact of its own name. Tasks share a template: the key of an output artifact holds the
-task's name, which is the parameter TASK, and in a loop the pod's, too.
+Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks share a template:
+the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's.
 """
 
 import json
@@ -17,31 +17,32 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
-TASK = "task-name"  # an input of the template, which no field of a step can be called
-RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # wrong data, code or configuration: rekindle/errors.py
+TASK = "task-name"  # an input of the template; the hyphen keeps it apart from the fields of steps
+RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # invalid data, code or configuration: rekindle/errors.py
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """For evictions (Failed in Argo) and deleted pods (Error) as well; unless `expression` says that it is no use."""
+    """Retry after every failure, including evictions (Failed) and deleted pods (Error), while `expression` holds."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
-def watching(least: int) -> RetryStrategy:
-    """For the pod that watches a job: it is started again for as long as the job is healthy, and finds it.
+def retry_watcher(limit: int) -> RetryStrategy:
+    """Restart the pod that watches a job for as long as the job has not failed: it finds the job again.
 
-    A job that failed has done its own retries. What the API server refuses for good is tried `least` times more.
+    A failed job is not retried: it has its own retries. A request that the API server rejects permanently is retried
+    `limit` times.
     """
-    away = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
-    lost = f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {away}"
-    healthy = f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {least} || {lost})"
+    unavailable = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
+    transient = f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {unavailable}"
+    healthy = f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} || {transient})"
     backoff = m.Backoff(duration="10s")
-    # not without a limit, which would be without the backoff
+    # Argo applies the backoff only if there is a limit
     return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=healthy)
 
 
 def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
-    """The template `name` that runs the step `module`; `looped` is one whose tasks run several times."""
+    """Return the template `name` that runs the step `module`; `looped`: its tasks have loops."""
     definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
@@ -50,7 +51,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        if default is not None or info.is_required():  # there is no text for None: the step's own default holds
+        if default is not None or info.is_required():  # None cannot be passed as text: the step uses its default
             value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
             inputs.append(value)
             args.append(f"{flag(field)}={{{{inputs.parameters.{field}}}}}")
@@ -59,11 +60,11 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
         path = f"/tmp/outputs/{field}"
         if is_artifact(info):
-            place = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if looped else field)
-            outputs.append(S3Artifact(name=field, path=path, key=place, archive=NoneArchiveStrategy()))
+            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if looped else field)
+            outputs.append(S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy()))
         else:
             outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
-    if knows_task(module):
+    if needs_task_name(module):
         inputs.append(Parameter(name=TASK))
     env: list[Any] = []
     if hasattr(definition, "REUSE") and not looped:
@@ -91,7 +92,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Let plain Hera run where PodSecurity `restricted` is enforced: set what it asks for and a template leaves out."""
+    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates without their own."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
@@ -99,7 +100,7 @@ def restrict(templates: Iterable[Any]) -> None:
 
 
 def placement(pod: PodConfig) -> dict[str, Any]:
-    """Where the pods of a template go, and what is written on them."""
+    """Return node selection, priority, labels and annotations of a template's pods."""
     return {
         "node_selector": pod.node_selector or None,
         "affinity": m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
@@ -110,21 +111,18 @@ def placement(pod: PodConfig) -> dict[str, Any]:
     }
 
 
-def knows_task(module: str) -> bool:
-    """Whether the step leaves files, whose keys hold the name of the task, or may be reused."""
+def needs_task_name(module: str) -> bool:
+    """Return whether the step has output artifacts, whose keys contain the task's name, or may be cached."""
     definition = load(module)
     return hasattr(definition, "REUSE") or any(map(is_artifact, definition.Outputs.model_fields.values()))
 
 
 def command(module: str, values: Mapping[str, Any]) -> list[str]:
-    """The flags of a step whose inputs are all known now, for pods that are no Argo steps.
-
-    Raises ConfigError for a value the step does not know, or a required one that is missing.
-    """
+    """Return the flags of a step for a pod not started by Argo. Raises ConfigError for unknown or missing inputs."""
     fields = load(module).Inputs.model_fields
     for unknown in values.keys() - fields.keys():
         raise ConfigError(f"step {module} has no input {unknown}.{did_you_mean(unknown, set(fields))}")
     for field, info in fields.items():
         if info.is_required() and field not in values:
-            raise ConfigError(f"step {module} needs its input {field}: give it a value.")
+            raise ConfigError(f"step {module} requires the input {field}: give it a value.")
     return [f"{flag(field)}={to_text(values[field])}" for field in fields if values.get(field) is not None]

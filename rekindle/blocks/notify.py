@@ -1,4 +1,4 @@
-"""The task that tells people how a workflow ended: whatever becomes of it, the workflow ends as it did."""
+"""The notification task at the end of a workflow; its failure does not fail the workflow."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ from rekindle.blocks.pod import environment
 from rekindle.notify import SECRET, NotifyConfig
 from rekindle.step import to_text
 
-ENDS = ("Succeeded", "Failed", "Errored")  # of the task that it comes after
+PHASES = ("Succeeded", "Failed", "Errored")  # final phases of the preceding task: the notification is always sent
 NOTIFY = "steps.monitoring.notify"
 
 
-def notification(name: str, notify: Container, config: NotifyConfig, about: Mapping[str, str]) -> DAG:
-    """The DAG `name` of a task of the template `notify`, since `continueOn` and `depends` exclude each other in one.
+def notification(name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]) -> DAG:
+    """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and `depends`.
 
-    `about` are inputs of its step beside the config.
+    `inputs` of the step are added to those in the config.
     """
     notify.env_from = [m.EnvFromSource.model_validate(source) for source in environment(SECRET)]
-    inputs = {field: to_text(value) for field, value in dict(config).items()} | dict(about)
+    arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)
     with DAG(name=name) as dag:
-        Task(name="notify", template=notify, arguments=inputs, continue_on=m.ContinueOn(failed=True, error=True))
+        Task(name="notify", template=notify, arguments=arguments, continue_on=m.ContinueOn(failed=True, error=True))
     return dag

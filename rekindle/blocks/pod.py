@@ -1,6 +1,6 @@
-"""What every pod of ours has in common, as plain data: environment, security, resources, placement.
+"""Settings that all pods share, as plain data: environment, security, resources, placement.
 
-Addresses and credentials come from a ConfigMap and a Secret of the namespace, never from the manifest.
+Addresses and credentials come from a ConfigMap and a Secret in the namespace, never from the manifest.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 CONFIG_MAP, SECRET = "rekindle", "rekindle-s3"
-SERVING_SECRET = "rekindle-serving"  # keys of the object store that can read releases, and nothing else
-NOBODY = 65532  # the user "nonroot" of distroless images; any number works that is not 0
+SERVING_SECRET = "rekindle-serving"  # keys of the object store that can only read releases
+NOBODY = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
 POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {
@@ -25,14 +25,17 @@ POD_SECURITY = {
     "fsGroup": NOBODY,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}  # of that PodSecurity standard
-CONTAINER_SECURITY = {  # in this order: a hash of it identifies servers
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}  # required by the PodSecurity standard `restricted`
+CONTAINER_SECURITY = {  # in this order: it is part of the hash that identifies servers
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-# Argo's own containers in the pod of a step, which a namespace that enforces the PodSecurity standard `restricted`
-# refuses as they are. As a patch of a template that has them: a resource template has none, and breaks.
+# Argo's own containers in the pod of a step: a namespace that enforces the PodSecurity standard `restricted` rejects
+# them without this patch. Not for resource templates: their pods lack these containers, and the patch would fail.
 EXECUTOR_SECURITY = {
     "initContainers": [{"name": "init", "securityContext": CONTAINER_SECURITY}],
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
@@ -43,17 +46,17 @@ MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
 def environment(secret: str = SECRET) -> list[Manifest]:
-    """The addresses and the keys; without that Secret the pods use what their ServiceAccount is granted (IAM)."""
+    """Return addresses and keys; without the Secret, pods use the cloud role of their ServiceAccount (IAM)."""
     return [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": secret, "optional": True}}]
 
 
 def image_digest(image: str) -> list[Manifest]:
-    """By what a pod knows the code that it runs, where its image is named by its digest."""
+    """Return the variable that tells a pod its image, if the image is pinned by digest."""
     return [{"name": "REKINDLE_IMAGE", "value": image}] if "@" in image else []
 
 
 def resources(pod: "PodConfig") -> Manifest:
-    """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
+    """Return requests and limits: memory is limited to the request, CPU is not limited (throttling slows pods down)."""
     limits = {"memory": pod.memory}
     if pod.gpus:
         limits[pod.gpu_resource] = str(pod.gpus)
@@ -62,17 +65,17 @@ def resources(pod: "PodConfig") -> Manifest:
 
 
 def volumes(pod: "PodConfig") -> list[Manifest]:
-    """The one place where a pod can write; Argo's artifacts are below it."""
+    """Return the only writable directory of a pod; Argo's artifacts are below it."""
     return [{"name": "tmp", "emptyDir": {"sizeLimit": pod.disk}}]
 
 
 def metadata(pod: "PodConfig", labels: Mapping[str, str] = OF_WORKFLOW) -> Manifest:
-    """The metadata of the pods of a job or a Deployment."""
+    """Return the metadata of the pods of a job or a Deployment."""
     return {"labels": {**pod.labels, **labels}} | ({"annotations": pod.annotations} if pod.annotations else {})
 
 
 def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Manifest:
-    """A container that runs `python ARGS` with our environment, hardened."""
+    """Return a hardened container that runs `python ARGS` with the common environment."""
     return {
         "name": name,
         "image": pod.image,
@@ -89,7 +92,7 @@ def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Mani
 
 
 def affinity(pod: "PodConfig") -> Manifest:
-    """Keeps a pod off the nodes it must avoid; those without the label are none of them."""
+    """Return the affinity that keeps a pod off the nodes with the labels in `avoid`."""
     if not pod.avoid:
         return {}
     never = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
@@ -98,7 +101,7 @@ def affinity(pod: "PodConfig") -> Manifest:
 
 
 def tolerations(pod: "PodConfig") -> list[Manifest]:
-    """The pod's own, and those that say how long a silent node keeps its pods."""
+    """Return the pod's tolerations, and the time until it is evicted from a node that does not respond."""
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": pod.node_lost_seconds}
     taints = [] if pod.node_lost_seconds is None else ["not-ready", "unreachable"]
     return [*pod.tolerations, *({"key": f"node.kubernetes.io/{taint}", **lost} for taint in taints)]
@@ -107,8 +110,8 @@ def tolerations(pod: "PodConfig") -> list[Manifest]:
 def pod_spec(
     pod: "PodConfig", account: str, containers: list[Manifest], labels: Mapping[str, str] = OF_WORKFLOW, **more: Any
 ) -> Manifest:
-    """A PodSpec around `containers` that needs nothing of the Kubernetes API; `labels` are those of its pods."""
-    apart = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": dict(labels)}}
+    """Return a PodSpec without access to the Kubernetes API; `labels`: labels of its pods."""
+    spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": dict(labels)}}
     spec = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -116,7 +119,7 @@ def pod_spec(
         "nodeSelector": pod.node_selector,
         "affinity": affinity(pod),
         "tolerations": tolerations(pod),
-        "topologySpreadConstraints": [{"topologyKey": key, **apart} for key in pod.spread],
+        "topologySpreadConstraints": [{"topologyKey": key, **spread} for key in pod.spread],
         "priorityClassName": pod.priority_class,
         "containers": containers,
         "volumes": volumes(pod),
@@ -126,5 +129,5 @@ def pod_spec(
 
 
 def labels(name: str) -> dict[str, str]:
-    """Of the workflow of the pipeline `name`: commands know their runs by it."""
+    """Return the labels of the workflow of the pipeline `name`; commands find runs by them."""
     return {"app.kubernetes.io/part-of": "rekindle", "app.kubernetes.io/name": name}

@@ -1,7 +1,4 @@
-"""The presets of presets.yaml: spot nodes, GPU sharing, spreading, gang scheduling; plain data by name.
-
-merged(find("gke-spot", "cluster.pods.train.preset", presets()["pods"]), {"cpu": "4"})
-"""
+"""Presets of presets.yaml by name: spot nodes, GPU sharing, spreading, gang scheduling."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -15,27 +12,27 @@ from rekindle.errors import did_you_mean
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """The file: `pods`, `gang` and what is `refused`, each a mapping by name."""
+    """Return the content of presets.yaml: `pods`, `gang` and `refused`, each a mapping by name."""
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 
-def find(name: str, where: str, known: Mapping[str, Any]) -> Any:
-    """The preset called `name`. Raises ValueError that says what is known."""
-    if name not in known:
-        if why := presets()["refused"].get(name):
-            raise ValueError(f"{where} is {name}: {why}")
-        hint = did_you_mean(name, set(known)) or f" Known: {', '.join(known)}."
-        raise ValueError(f'{where} is "{name}": there is no such preset.{hint}')
-    return known[name]
+def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
+    """Return the preset `name`, which `setting` requests. Raises ValueError with a suggestion if it does not exist."""
+    if name not in available:
+        if reason := presets()["refused"].get(name):
+            raise ValueError(f"{setting} is {name}: {reason}")
+        hint = did_you_mean(name, set(available)) or f" Available: {', '.join(available)}."
+        raise ValueError(f'{setting} is "{name}": this preset does not exist.{hint}')
+    return available[name]
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping out of several: later values win, mappings are merged, lists add up."""
+    """Merge mappings: later values override earlier ones, nested mappings are merged, lists are concatenated."""
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            now = result.get(key)
-            if isinstance(now, list) and isinstance(value, list):
-                value = now + [item for item in value if item not in now]
-            result[key] = now | value if isinstance(now, dict) and isinstance(value, dict) else value
+            current = result.get(key)
+            if isinstance(current, list) and isinstance(value, list):
+                value = current + [item for item in value if item not in current]
+            result[key] = current | value if isinstance(current, dict) and isinstance(value, dict) else value
     return result

@@ -1,7 +1,7 @@
 """Resource templates: apply a Kubernetes object and wait for its status, or delete one.
 
 A condition is a label selector over paths of the object's JSON (grammar: argolocal/language/selector.py);
-commas mean AND in `success` and OR in `failure`, and failure is looked at first.
+commas mean AND in `success` and OR in `failure`; `failure` is evaluated first.
 """
 
 import json
@@ -19,20 +19,20 @@ NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
 
 
 def text(name: str) -> str:
-    """The input `name` of a template as text."""
+    """Return a tag for the input `name` of a template, as text."""
     return f"{{{{inputs.parameters.{name}}}}}"
 
 
 def number(name: str) -> str:
-    """The input `name` as a number, for `render`."""
+    """Return a tag for the input `name` as a number, for `render`."""
     return f"{{{{!inputs.parameters.{name}}}}}"
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """The object, or the operations of a patch, as JSON, which is YAML; `{{!tag}}` marks a number and loses its quotes.
+    """Return an object, or the operations of a patch, as JSON, without the quotes around `{{!tag}}`, which is a number.
 
-    Indented, so that the braces of JSON and those of tags stay apart. Argo fills tags in as text before it parses:
-    only values that need no escaping may be given by tag.
+    The JSON is indented so that its braces do not merge with the braces of tags. Argo replaces tags before it parses
+    the text: values of tags must not need escaping.
     """
     return NUMBER.sub(r"{{\1}}", json.dumps(manifest, indent=1))
 
@@ -48,9 +48,9 @@ def apply(
     flags: list[str] | None = None,
     retry: RetryStrategy,
 ) -> Resource:
-    """Apply `manifest` and wait for `success` or one of `failure`; an `owned` object goes when the workflow does.
+    """Apply `manifest` and wait for `success` or one of `failure`; an `owned` object is deleted with the workflow.
 
-    Applied again after its pod was lost, the object is found as it is and waited for: nothing is started twice.
+    If the pod that waits is lost, its replacement applies the unchanged object and waits again: nothing starts twice.
     """
     return Resource(
         name=name,
@@ -66,16 +66,16 @@ def apply(
 
 
 def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
-    """Of `values`, those that the template has an input for."""
+    """Return the `values` that are inputs of the template."""
     inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
     names = {parameter.name for parameter in inputs}
     return {name: value for name, value in values.items() if name in names}
 
 
 def delete(name: str, retry: RetryStrategy) -> Resource:
-    """Delete the object given by the inputs `kind` and `object`, if it is there.
+    """Delete the object given by the inputs `kind` and `object` if it exists.
 
-    In the foreground: a job of the same name, made while the old one's pods linger, would take them for its own.
+    In the foreground: a new job of the same name would otherwise adopt the pods of the old job.
     """
     inputs = [Parameter(name="kind"), Parameter(name="object")]
     flags = [text("kind"), text("object"), "--cascade=foreground"]
@@ -83,7 +83,7 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
 
 
 def equip(templates: Iterable[Any], pod: PodConfig) -> None:
-    """Give `pod` to the resource templates, in whose pods only Argo itself runs; what they have of it, they keep."""
+    """Apply the settings of `pod` to resource templates, whose pods run only Argo, without replacing their own."""
     patch = json.dumps({"containers": [{"name": "main", "resources": resources(pod)}]})
     for template in templates:
         if isinstance(template, Resource):

@@ -1,22 +1,19 @@
-"""A volume before the object store: datasets are fetched from S3 once and found there by every pod after that.
+"""A shared volume that caches datasets: only the first pod downloads a dataset from S3 (`cluster.cache`).
 
-    volume_claim("datasets", "200Gi", storage_class="filestore")     # once a namespace: kubectl apply -f -
-    cluster: {cache: datasets}                                       # in a config: training pods look there first
-
-A dataset lies under its digest, is written under a lock and appears whole (rekindle/training/data.py), so pods of
-several runs share the volume; S3 stays the truth, and a lost volume costs a download. Results never go there.
+A dataset is stored under its digest, written under a lock and renamed when complete (rekindle/training/data.py), so
+pods of several runs can share the volume. A lost volume costs a download; results are never stored there.
 """
 
 from typing import Any
 
 from rekindle.blocks.pod import Manifest
 
-CACHE = "REKINDLE_CACHE"  # rekindle/training/data.py, which is slow to import
-PATH = "/tmp/cache"  # below the one directory where pods write, so that it is theirs on any machine
+CACHE = "REKINDLE_CACHE"  # as in rekindle/training/data.py, which is slow to import
+PATH = "/tmp/cache"  # in the only directory that pods can write to
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
-    """`shared` by pods of all nodes (ReadWriteMany: NFS, EFS, Filestore, Azure Files) or by those of one.
+    """Return a claim, `shared` by all nodes (ReadWriteMany: NFS, EFS, Filestore, Azure Files) or used by one node.
 
     Source: Kubernetes v1 PersistentVolumeClaim.
     """
@@ -24,13 +21,13 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": size}},
     }
-    if storage_class:  # absent, it is the cluster's default; empty would mean none
+    if storage_class:  # without the field, the default class; an empty string would disable provisioning
         spec["storageClassName"] = storage_class
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
 
 
 def cached(pod: Manifest, claim: str) -> Manifest:
-    """A PodSpec whose container looks for datasets on the claim first; as it is without one."""
+    """Return the PodSpec with the claim mounted as a cache of datasets; unchanged if `claim` is empty."""
     if not claim:
         return pod
     [main] = pod["containers"]

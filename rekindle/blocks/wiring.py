@@ -1,4 +1,4 @@
-"""What a block hands on, and the errors of wrong wiring, which name the line of the pipeline that is wrong."""
+"""Outputs of blocks, conditions over them, and errors that name the wrong line of the pipeline."""
 
 import contextlib
 import sys
@@ -13,19 +13,19 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import cached
 
 ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
-NUMBERS = {float: "asFloat", int: "asInt"}  # of Argo's expressions, in which every parameter is text
+NUMBERS = {float: "asFloat", int: "asInt"}  # conversions in Argo's expressions, where every parameter is text
 
 
 class WiringError(ConfigError):
-    """A pipeline connects its tasks wrongly: the line, what is wrong, and what it could have been."""
+    """A pipeline connects its tasks wrongly; the message has the line, the mistake and a suggestion."""
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """There is no such output; an AttributeError, so that `hasattr` and a debugger get their answer."""
+    """The output does not exist; an AttributeError, so that `hasattr` and debuggers work."""
 
 
 def line() -> str:
-    """FILE:LINE of the innermost call that is neither ours nor Hera's."""
+    """Return FILE:LINE of the innermost call outside Rekindle and Hera."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(ENGINE):
         frame = frame.f_back
@@ -34,7 +34,7 @@ def line() -> str:
 
 
 def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
-    """Raise `error`, which says where the user's code is wrong."""
+    """Raise `error` with the line of the user's code."""
     raise error(f"{line()}: {message}")
 
 
@@ -58,33 +58,33 @@ class Condition:
 
     def __bool__(self) -> bool:
         refuse(
-            f"`{self.text}` is known only when the pipeline runs: give it as `when=`, and combine conditions "
+            f"`{self.text}` is known only at run time: pass it as `when=`, and combine conditions "
             "with & | ~ instead of and, or, not."
         )
 
 
 class Value(str):
-    """An output parameter: text with a tag that Argo fills in. Compared with ==, <, ... it gives a Condition."""
+    """An output parameter: text with a tag that Argo replaces. A comparison (==, <, ...) returns a Condition."""
 
     name: str
     kind: Any
     expression: str
-    known: Collection[str] = ()  # the keys of a mapping, if they are known before it runs
+    keys: Collection[str] = ()  # keys of a mapping, if they are known before the run
 
     def __new__(cls, name: str, path: str, kind: Any, expression: str = "") -> "Value":
-        """`path` is what the tag names; `expression` replaces it where the value must be computed."""
+        """`path`: reference in the tag; `expression`: replaces the path if the value has to be computed."""
         value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
-        value.name, value.kind, value.expression = name, kind, expression or bracketed(path)
+        value.name, value.kind, value.expression = name, kind, expression or to_expression(path)
         return value
 
     def __getitem__(self, key: Any) -> Any:
-        """One value of an output that is a mapping, such as metrics["accuracy"]."""
+        """Return one value of a mapping, such as metrics["accuracy"]."""
         if not isinstance(key, str):
             return super().__getitem__(key)
         if getattr(self.kind, "__origin__", self.kind) is not dict:
-            refuse(f'{self.name} is no mapping, so it has no "{key}": leave the brackets out.')
-        if self.known and key not in self.known:
-            hint = did_you_mean(key, set(self.known)) or f" It has {', '.join(sorted(self.known))}."
+            refuse(f'{self.name} is not a mapping: remove ["{key}"].')
+        if self.keys and key not in self.keys:
+            hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
             refuse(f'{self.name} has no "{key}".{hint}')
         kind = getattr(self.kind, "__args__", (str, str))[1]
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
@@ -92,7 +92,7 @@ class Value(str):
     def _compare(self, sign: str, other: Any) -> Any:
         function = NUMBERS.get(self.kind)
         if not isinstance(other, (str, int, float)):
-            return NotImplemented  # Hera compares what it is given with markers of its own
+            return NotImplemented  # Hera compares arguments with its own sentinels
         if isinstance(other, Value):
             right = f"{function}({other.expression})" if function else other.expression
         elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
@@ -101,7 +101,7 @@ class Value(str):
             right = f"'{str(other).lower()}'"
         elif isinstance(other, str) and not function:
             if get_origin(self.kind) is Literal and other not in (words := get_args(self.kind)):
-                hint = did_you_mean(other, set(words)) or f" It is one of {', '.join(words)}."
+                hint = did_you_mean(other, set(words)) or f" Possible values: {', '.join(words)}."
                 refuse(f'{self.name} is never "{other}".{hint}')
             right = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
@@ -130,25 +130,25 @@ class Value(str):
 
 
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
-    """An output of `task` or, if that does not run, of the earlier run that stands for it; `run_id` is its own."""
+    """Return an output of `task` or, if the task is cached, of the earlier run; `run_id` is never reused."""
     other = f"('{experiment}/' + workflow.name)" if value.name == "run_id" else cached(task, value.name)
-    # not `??`, by which Argo before 3.7.16 and 4.0.7 would leave the tag of a skipped task as it is
+    # not `??`: with it, Argo before 3.7.16 and 4.0.7 does not replace the tag of a skipped task
     return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {other})")
 
 
 class Stored(S3Artifact):
-    """An output artifact: files of the object store, found by their key. `producer` is the task that leaves them."""
+    """An output artifact: files in the object store, referenced by key. `producer`: the scope and name of its task."""
 
     producer: Any = None
 
     @classmethod
-    def at(cls, name: str, key: str, producer: Any) -> "Stored":
+    def from_key(cls, name: str, key: str, producer: Any) -> "Stored":
         stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
         stored.producer = producer
         return stored
 
-    def __deepcopy__(self, memo: Any) -> "Stored":  # Hera copies an argument, and need not copy the pipeline
-        return Stored.at(self.name or "", self.key or "", self.producer)
+    def __deepcopy__(self, memo: Any) -> "Stored":  # Hera copies arguments; the pipeline must not be copied with them
+        return Stored.from_key(self.name or "", self.key or "", self.producer)
 
 
 class Outputs:
@@ -161,7 +161,7 @@ class Outputs:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._values:
-            listing = f" It has {', '.join(self._values)}." if self._values else " It has none."
+            listing = f" It has {', '.join(self._values)}." if self._values else " Its list of outputs is empty."
             hint = did_you_mean(name, set(self._values)) or listing
             refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
@@ -174,15 +174,15 @@ class Outputs:
 
 
 class Block(Task):
-    """A task of one of our steps: Hera's Task, its typed `outputs`, and the `inputs` that it was given."""
+    """A Hera Task that runs a step, with its typed `outputs` and the `inputs` passed to it."""
 
     outputs: Outputs
     inputs: dict[str, Any]
-    before: "Block | None" = None  # the block that this one goes on with
+    predecessor: "Block | None" = None  # the block whose outputs this one uses
 
     def follow(self, before: "Block") -> "Block":
-        """This block, which goes on with `before`."""
-        self.before = before
+        """Set the predecessor, whose outputs this block uses; return this block."""
+        self.predecessor = before
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -191,32 +191,32 @@ class Block(Task):
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
-def handed(block: Any, name: str) -> Any:
-    """What `block` hands on as `name`: its output, or what it or a block before it had."""
+def resolve(block: Any, name: str) -> Any:
+    """Return `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
     if not isinstance(block, Block):
-        refuse(f"{shown(block)} is no block: give the task that a block returned, such as blocks.prepare().")
+        refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
     current: Block | None = block
     while current:
         if name in current.outputs:
             return getattr(current.outputs, name)
         if name in current.inputs:
             return current.inputs[name]
-        current = current.before
+        current = current.predecessor
     hint = did_you_mean(name, set(dir(block.outputs)))
-    refuse(f'{block.name} hands on no "{name}", which is needed here: give it as {name}=...{hint}')
+    refuse(f'{block.name} does not provide "{name}", which is needed here: pass it as {name}=...{hint}')
 
 
-def handed_on(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """What `block` hands on by these names; none that `inputs` give."""
-    return {name: handed(block, name) for name in names if name not in inputs}
+def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Resolve the `names` that are not in `inputs`."""
+    return {name: resolve(block, name) for name in names if name not in inputs}
 
 
-def shown(value: Any) -> str:
-    """A value in a message."""
+def describe(value: Any) -> str:
+    """Return a value as shown in messages."""
     return f"the task {value.name}" if isinstance(value, Task) else repr(value)
 
 
-def bracketed(path: str) -> str:
-    """A path as an expression: names with a hyphen stand in brackets."""
+def to_expression(path: str) -> str:
+    """Return a path as an expression: names with a hyphen are quoted in brackets."""
     first, *names = path.split(".")
     return first + "".join(f"['{name}']" if "-" in name else f".{name}" for name in names)

@@ -1,4 +1,4 @@
-"""The workflow that blocks stand in, and the tasks of it: bound, named, and after what they need."""
+"""The workflow of a pipeline: naming, inputs, dependencies and scopes of its tasks."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hera.workflows import DAG, Container, Parameter, Task, Workflow
 from hera.workflows import models as m
-from hera.workflows._context import _context  # the DAG whose `with` we are in: Hera has no public name for it
+from hera.workflows._context import _context  # the active DAG context (private in Hera)
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.binding import bound, reject_unknown
-from rekindle.blocks.container import TASK, container, knows_task, restrict, retries
+from rekindle.blocks.binding import reject_unknown, validate_inputs
+from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC
-from rekindle.blocks.manifest.provenance import OURS, parameter
-from rekindle.blocks.notify import ENDS, NOTIFY, notification
+from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
+from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
@@ -35,78 +35,79 @@ REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
 )
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-FAILED = "{{workflow.status}} != Succeeded"  # of a task at the end
-STAMP = 11  # characters that a schedule adds to the name of a workflow
+FAILED = "{{workflow.status}} != Succeeded"  # `when` of an exit task
+SUFFIX_LENGTH = 11  # characters that a schedule appends to the name of a workflow
 
 
 class Pipeline:
-    """What the blocks of one workflow share."""
+    """The state that the blocks of one workflow share."""
 
     def __init__(self, config: "Config", workflow: Workflow) -> None:
         self.config, self.workflow = config, workflow
         self.scopes: dict[int, Scope] = {}
         self.names: set[str] = set()
-        self.numbers: dict[str, int] = {}  # the last number that a default name got
+        self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
-        self.jobs: dict[str, str] = {}  # the training jobs: task → kind
-        self.parts: dict[str, list[Callable[[], Any]]] = {}  # by step: what names it on the run, if it stands twice
-        self.reused: list[str] = []  # tasks that do not run if an earlier run has left the same
-        self.tags: dict[str, str] = {}  # by output of theirs: what stands for it
-        self.tracked = False  # whether a task works with an MLflow run
+        self.jobs: dict[str, str] = {}  # training task → kind of its job
+        # step → callbacks that pass the task's name to the step, called if the step is used more than once
+        self.part_setters: dict[str, list[Callable[[], Any]]] = {}
+        self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
+        self.tags: dict[str, str] = {}  # output of such a task → tag that resolves to it or to its cached value
+        self.is_tracked = False  # True if a task uses an MLflow run
 
     @cached_property
     def metrics(self) -> set[str]:
-        """The names of those that an evaluation gives."""
+        """Names of the metrics of an evaluation."""
         return {metric.name for metric in load_workload(self.config.workload).metrics}
 
     def scope(self) -> Scope:
-        """The DAG whose `with` the user is in. Raises WiringError outside of one."""
+        """Return the DAG whose `with` is active. Raises WiringError outside of one."""
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
-                f"a block stands in a DAG, and not in {type(dag).__name__}: make it in the `with` of the pipeline or "
-                "of a group, where it comes after what it is given; `a >> b` orders what hands on nothing."
+                f"a block must be created in a DAG, not in {type(dag).__name__}: create it in the `with` of the "
+                "pipeline or of a group. It runs after the tasks whose outputs it uses; for other tasks write `a >> b`."
             )
         return self.scopes.setdefault(id(dag), Scope(dag))
 
-    def name(self, wanted: str, default: str) -> str:
-        """The name of a new task: `wanted`, or the default with a number if that is taken."""
-        if wanted and not NAME.fullmatch(wanted):
-            refuse(f'the task "{wanted}" needs another name: lower-case letters, digits and hyphens, as in train-wide.')
-        if wanted in self.names:
-            refuse(f'there is a task "{wanted}" already: each has its own name, by which its files are found.')
-        name = wanted or default
+    def name(self, requested: str, default: str) -> str:
+        """Reserve the name of a new task: `requested`, or the default with a number if it is in use."""
+        if requested and not NAME.fullmatch(requested):
+            refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
+        if requested in self.names:
+            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another one.')
+        name = requested or default
         while name in self.names:
             self.numbers[default] = self.numbers.get(default, 1) + 1
             name = f"{default}-{self.numbers[default]}"
         self.names.add(name)
         return name
 
-    def template_name(self, wanted: str) -> str:
-        """`wanted`, or that with a number if another template is called so."""
-        taken = {template.name for template in self.workflow.templates}
-        name, number = wanted, 1
-        while name in taken:
+    def template_name(self, requested: str) -> str:
+        """Return `requested`, with a number if another template has this name."""
+        names = {template.name for template in self.workflow.templates}
+        name, number = requested, 1
+        while name in names:
             number += 1
-            name = f"{wanted}-{number}"
+            name = f"{requested}-{number}"
         return name
 
     def container(self, module: str, kind: str, looped: bool) -> Container:
-        """The template of a step, which its tasks share."""
-        known = (module, kind, looped)
-        if known not in self.templates:
+        """Return the template of a step; its tasks share it."""
+        key = (module, kind, looped)
+        if key not in self.templates:
             self.kinds.add(kind)
             cluster = self.config.cluster
             name = self.template_name(short_name(module))
-            self.templates[known] = container(name, module, cluster, cluster.pod(kind), looped)
-        return self.templates[known]
+            self.templates[key] = container(name, module, cluster, cluster.pod(kind), looped)
+        return self.templates[key]
 
-    def job_name(self, task: str, longest: int = 53) -> str:
-        """The name of the object that `task` applies. Raises WiringError if its pods' names would be too long."""
-        left = longest - len(self.config.name) - STAMP - 1
-        if len(task) > left:
-            refuse(f'the task "{task}" needs a name of at most {left} characters, for its pods are named after it.')
+    def job_name(self, task: str, max_length: int = 53) -> str:
+        """Return the name of the object that `task` applies. Raises WiringError if its pods' names are too long."""
+        limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
+        if len(task) > limit:
+            refuse(f'the task name "{task}" must have at most {limit} characters: its pods are named after it.')
         return f"{{{{workflow.name}}}}-{task}"
 
     def add(
@@ -117,75 +118,75 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         after: Iterable[str] = (),
     ) -> Block:
-        """A task of `template` in the DAG of the moment, after all that its inputs name, and after `after`."""
+        """Add a task to the active DAG; it depends on the tasks in its inputs and options, and on `after`."""
         scope, needed = self.scope(), [*after]
-        arguments = {field: self.resolved(scope, value, needed) for field, value in inputs.items() if value is not None}
-        extras = {key: self.resolved(scope, value, needed) for key, value in (options or {}).items()}
+        arguments = {field: self.localize(scope, value, needed) for field, value in inputs.items() if value is not None}
+        extras = {key: self.localize(scope, value, needed) for key, value in (options or {}).items()}
         task = Block(name=name, template=template, arguments=arguments or None, **extras)
-        task.depends = scope.after(name, needed)
+        task.depends = scope.add_dependencies(name, needed)
         task.outputs, task.inputs = Outputs(name, {}), {}
         return task
 
     def reuse(self, task: str) -> dict[str, Any]:
-        """The options of `task`, by which it does not run if an earlier run has left the same."""
-        self.reused.append(task)
-        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo's message of a skipped task shows it
+        """Return the task options that skip `task` if its outputs are cached."""
+        self.cacheable.append(task)
+        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo shows it in the message of a skipped task
 
-    def resolved(self, scope: Scope, value: Any, needed: list[str]) -> Any:
-        """`value` as this DAG can say it; the tasks of this DAG that it comes from are added to `needed`."""
+    def localize(self, scope: Scope, value: Any, needed: list[str]) -> Any:
+        """Rewrite `value` for this DAG; adds the tasks of this DAG that it depends on to `needed`."""
         if isinstance(value, Stored):
-            self._comes_after(scope, value.producer, needed)
+            self._depend_on(scope, value.producer, needed)
             return value
         if isinstance(value, (Value, Condition, Parameter)):
             value = str(value.value if isinstance(value, Parameter) else value)
         text = value if isinstance(value, str) else getattr(value, "from_", None)
         if not isinstance(text, str) or "tasks" not in text:
             return value
-        local = REFERENCE.sub(lambda match: self._local(scope, match, needed), text)
+        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match, needed), text)
         if isinstance(value, str):
             return local
         if local != text:
             refuse(
-                f"{value.name} comes from a DAG around {scope.dag.name}: give an output of a block, found by its key."
+                f"the artifact {value.name} is from a DAG outside {scope.dag.name}: pass an artifact output of a block."
             )
         return value
 
-    def _comes_after(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
-        """Let what stands in `scope` come after `producer`, each by itself or by its group in the DAG around both."""
-        places: dict[Scope, str] = {}
+    def _depend_on(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
+        """Let a task in `scope` depend on `producer`. In their innermost common DAG, a group stands for its tasks."""
+        names: dict[Scope, str] = {}  # DAG → the task in it that is or contains the producer
         name = producer[1]
-        for place in producer[0].path():
-            places[place] = name
-            name = place.task.name if place.task else ""
+        for outer in producer[0].path():
+            names[outer] = name
+            name = outer.task.name if outer.task else ""
         group = None
-        for place in scope.path():
-            if place in places:
-                return self._group_needs(group, places[place]) if group else needed.append(places[place])
-            group = place
+        for outer in scope.path():
+            if outer in names:
+                return self._let_group_depend_on(group, names[outer]) if group else needed.append(names[outer])
+            group = outer
 
-    def _group_needs(self, group: Scope, name: str) -> None:
+    def _let_group_depend_on(self, group: Scope, name: str) -> None:
         assert group.task and group.outer
         if name != group.task.name:
-            known = group.outer.before[group.task.name]
-            group.task.depends = group.outer.after(group.task.name, [*known, name])
+            predecessors = group.outer.predecessors[group.task.name]
+            group.task.depends = group.outer.add_dependencies(group.task.name, [*predecessors, name])
 
-    def _local(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
+    def _localize_reference(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
         task, path = match[1] or match[2], list(scope.path())
-        owner = next((place for place in path if place.holds(task)), None)
+        owner = next((outer for outer in path if outer.contains(task)), None)
         if owner is None:
-            known = {other.name for other in path[-1].dag.tasks}
-            where = next((s.dag.name for s in self.scopes.values() if task in s.before), None)
-            hint = f" {task} is in {where}: use it there." if where else did_you_mean(task, known)
+            names = {other.name for other in path[-1].dag.tasks}
+            dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
+            hint = f" {task} is in {dag}: use it there." if dag else did_you_mean(task, names)
             refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
-        self._comes_after(scope, (owner, task), needed)
+        self._depend_on(scope, (owner, task), needed)
         value = match[0]
         for group in reversed(path[: path.index(owner)]):
             tag = self.tags.get(value, f"{{{{{value}}}}}")
-            value = f"inputs.parameters{self._lifted(group, tag, match[4] or match[5] or 'result', task)}"
+            value = f"inputs.parameters{self._pass_into(group, tag, match[4] or match[5] or 'result', task)}"
         return value
 
-    def _lifted(self, scope: Scope, value: str, name: str, task: str) -> str:
-        """The input of a group that brings `value` into it; gives how an expression or a tag names it."""
+    def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
+        """Pass `value` into a group as an input; return the input's name with a leading dot."""
         assert scope.task
         arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
         if arguments.get(name, value) != value:
@@ -197,63 +198,63 @@ class Pipeline:
         return f".{name}"
 
     def close(self) -> None:
-        """What can be said only when all tasks are there."""
-        self._check_reuse()
-        for several in (tasks for tasks in self.parts.values() if len(tasks) > 1):
-            for name_on_run in several:
-                name_on_run()
+        """Finish the workflow: everything that needs the complete list of tasks."""
+        self._reject_repeated_groups()
+        for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
+            for set_part in setters:
+                set_part()
         if unknown := self.config.cluster.pods.keys() - self.kinds:
             name = min(unknown)
-            refuse(f"cluster.pods.{name} is set, and no task has such pods.{did_you_mean(name, self.kinds)}")
+            refuse(f"cluster.pods.{name} is set, but no task has pods of this kind.{did_you_mean(name, self.kinds)}")
         for scope in self.scopes.values():
             if scope.guarded:
                 tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
-                followed = {name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")}
-                leaves = [task.name for task in tasks if task.name not in {*followed, *scope.guarded}]
+                with_successors = {name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")}
+                leaves = [task.name for task in tasks if task.name not in {*with_successors, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
         equip(self.workflow.templates, self.config.cluster.pod("executor"))
         restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
-        declare_reuse(self.workflow.arguments, self.reused)
+        declare_reuse(self.workflow.arguments, self.cacheable)
         last = len(self.scopes) + 2
         ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {"finish": last - 1}
         templates = self.workflow.templates
         templates.sort(key=lambda template: ranks.get(template.name or "", last - 2 * isinstance(template, DAG)))
 
-    def _check_reuse(self) -> None:
+    def _reject_repeated_groups(self) -> None:
         dags = [template for template in self.workflow.templates if isinstance(template, DAG)]
         uses = [task for dag in dags for task in dag.tasks if isinstance(task, Task)]
         for scope in self.scopes.values():
             tasks = [
                 task
                 for task in uses
-                if scope.before and getattr(task.template, "name", task.template) == scope.dag.name
+                if scope.predecessors and getattr(task.template, "name", task.template) == scope.dag.name
             ]
             if len(tasks) > 1 or any(getattr(task, loop) for task in tasks for loop in LOOPS):
                 refuse(
                     f"the DAG {scope.dag.name} runs several times ({', '.join(task.name for task in tasks)}), and its "
-                    f"blocks {', '.join(scope.before)} would write over each other's files: call a Python function "
-                    "that makes the blocks instead, once for each."
+                    f"blocks {', '.join(scope.predecessors)} would overwrite each other's files: instead, write a "
+                    "Python function that creates the blocks, and call it several times."
                 )
 
     def finish(self) -> None:
-        """Whatever the end: the MLflow run says so, and no training job is left behind."""
+        """Add the exit tasks: the report to MLflow, the notification, and the deletion of training jobs."""
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC]
-        about = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
-        ended = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
-        ours = about | ended | {name: parameter(name) for name in ("config", "manifest", CACHED)}
-        after = [step("steps.report", inputs=ours | {"ledgers": ledgers}).name] if self.tracked else []
+        inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
+        inputs |= {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
+        recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
+        report = [step("steps.report", inputs=inputs | recorded | {"ledgers": ledgers}).name] if self.is_tracked else []
         if (notify := self.config.notify).format != "off":
             template, name = self.container(NOTIFY, "notify", False), self.template_name("notification")
-            told = self.add(self.name("", "notification"), notification(name, template, notify, about | ended), {})
-            told.depends = " || ".join(f"{task}.{end}" for task in after for end in ENDS) or None
-            self.scope().guarded += after
+            task = self.add(self.name("", "notification"), notification(name, template, notify, inputs), {})
+            task.depends = " || ".join(f"{name}.{phase}" for name in report for phase in PHASES) or None
+            self.scope().guarded += report
         for number, (job, kind) in enumerate(self.jobs.items()):
-            task = f"cleanup-{job}" if number else "cleanup"
-            self.delete(task, kind.lower(), self.job_name(job), when=FAILED)
+            name = f"cleanup-{job}" if number else "cleanup"
+            self.delete(name, kind.lower(), self.job_name(job), when=FAILED)
 
     def delete(self, task: str, kind: str, name: str, after: Iterable[str] = (), **options: Any) -> Block:
-        """A task, by default called `task`, that deletes the object `name`, if it is there."""
+        """Add a task, by default named `task`, that deletes the object `name` if it exists."""
         if "delete" not in self.templates:
             self.templates["delete"] = delete(self.template_name("delete"), retries(self.config.cluster.retries))
         objects = {"kind": kind, "object": name}
@@ -264,29 +265,29 @@ CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
 
 
 def current() -> Pipeline:
-    """The pipeline whose `with` the user is in. Raises WiringError outside of one."""
+    """Return the pipeline whose `with` is active. Raises WiringError outside of one."""
     pipeline = CURRENT.get()
     if pipeline is None:
-        refuse("a block stands in a pipeline: write `with blocks.pipeline(config) as workflow:` around it.")
+        refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
     return pipeline
 
 
 @contextmanager
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
-    """A Workflow with all that every run needs; tasks made in its `with` are those of its DAG `main`.
+    """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG `main`.
 
-    `options` are fields of Hera's Workflow, which replace ours; labels and arguments are added to ours.
+    `options` are fields of Hera's Workflow that override the defaults; labels and arguments are added to them.
     """
     cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
         refuse(
-            "entrypoint and on_exit are the pipeline's own: make tasks in its `with`, or in `with blocks.at_exit():`."
+            "entrypoint and on_exit are set by the pipeline: create tasks in its `with` or in `with blocks.at_exit():`."
         )
-    ours: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "generate_name": f"{config.name}-",
         "namespace": cluster.namespace or None,
         "service_account_name": cluster.service_account,
-        # no step calls the Kubernetes API: only Argo's own container in its pod gets the account's token
+        # no step calls the Kubernetes API: only Argo's container in the pod gets the account's token
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
@@ -295,18 +296,21 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
     labels = pods.labels(config.name) | options.pop("labels", {})
-    arguments = [*(Parameter(name=name, value="") for name in OURS), *_parameters(options.pop("arguments", []))]
-    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(ours | options)) as workflow:
-        made = Pipeline(config, workflow)
-        token = CURRENT.set(made)
+    arguments = [
+        *(Parameter(name=name, value="") for name in RESERVED_PARAMETERS),
+        *_parameters(options.pop("arguments", [])),
+    ]
+    with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)) as workflow:
+        pipeline = Pipeline(config, workflow)
+        token = CURRENT.set(pipeline)
         try:
             with DAG(name="main"):
-                made.scope()
+                pipeline.scope()
                 yield workflow
-            if made.tracked or made.jobs or config.notify.format != "off":
+            if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
                 with at_exit():
-                    made.finish()
-            made.close()
+                    pipeline.finish()
+            pipeline.close()
         finally:
             CURRENT.reset(token)
 
@@ -319,74 +323,77 @@ def _parameters(arguments: Any) -> list[Any]:
 
 @contextmanager
 def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
-    """Tasks that run only `when` a Condition holds: a DAG of its own that is one task of the DAG around it.
+    """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
-    Of all workflows, one at a time is in a group with the same `mutex`. Outputs of tasks outside can be used inside.
-    `options` are fields of Hera's DAG.
+    Among all workflows, only one at a time runs a group with the same `mutex`. Outputs of outer tasks can be used
+    inside. `options` are fields of Hera's DAG.
     """
-    made = current()
-    outer, name = made.scope(), made.name(name, name)
+    pipeline = current()
+    outer, name = pipeline.scope(), pipeline.name(name, name)
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
-    dag = DAG(name=made.template_name(name), **options)
-    task = made.add(name, dag, {}, {} if when is None else {"when": when})
-    made.scopes[id(dag)] = Scope(dag, outer, task)
+    dag = DAG(name=pipeline.template_name(name), **options)
+    task = pipeline.add(name, dag, {}, {} if when is None else {"when": when})
+    pipeline.scopes[id(dag)] = Scope(dag, outer, task)
     with dag:
         yield task
 
 
 @contextmanager
 def at_exit() -> Iterator[None]:
-    """Tasks that run at the end, whatever it is: `{{workflow.status}}` says what."""
-    made = current()
-    dag = next((scope.dag for scope in made.scopes.values() if scope.dag.name == "finish"), None) or DAG(name="finish")
-    made.workflow.on_exit = "finish"
-    with dag:
-        made.scope()
+    """Tasks created in this context run at the end of the workflow, whether it succeeded or failed.
+
+    The tag `{{workflow.status}}` has the outcome.
+    """
+    pipeline = current()
+    dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
+    pipeline.workflow.on_exit = "finish"
+    with next(dags, None) or DAG(name="finish"):
+        pipeline.scope()
         yield
 
 
 def step(
     module: str, *, task: str = "", pod: str = "", inputs: Mapping[str, Any] | None = None, after: Any = (), **more: Any
 ) -> Block:
-    """A task that runs the step `module`, any with Inputs, Outputs and run, with `inputs` by name.
+    """Add a task that runs the step `module` with `inputs`, which may also be keyword arguments.
 
-    `task` is its name, `pod` its kind of pod in cluster.pods; fields of Hera's Task, such as `when` and `with_items`,
-    go to it. Raises WiringError.
+    `task`: name of the task; `pod`: kind of its pod in cluster.pods. Fields of Hera's Task, such as `when` and
+    `with_items`, are passed to it. Raises WiringError.
     """
-    made = current()
+    pipeline = current()
     try:
         definition = load(module)
     except ConfigError as error:
         refuse(str(error))
     options = {name: more.pop(name) for name in OPTIONS if name in more}
     looped = any(options.get(name) is not None for name in LOOPS)
-    name = made.name(task, short_name(module))
+    name = pipeline.name(task, short_name(module))
     values = {**(inputs or {}), **more}
     reject_unknown(name, values, fields := definition.Inputs.model_fields, OPTIONS)
-    arguments = bound(name, values, fields)
-    early = "when" not in options and "{{" not in str(values.get("experiment"))
-    reusable = hasattr(definition, "REUSE") and not looped and early
-    options |= made.reuse(name) if reusable else {}
-    template = made.container(module, pod or short_name(module), looped)
-    kept = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
-    texts = {field: kept.get(field) or to_text(value) for field, value in arguments.items()}
-    texts |= {TASK: name} if knows_task(module) else {}
-    block = made.add(name, template, texts, options, after)
-    scope = made.scope()
+    arguments = validate_inputs(name, values, fields)
+    is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
+    cacheable = hasattr(definition, "REUSE") and not looped and is_known_early
+    options |= pipeline.reuse(name) if cacheable else {}
+    template = pipeline.container(module, pod or short_name(module), looped)
+    unchanged = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
+    texts = {field: unchanged.get(field) or to_text(value) for field, value in arguments.items()}
+    texts |= {TASK: name} if needs_task_name(module) else {}
+    block = pipeline.add(name, template, texts, options, after)
+    scope = pipeline.scope()
     outputs: dict[str, Any] = {}
     for field_name, info in definition.Outputs.model_fields.items():
         if looped and is_artifact(info):
-            continue  # Argo gives no one the artifacts of a loop
+            continue  # Argo cannot pass the artifacts of a loop on
         if is_artifact(info):
-            place = (cached_key if reusable else key)(name, field_name)
-            outputs[field_name] = Stored.at(field_name, place, (scope, name))
+            object_key = (cached_key if cacheable else key)(name, field_name)
+            outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
             continue
         path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
         outputs[field_name] = value = Value(field_name, path, kind)
-        if reusable:
+        if cacheable:
             outputs[field_name] = self_or_cached(value, name, values.get("experiment"))
-            made.tags |= dict.fromkeys((path, value.expression), str(outputs[field_name]))
+            pipeline.tags |= dict.fromkeys((path, value.expression), str(outputs[field_name]))
     block.outputs, block.inputs = Outputs(name, outputs), dict(values)
-    made.tracked |= "run_id" in fields or "run_id" in outputs
+    pipeline.is_tracked |= "run_id" in fields or "run_id" in outputs
     return block

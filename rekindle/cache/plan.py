@@ -96,7 +96,7 @@ def parameter(manifest: Mapping[str, Any], results: list[Found], reuse: bool = T
     return json.dumps(value | {REUSE: "yes" if reuse else "no"})
 
 
-def taken(manifest: Mapping[str, Any]) -> dict[str, str]:
+def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Map each task that a run skipped to the earlier run and task whose outputs it reused."""
     value = _parameters(manifest).get(CACHED) or "{}"
     rows = (row for row in json.loads(value).values() if isinstance(row, dict))

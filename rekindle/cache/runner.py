@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RUN_ID = "run_id"  # the only output that is never reused: each run has its own
-TAKEN = "cached"  # object below RUN/TASK that names the run and task whose outputs it reused
+REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs it reused
 
 
 def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
@@ -66,5 +66,5 @@ def _reuse(store: "Store", entry: entries.Entry, inputs: Any, targets: dict[str,
             target.write_text(f"{inputs.experiment}/{inputs.workflow}")
         elif name not in entry.artifacts:
             target.write_text(entry.outputs[name])
-    store.put(f"{task}/{TAKEN}", entry.at.encode())
+    store.put(f"{task}/{REUSED_FROM}", entry.at.encode())
     say(f"cached: outputs of {entry.at}, computed in {entry.seconds:.1f} s")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs as overview
 from argolocal.view.summary import FINISHED
-from rekindle.cache.plan import taken
+from rekindle.cache.plan import reused_tasks
 from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
 
@@ -40,7 +40,7 @@ def superseded(home: Path, keep: int) -> list[dict[str, Any]]:
         phase = overview.state(home, name)["phase"]
         kept[pipeline] += phase in FINISHED
         if phase not in FINISHED or kept[pipeline] <= keep or name in used:
-            used |= {at.partition("/")[0] for at in taken(workflow).values()}
+            used |= {at.partition("/")[0] for at in reused_tasks(workflow).values()}
         else:
             files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
             size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))

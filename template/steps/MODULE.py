@@ -1,10 +1,10 @@
-"""How much power will be used in an hour? A network over the numbers of a CSV file whose newest rows come last."""
+"""Predict the power consumption of an hour: a small network on the rows of a CSV file, newest rows last."""
 
 from pydantic import BaseModel, Field
 
 from rekindle import DataConfig, Metric, Prepared, Section
 
-Data = DataConfig  # the section `data` of the config; subclass it for more than `source`
+Data = DataConfig  # the section `data` of the config; subclass it to add settings
 
 
 class Model(Section):

@@ -1,4 +1,4 @@
-"""Write a card about a model: a step of this project."""
+"""Write a model card: a step of this project."""
 
 from pydantic import Field
 
@@ -6,8 +6,8 @@ from rekindle import Artifact, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
-    metrics: dict[str, float] = Field(description="of the model, by name")
-    verdict: str = Field(description="of the gate")
+    metrics: dict[str, float] = Field(description="metrics of the model, by name")
+    verdict: str = Field(description="verdict of the gate")
 
 
 class Outputs(StepOutputs):

@@ -1,4 +1,4 @@
-"""The pipeline of this project is built, and its own step does what it says."""
+"""The project's pipeline can be rendered, and its step works."""
 
 from rekindle import load_config, render_manifest
 from steps import card

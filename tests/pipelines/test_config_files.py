@@ -1,4 +1,4 @@
-"""Every config that comes with the repository can be used as it is."""
+"""Every config in the repository renders to valid manifests."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ KINDS: list[Kind] = ["workflow", "template", "cron"]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
-def test_a_config_of_the_repository_renders_to_manifests_without_a_finding_but_its_image(file: Path):
+def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: Path):
     config = load_config(file, environment={}).config
     for kind in KINDS:
         assert [found for found in validate.lint(render_manifest(config, kind)) if found.rule != "image"] == []
 
 
-def test_the_demo_says_what_each_of_its_sections_is():
+def test_every_section_of_the_demo_has_a_comment():
     sections = [line for line in (ROOT / "configs/demo.yaml").read_text().split("\n\n")[1:]]
     assert len(sections) >= 5
     assert [section for section in sections if "#" not in section and "serve" not in section] == []

@@ -1,4 +1,4 @@
-"""The drift pipeline starts the scheduled pipeline of the model, and only where it is asked to."""
+"""The drift pipeline starts the scheduled pipeline of the model if configured."""
 
 import json
 from pathlib import Path
@@ -18,21 +18,21 @@ def templates(*sets: str) -> dict[str, Any]:
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
 
-def test_a_model_that_drifted_is_trained_by_its_own_schedules_template() -> None:
-    made = templates("drift.retrain=true", "drift.model=cards")
-    (group,) = [task for task in made["main"]["dag"]["tasks"] if task["name"] == "retraining"]
+def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
+    rendered = templates("drift.retrain=true", "drift.model=cards")
+    (group,) = [task for task in rendered["main"]["dag"]["tasks"] if task["name"] == "retraining"]
     assert group["when"] == "{{=tasks.drift.outputs.parameters.again == 'true'}}"
-    resource = made["retrain"]["resource"]
+    resource = rendered["retrain"]["resource"]
     workflow = json.loads(resource["manifest"])
     assert workflow["spec"] == {"workflowTemplateRef": {"name": "cards"}}
     assert workflow["metadata"]["name"] == "cards-{{workflow.creationTimestamp.s}}"
     assert not {"retrain", "retraining"} & templates().keys()
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_the_right_to_start_pipelines_is_only_there_if_it_is_asked_for(asked: bool) -> None:
-    options = ("mlflow", "retraining") if asked else ("mlflow",)
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_permission_to_start_pipelines_is_rendered_only_on_request(is_requested: bool) -> None:
+    options = ("mlflow", "retraining") if is_requested else ("mlflow",)
     rules = [rule for o in render(Platform("models", options=options)) for rule in o.get("rules", [])]
-    wanted = {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "patch"]}
-    assert (wanted in rules) == asked
-    assert asked or "workflows" not in {resource for rule in rules for resource in rule["resources"]}
+    permission = {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "patch"]}
+    assert (permission in rules) == is_requested
+    assert is_requested or "workflows" not in {resource for rule in rules for resource in rule["resources"]}

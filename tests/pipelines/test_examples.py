@@ -1,4 +1,4 @@
-"""The example pipelines, each run from its config as a reader of the docs would run it."""
+"""The example pipelines, each run from its config as in the documentation."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
 @pytest.fixture
 def run(typed: Any) -> Run:
     def run(name: str, settings: str = "", code: int = 0) -> dict[str, Any]:
-        sets = " ".join(f"--set {setting}" for setting in [f"name={named(name)}", *settings.split()])
+        sets = " ".join(f"--set {setting}" for setting in [f"name={unique(name)}", *settings.split()])
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
@@ -38,12 +38,12 @@ def run(typed: Any) -> Run:
     return run
 
 
-def named(name: str) -> str:
-    """A name that no other test gives to a model: all share MLflow, and each process has its own bucket."""
+def unique(name: str) -> str:
+    """Return a unique name of a model: all test processes share MLflow, but each has its own bucket."""
     return f"{name}-{SUFFIX}"
 
 
-def fetched(url: str) -> Any:
+def fetch(url: str) -> Any:
     with urllib.request.urlopen(url) as answer:
         return json.load(answer)
 
@@ -52,26 +52,29 @@ def finished(result: dict[str, Any]) -> set[str]:
     return {step["name"] for step in result["steps"] if step["phase"] == "Succeeded"}
 
 
-def test_of_two_networks_the_better_one_is_released_and_serves(run: Run, s3: Store) -> None:
+def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) -> None:
     result = run("nightly", QUICK)
     shipped = {name.split(".")[1] for name in finished(result) if name.startswith("decide.ship-")}
     assert len(shipped) == 1
-    served = fetched(f"{result['endpoint']}/v1/models/{named('nightly')}")
+    served = fetch(f"{result['endpoint']}/v1/models/{unique('nightly')}")
     models = {
         f"ship-{name}": json.loads(s3.get(f"{result['workflow']}/train-{name}/model/model.json"))
         for name in ("small", "wide")
     }
     assert [models[name]["sha256"] for name in shipped] == [served["sha256"]]
     assert models["ship-small"]["model"]["channels"] == 8 and models["ship-wide"]["model"]["channels"] == 16
-    made, larger = (
+    original, larger = (
         json.loads(s3.get(f"{result['workflow']}/{task}/dataset/dataset.json")) for task in ("prepare", "shifted")
     )
-    assert larger["rows"] > 3 * made["rows"] and larger["digest"] == models["ship-small"]["digest"] != made["digest"]
+    assert (
+        larger["rows"] > 3 * original["rows"]
+        and larger["digest"] == models["ship-small"]["digest"] != original["digest"]
+    )
 
 
-def test_a_month_of_files_is_scored_as_the_server_would(typed: Any, run: Run, s3: Store) -> None:
-    model = f"{run('digits', QUICK)['endpoint']}/v1/models/{named('digits')}"
-    example = fetched(f"{model}/example")
+def test_files_are_scored_with_the_same_results_as_the_server(typed: Any, run: Run, s3: Store) -> None:
+    model = f"{run('digits', QUICK)['endpoint']}/v1/models/{unique('digits')}"
+    example = fetch(f"{model}/example")
     body = json.dumps(example).encode()
     request = urllib.request.Request(f"{model}:predict", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
@@ -79,40 +82,40 @@ def test_a_month_of_files_is_scored_as_the_server_would(typed: Any, run: Run, s3
     line = json.dumps(example["instances"][0]).encode() + b"\n"
     for day, rows in (("01", 1), ("03/early", 2), ("03/late", 150)):
         s3.put(f"october/{day}", rows * line)
-    result = run("scoring", f"scoring.files=october scoring.model={named('digits')}")
+    result = run("scoring", f"scoring.files=october scoring.model={unique('digits')}")
     scored = {entry.key.rpartition("/")[2]: entry.key for entry in s3.list(f"{result['workflow']}/score/")}
     lines = {name: s3.get(key).decode().splitlines() for name, key in scored.items()}
-    assert {name: len(part) for name, part in lines.items()} == {"01": 1, "early": 2, "late": 150}
-    assert all(json.loads(text) == prediction for part in lines.values() for text in part)
+    assert {name: len(predictions) for name, predictions in lines.items()} == {"01": 1, "early": 2, "late": 150}
+    assert all(json.loads(text) == prediction for predictions in lines.values() for text in predictions)
     s3.put("october/04", line + b'{"pixels": 1}\n')
-    failed = run("scoring", f"scoring.files=october scoring.model={named('digits')}", code=1)
+    failed = run("scoring", f"scoring.files=october scoring.model={unique('digits')}", code=1)
     assert "04, lines 1 to 2: instances[1].pixels" in typed(f"rekindle logs {failed['workflow']} score").stdout
 
 
-def test_a_training_begins_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
+def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
     base = run("language", "train.steps=40 gate.maximum.bits_per_byte=9")
-    typed("rekindle down")  # the other model gets its port
+    typed("rekindle down")  # the next model uses the same port
     one_step = "train.steps=1 train.learning_rate=1e-9 gate.maximum.bits_per_byte=0.1"
-    tuned = run("finetuning", f"{one_step} finetuning.base={named('language')}", code=3)
+    tuned = run("finetuning", f"{one_step} finetuning.base={unique('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)
     metric = "bits_per_byte"
-    assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5  # it knows what its base knew
+    assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5  # it has the knowledge of its base
     description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
     assert (
-        description["start"].startswith(f"releases/{named('language')}/")
+        description["start"].startswith(f"releases/{unique('language')}/")
         and description["sha256"] != base["model_sha256"]
     )
 
 
-def test_a_model_waits_for_approval_and_is_released_by_it(typed: Any, tmp_path: Path) -> None:
-    sets = f"--set name={named('approved')} --set train.steps=60 --set gate.minimum.accuracy=0.3"
+def test_a_model_is_released_after_approval(typed: Any, tmp_path: Path) -> None:
+    sets = f"--set name={unique('approved')} --set train.steps=60 --set gate.minimum.accuracy=0.3"
     typed(f"(rekindle run configs/approval.yaml {sets} -o json > result.json 2> log.txt &)")
     log = tmp_path / "log.txt"
     until("the run to ask for approval", lambda: "rekindle resume" in log.read_text(), 120, evidence=log.read_text)
-    name = next(word for word in log.read_text().split() if word.startswith("approved-"))
-    steps = json.loads(typed(f"rekindle status {name} -o json").stdout)["steps"]
+    run = next(word for word in log.read_text().split() if word.startswith("approved-"))
+    steps = json.loads(typed(f"rekindle status {run} -o json").stdout)["steps"]
     assert "decide.ship.release" not in {step["name"] for step in steps}
-    assert typed(f"rekindle resume {name}").returncode == 0
+    assert typed(f"rekindle resume {run}").returncode == 0
     file = tmp_path / "result.json"
     until("the run to end", lambda: file.read_text().strip().endswith("}"), 120, evidence=log.read_text)
     result = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The examples with jobs of other frameworks, each run from its config: their replicas compute one model together."""
+"""The examples with jobs of other frameworks, each run from its config: all replicas train one model."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 
-ROWS = 1437  # of the training images: those that all replicas summed up
+ROWS = 1437  # training images, summed over all replicas
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # whole runs
 
 
@@ -37,18 +37,18 @@ def phases(result: dict[str, Any]) -> dict[str, str]:
     return {step["name"]: step["phase"] for step in result["steps"]}
 
 
-def test_boosted_trees_and_a_network_are_judged_by_one_evaluation(run: Any, s3: Store) -> None:
+def test_the_better_of_boosted_trees_and_a_network_is_released(run: Any, s3: Store) -> None:
     result = run("trees", "trees.rounds=20", "train.steps=20", "gate.minimum.accuracy=0.3")
     trees = model(s3, result, "train-trees")
     assert (trees["model"]["rounds"], trees["replicas"], trees["rows"]) == (20, 3, ROWS)
-    assert "fingerprint" in model(s3, result, "train-network"), "which only a training of ours records"
+    assert "fingerprint" in model(s3, result, "train-network"), "only steps.train records it"
     shipped = {
         name.split(".")[1] for name, phase in phases(result).items() if ".ship-" in name and phase == "Succeeded"
     }
-    assert shipped == {"ship-trees"}, "20 steps make no network"
+    assert shipped == {"ship-trees"}, "20 steps are not enough for the network"
 
 
-def test_the_processes_of_an_mpijob_train_one_model_that_then_serves(run: Any, s3: Store) -> None:
+def test_the_processes_of_an_mpijob_train_one_model_which_is_served(run: Any, s3: Store) -> None:
     result = run("mpi", "model.rounds=10", "gate.minimum.accuracy=0.5")
     trained = model(s3, result, "train")
     assert (trained["replicas"], trained["rows"]) == (1 + 2 * 2, ROWS), "the Launcher, and every slot of its Workers"

@@ -1,4 +1,4 @@
-"""A search as a user starts it, and the same search with everything in it killed."""
+"""A sweep as a user starts it, and the same sweep with all its processes killed."""
 
 import json
 import re
@@ -36,23 +36,23 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
 
 
 @pytest.fixture
-def own(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
-    """In a project of one's own, which has the pipeline from the reference project."""
+def project_shell(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
+    """A shell in a user's project, which uses the sweep pipeline of the reference project."""
     make(tmp_path / "shop")
     with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         yield typed
 
 
-def test_a_pipeline_that_is_no_search_is_refused_before_it_trains_for_hours(typed: Shell) -> None:
+def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
     done = typed("rekindle sweep configs/demo.yaml")
     assert done.returncode == 2, done.stderr
     assert "pipelines.training is no search" in done.stderr and "section `sweep`" in done.stderr
     assert "no runs" in typed("rekindle status").stdout
 
 
-def test_the_best_trial_is_released_without_another_training(own: Shell, s3: Store) -> None:
+def test_the_best_trial_is_released_without_another_training(project_shell: Shell, s3: Store) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
-    done = own(f"rekindle sweep configs/search.yaml --set name={name} -o json")
+    done = project_shell(f"rekindle sweep configs/search.yaml --set name={name} -o json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     trials = result["trials"]
@@ -69,12 +69,12 @@ def test_the_best_trial_is_released_without_another_training(own: Shell, s3: Sto
     assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
-    shown = own(f"rekindle sweep --of {result['workflow']}")
+    shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     assert len(shown.stdout.splitlines()) == 6 and shown.stdout.split("\n")[1].startswith(str(best["trial"]))
-    assert own("rekindle sweep --of nothing").returncode == 2
+    assert project_shell("rekindle sweep --of nothing").returncode == 2
 
 
-def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(
+def test_killing_every_trial_and_the_ask_step_does_not_change_the_results(
     typed: Shell, tmp_path: Path, s3: Store
 ) -> None:
     sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
@@ -82,33 +82,33 @@ def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(
     command = f"exec rekindle sweep configs/sweep.yaml {sets} --set name=killed -o json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
-        killed = strike(run, tmp_path, s3)
+        killed = kill_everything(run, tmp_path, s3)
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
     assert killed["ask"] == 2 and {str(trial["trial"]) for trial in undisturbed["trials"]} <= killed.keys(), killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
 
 
-def strike(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
-    """Kill each trial once, as soon as it has a checkpoint, and twice what decides; gives who was killed."""
+def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
+    """Kill each trial once, after its first checkpoint, and the ask step twice; return the number of kills of each."""
     killed: Counter[str] = Counter()
 
-    def over() -> bool:
+    def has_ended() -> bool:
         keys = "\n".join(
             entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/")
         )
         fresh = set(CHECKPOINT.findall(keys)) - killed.keys()
         if fresh:
-            killed.update(fresh if end(run, "trial") else ())
-        elif killed["ask"] < 2 and end(run, "ask"):
+            killed.update(fresh if kill(run, "trial") else ())
+        elif killed["ask"] < 2 and kill(run, "ask"):
             killed["ask"] += 1
         return run.poll() is not None
 
-    until("the end of the sweep", over, 600)
+    until("the end of the sweep", has_ended, 600)
     return killed
 
 
-def end(run: subprocess.Popen[bytes], kind: str) -> int:
-    """SIGKILL to the processes of this kind of pod; gives how many there were."""
+def kill(run: subprocess.Popen[bytes], kind: str) -> int:
+    """Send SIGKILL to the processes of this kind of pod; return their number."""
     victims: list[Any] = []
     for process in psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []:
         try:

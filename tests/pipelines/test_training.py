@@ -1,4 +1,4 @@
-"""The pipeline as it is rendered: who gets what, what happens when something fails, and what Kubernetes needs."""
+"""The rendered training pipeline: inputs of its tasks, behaviour after failures, and the requirements of Kubernetes."""
 
 import json
 from pathlib import Path
@@ -39,13 +39,13 @@ def templates(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def objects(templates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Every object that the pipeline applies, by kind, as Kubernetes gets it."""
+    """The objects that the pipeline applies, by kind, as Kubernetes gets them."""
     names = ("digest", "run_id", "model_uri", "server", "version")
     tags = WORKFLOW | {f"inputs.parameters.{name}": f"the-{name}" for name in names}
     resources = [template["resource"] for template in templates.values() if "resource" in template]
     texts = [resource["manifest"] for resource in resources if resource["action"] == "apply"]
-    found = [json.loads(substitute(text, tags)) for text in texts]
-    return {each["kind"]: each for each in found if "kind" in each}
+    manifests = [json.loads(substitute(text, tags)) for text in texts]
+    return {each["kind"]: each for each in manifests if "kind" in each}
 
 
 def tasks(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -58,12 +58,14 @@ def test_a_config_with_pinned_images_renders_to_manifests_without_findings(confi
 
 
 @pytest.mark.parametrize("verdict, ships", [("release", True), ("keep", False), ("same", False)])
-def test_only_the_verdict_release_ships(verdict: str, ships: bool, templates: dict[str, dict[str, Any]]) -> None:
+def test_a_model_is_shipped_only_with_the_verdict_release(
+    verdict: str, ships: bool, templates: dict[str, dict[str, Any]]
+) -> None:
     gate = tasks(templates["decide"])["ship"]["when"]
     assert substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict}) == str(ships).lower()
 
 
-def test_the_parts_of_a_run_come_in_their_order(templates: dict[str, dict[str, Any]]) -> None:
+def test_tasks_depend_on_each_other_in_the_right_order(templates: dict[str, dict[str, Any]]) -> None:
     order = {name: [(t["name"], t.get("depends")) for t in templates[name]["dag"]["tasks"]] for name in DAGS}
     last = [("train", "prepare && train-secret"), ("decide", "train")]
     assert order["main"] == [("prepare", None), ("train-secret", None), *last]
@@ -73,20 +75,20 @@ def test_the_parts_of_a_run_come_in_their_order(templates: dict[str, dict[str, A
     assert order["ship"][4:5] == [("expire", "switch")]
 
 
-def test_one_run_at_a_time_judges_and_ships_a_model(templates: dict[str, dict[str, Any]]) -> None:
+def test_only_one_run_at_a_time_evaluates_and_ships_a_model(templates: dict[str, dict[str, Any]]) -> None:
     assert templates["decide"]["synchronization"] == {"mutexes": [{"name": "cards"}]}
     verify, evaluate = tasks(templates["ship"])["verify"], "{{tasks.evaluate.outputs.parameters.champion}}"
-    judged = next(p["value"] for p in verify["arguments"]["parameters"] if p["name"] == "champion")
-    given = {p["name"]: p["value"] for p in tasks(templates["decide"])["ship"]["arguments"]["parameters"]}
-    assert judged == "{{inputs.parameters.champion}}" and given["champion"] == evaluate
+    champion = next(p["value"] for p in verify["arguments"]["parameters"] if p["name"] == "champion")
+    parameters = {p["name"]: p["value"] for p in tasks(templates["decide"])["ship"]["arguments"]["parameters"]}
+    assert champion == "{{inputs.parameters.champion}}" and parameters["champion"] == evaluate
 
 
-def test_a_failed_deployment_or_verification_is_taken_back(templates: dict[str, dict[str, Any]]) -> None:
+def test_servers_are_removed_after_a_failed_deployment_or_verification(templates: dict[str, dict[str, Any]]) -> None:
     withdraw = tasks(templates["ship"])["withdraw"]
     assert set(withdraw["depends"].split(" || ")) == {
         f"{task}.{phase}" for task in ("deploy", "verify") for phase in ("Failed", "Errored")
     }
-    # were `withdraw` a leaf alone, its success would make the DAG a success (hence the target)
+    # without the target, `withdraw` would be a leaf, and its success would make the DAG a success
     assert templates["ship"]["dag"]["target"].split() == ["verify", "switch", "expire", "withdraw"]
 
 
@@ -98,15 +100,15 @@ def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
-def test_a_canary_gives_its_share_back_whatever_happens(gateway: str) -> None:
+def test_the_share_of_a_canary_is_always_removed_in_the_end(gateway: str) -> None:
     templates = with_canary(gateway)
     ship, promote, finish = tasks(templates["ship"]), tasks(templates["promote"]), tasks(templates["finish"])
-    back = next(name for name in ship if name.startswith("unshare"))
-    for outcome, follows in (("taken back: x", [back, "take-back"]), ("passed", ["promote"])):
+    unshare = next(name for name in ship if name.startswith("unshare"))
+    for outcome, successors in (("taken back: x", [unshare, "take-back"]), ("passed", ["promote"])):
         answers = {"tasks.canary.outputs.parameters.canary": outcome}
         runs = {name: substitute(task["when"], answers) for name, task in ship.items() if "when" in task}
-        assert [name for name, when in runs.items() if when == "true"] == follows
-        assert {ship[name]["depends"] for name in follows} == {"canary"}
+        assert [name for name, when in runs.items() if when == "true"] == successors
+        assert {ship[name]["depends"] for name in successors} == {"canary"}
     assert "canary.Failed" in ship["withdraw"]["depends"] and "canary.Errored" in ship["withdraw"]["depends"]
     assert {"canary", "promote"} <= {*templates["ship"]["dag"]["target"].split()}
     assert next(task for name, task in promote.items() if name.startswith("unshare"))["depends"] == "switch"
@@ -115,7 +117,7 @@ def test_a_canary_gives_its_share_back_whatever_happens(gateway: str) -> None:
 
 
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
-def test_a_canary_gives_the_share_that_the_step_says(gateway: str) -> None:
+def test_a_canary_gets_the_share_that_the_step_returns(gateway: str) -> None:
     tags = {f"inputs.parameters.{name}": f"the-{name}" for name in ("model_uri", "server", "version", "former")}
     tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent")}
     share = json.loads(substitute(with_canary(gateway)["share"]["resource"]["manifest"], WORKFLOW | tags))
@@ -131,56 +133,56 @@ def test_a_canary_gives_the_share_that_the_step_says(gateway: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "says",
+    "answers",
     [
         [("passed", "5"), ("passed", "50"), ("passed", "0")],
         [("passed", "5"), ("passed", "50"), ("taken back: x", "0")],
         [("passed", "5"), ("taken back: x", "0")],
-        [("passed", "0")],  # there is nobody to compare with
+        [("passed", "0")],  # without a champion to compare with
     ],
 )
-def test_a_canary_grows_until_its_step_says_that_it_is_over_and_a_lost_pod_costs_no_share(
-    says: list[tuple[str, str]],
+def test_a_canary_grows_until_its_step_ends_it_even_if_pods_are_lost(
+    answers: list[tuple[str, str]],
 ) -> None:
     templates = with_canary("infra/edge")
     inputs = [{"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]]
     used = [templates[name] for name in ("rollout", "canary", "share")]
     s = scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
-    looks = ["next." * depth + "watch" for depth in range(len(says))]
-    lost = {f"{look}(0)": "Error" for look in looks}
-    said = {
-        f"{look}(1)": parameters(canary=outcome, percent=percent, replicas="1")
-        for look, (outcome, percent) in zip(looks, says, strict=True)
+    watches = ["next." * depth + "watch" for depth in range(len(answers))]
+    lost = {f"{watch}(0)": "Error" for watch in watches}
+    outputs = {
+        f"{watch}(1)": parameters(canary=outcome, percent=percent, replicas="1")
+        for watch, (outcome, percent) in zip(watches, answers, strict=True)
     }
-    ran = [(f"{look}(0)", f"{look}(1)", f"{look.replace('watch', 'share')}(0)") for look in looks]
-    assert play(s, lost, said) == [name for names in ran for name in names][:-1]
-    found = [node["inputs"]["parameters"][1] for node in s.nodes.values() if node["displayName"] == "share(0)"]
-    assert found == [{"name": "percent", "value": percent} for _, percent in says[:-1]]
-    whole = s.table.get("w") or {}
-    assert whole["outputs"]["parameters"] == [{"name": "canary", "value": says[-1][0]}]
+    pods = [(f"{watch}(0)", f"{watch}(1)", f"{watch.replace('watch', 'share')}(0)") for watch in watches]
+    assert play(s, lost, outputs) == [name for names in pods for name in names][:-1]
+    shares = [node["inputs"]["parameters"][1] for node in s.nodes.values() if node["displayName"] == "share(0)"]
+    assert shares == [{"name": "percent", "value": percent} for _, percent in answers[:-1]]
+    workflow = s.table.get("w") or {}
+    assert workflow["outputs"]["parameters"] == [{"name": "canary", "value": answers[-1][0]}]
 
 
 @pytest.mark.parametrize(
-    ("sets", "says"),
+    ("sets", "message"),
     [
         (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: percentages that rise to 100"),
         (["serve.canary.shadow=true"], "shadow needs a Gateway, which copies the requests: set serve.canary.gateway"),
     ],
 )
-def test_a_canary_that_cannot_be_is_refused(sets: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_settings_of_a_canary_are_rejected(sets: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_config(GOLDEN / "config.yaml", sets=sets, environment={})
 
 
 @pytest.mark.parametrize("status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)])
-def test_a_workflow_that_fails_leaves_no_training_job(
+def test_a_failed_workflow_deletes_its_training_job(
     status: str, cleans: bool, spec: dict[str, Any], templates: dict[str, dict[str, Any]]
 ) -> None:
     cleanup = tasks(templates[spec["onExit"]])["cleanup"]
-    left, _, right = substitute(cleanup["when"], {"workflow.status": status}).partition(" != ")
-    assert (left != right) == cleans
-    given = {p["name"]: p["value"] for p in cleanup["arguments"]["parameters"]}
-    assert given == {"kind": "pytorchjob", "object": "{{workflow.name}}-train"}
+    first, _, second = substitute(cleanup["when"], {"workflow.status": status}).partition(" != ")
+    assert (first != second) == cleans
+    parameters = {p["name"]: p["value"] for p in cleanup["arguments"]["parameters"]}
+    assert parameters == {"kind": "pytorchjob", "object": "{{workflow.name}}-train"}
     assert templates[cleanup["template"]]["resource"]["flags"] == [
         "{{inputs.parameters.kind}}",
         "{{inputs.parameters.object}}",
@@ -201,24 +203,26 @@ def test_every_input_and_output_of_a_step_is_in_its_template(name: str, template
         assert f"{field}={{{{outputs.{kind}.{field}.path}}}}" in args
 
 
-def test_an_artifact_is_found_where_it_was_left(templates: dict[str, dict[str, Any]], objects: dict[str, Any]) -> None:
-    """Steps and the training job meet at keys of the store: a resource template has no artifacts."""
-    left, taken = set(), set()
+def test_every_artifact_is_read_from_the_key_where_it_was_stored(
+    templates: dict[str, dict[str, Any]], objects: dict[str, Any]
+) -> None:
+    """Steps and the training job exchange artifacts by key, because a resource template cannot have artifacts."""
+    stored, read = set(), set()
     for task in [task for name in DAGS for task in tasks(templates[name]).values()]:
         arguments = task.get("arguments", {})
-        known = {f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])}
+        tags = {f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])}
         for artifact in templates[task["template"]].get("outputs", {}).get("artifacts", []):
             assert artifact["archive"] == {"none": {}}
-            left.add(substitute(substitute(artifact["s3"]["key"], known), WORKFLOW))
+            stored.add(substitute(substitute(artifact["s3"]["key"], tags), WORKFLOW))
         for artifact in arguments.get("artifacts", []):
             assert artifact["archive"] == {"none": {}}
-            taken.add(substitute(artifact["s3"]["key"], WORKFLOW))
+            read.add(substitute(artifact["s3"]["key"], WORKFLOW))
     worker = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert {"--dataset=cards-x7k2p/prepare/dataset", "--out=cards-x7k2p/train/model"} <= set(worker["args"])
-    assert taken == left | {"cards-x7k2p/train/model"}
+    assert read == stored | {"cards-x7k2p/train/model"}
 
 
-def test_the_workflow_says_what_came_out(templates: dict[str, dict[str, Any]]) -> None:
+def test_results_are_outputs_of_the_workflow(templates: dict[str, dict[str, Any]]) -> None:
     exported = {
         parameter["globalName"]
         for template in templates.values()
@@ -229,7 +233,7 @@ def test_the_workflow_says_what_came_out(templates: dict[str, dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)])
-def test_what_a_retry_cannot_cure_is_not_tried_again(
+def test_errors_that_a_retry_cannot_cure_are_not_retried(
     code: str, again: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
     retry = templates["prepare"]["retryStrategy"]
@@ -237,7 +241,7 @@ def test_what_a_retry_cannot_cure_is_not_tried_again(
     assert evaluate_bool(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
 
 
-def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is_final(
+def test_the_training_task_is_retried_while_its_job_is_healthy(
     templates: dict[str, dict[str, Any]],
 ) -> None:
     train = templates["train"]
@@ -246,18 +250,18 @@ def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is
     expression = train["retryStrategy"]["expression"]
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
 
-    def again(message: str, retries: int) -> bool:
+    def is_retried(message: str, retries: int) -> bool:
         return evaluate_bool(expression, nest_scope({"lastRetry.message": message, "retries": str(retries)}))
 
-    assert not again(f"main: Error (exit code 64): {failed}", 0)
-    assert again("pod deleted", 500) and again("OOMKilled (exit code 137)", 500), "its job trains on"
-    refused = "main: Error (exit code 64): no more retries Error from server"
-    assert again(f"{refused} (InternalError): failed calling webhook: connection refused", 500)
-    assert again(f"{refused} (Forbidden): may not", 4) and not again(f"{refused} (Forbidden): may not", 5)
+    assert not is_retried(f"main: Error (exit code 64): {failed}", 0)
+    assert is_retried("pod deleted", 500) and is_retried("OOMKilled (exit code 137)", 500), "its job continues"
+    rejected = "main: Error (exit code 64): no more retries Error from server"
+    assert is_retried(f"{rejected} (InternalError): failed calling webhook: connection refused", 500)
+    assert is_retried(f"{rejected} (Forbidden): may not", 4) and not is_retried(f"{rejected} (Forbidden): may not", 5)
     assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {"duration": "10s"}
 
 
-def test_the_pods_that_watch_jobs_have_requests_and_outlive_the_preemptible_nodes() -> None:
+def test_pods_that_watch_jobs_have_requests_and_avoid_preemptible_nodes() -> None:
     nodes = {"preset": "karpenter-spot", "priority_class": "high"}
     loaded = load_config(GOLDEN / "config.yaml", [f"cluster.pods.train={json.dumps(nodes)}"], {}).config
     templates = render_manifest(loaded)["spec"]["templates"]
@@ -270,10 +274,10 @@ def test_the_pods_that_watch_jobs_have_requests_and_outlive_the_preemptible_node
         assert term["matchExpressions"] == [
             {"key": "karpenter.sh/capacity-type", "operator": "NotIn", "values": ["spot"]}
         ]
-        assert template["priorityClassName"] == "high", "else the workers that it watches push it away"
+        assert template["priorityClassName"] == "high", "otherwise its workers could preempt it"
 
 
-def test_the_longest_names_fit_kubernetes() -> None:
+def test_the_longest_names_are_valid_in_kubernetes() -> None:
     name = "a" * 30
     config = load_config(GOLDEN / "config.yaml", [f"name={name}"], environment={}).config
     for kind in ("workflow", "template", "cron"):
@@ -281,12 +285,12 @@ def test_the_longest_names_fit_kubernetes() -> None:
     assert len(f"{name}-1700000000-train-worker-99") <= 63
 
 
-def test_a_tag_in_a_config_that_nothing_fills_is_found() -> None:
+def test_an_undefined_tag_in_a_config_is_reported() -> None:
     loaded = load_config(GOLDEN / "config.yaml", ["data.source=s3://a/{{inputs.parameters.b}}"], {}).config
     assert [finding.rule for finding in lint(render_manifest(loaded))] == ["tag"]
 
 
-# what Kubernetes gets
+# the objects for Kubernetes
 
 
 def round_trip(model: Any, value: Any) -> None:
@@ -300,13 +304,13 @@ def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["Master", "Worker", "Deployment"])
-def test_a_pod_holds_only_fields_that_kubernetes_knows(name: str, objects: dict[str, Any]) -> None:
+def test_pods_have_only_fields_that_kubernetes_knows(name: str, objects: dict[str, Any]) -> None:
     pod = pods(objects)[name]
     container = dict(pod["containers"][0])
     probes = {key: container.pop(key) for key in list(container) if key.endswith("Probe")}
     round_trip(m.Container, container)
     for probe in probes.values():
-        plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}  # the model knows no named ports
+        plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}  # the model does not support named ports
         assert set(m.Probe.model_validate(plain).model_dump(exclude_none=True, by_alias=True)) == set(plain)
     for volume in pod["volumes"]:
         round_trip(m.Volume, volume)
@@ -315,10 +319,10 @@ def test_a_pod_holds_only_fields_that_kubernetes_knows(name: str, objects: dict[
     round_trip(m.PodSecurityContext, pod["securityContext"])
 
 
-def test_a_pod_can_write_in_one_place_only_a_worker_in_memory_and_its_cache_too(
+def test_pods_can_write_only_to_tmp_and_workers_also_to_memory_and_the_cache(
     objects: dict[str, Any], spec: dict[str, Any]
 ) -> None:
-    """The rest of what a pod may and may not: tests/rekindle/cluster/test_platform.py."""
+    """Other permissions of pods are tested in tests/rekindle/cluster/test_platform.py."""
     steps = [template["container"] for template in spec["templates"] if "container" in template]
     for container in [pod["containers"][0] for pod in pods(objects).values()] + steps:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -329,9 +333,9 @@ def test_a_pod_can_write_in_one_place_only_a_worker_in_memory_and_its_cache_too(
         assert container["envFrom"][1]["secretRef"] == {"name": name, "optional": True}
 
 
-def test_each_kind_of_pod_gets_its_own_resources_and_place(objects: dict[str, Any]) -> None:
+def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
     worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
-    spot = {"karpenter.sh/capacity-type": "spot"}  # of its preset
+    spot = {"karpenter.sh/capacity-type": "spot"}  # from its preset
     assert worker["nodeSelector"] == spot and "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "4Gi"},

@@ -1,8 +1,4 @@
-"""The jobs that an elastic training can run in, by `cluster.backend`: each is one file of blocks.
-
-backend = BACKENDS[cluster.backend]
-backend.job(name, train, cluster, flags), backend.success(cluster), backend.failure
-"""
+"""The kinds of jobs for elastic training, by `cluster.backend`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +13,15 @@ Maker = Callable[[str, TrainConfig, ClusterConfig, list[str]], Manifest]
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of job, and the conditions under which it has succeeded or failed."""
+    """A kind of job, and its conditions of success and failure."""
 
     kind: str
     job: Maker
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
-    host: str  # where its coordinator is found; {0} is the job
-    longest: int = 45  # characters of a job's name: its pods' names are longer, and at most 63
-    runtime: Maker | None = None  # what must be there before the job
+    host: str  # host name of the coordinator; {0} is the job's name
+    max_name_length: int = 45  # of a job: its pods' names are longer, and limited to 63 characters
+    runtime: Maker | None = None  # object that must be applied before the job
 
 
 BACKENDS = {
@@ -35,7 +31,7 @@ BACKENDS = {
         lambda _: pytorch_job.SUCCESS,
         kubeflow.FAILURE,
         pytorch_job.HOST,
-        longest=53,
+        max_name_length=53,
     ),
     "jobset": Backend("JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST),
     "trainjob": Backend(

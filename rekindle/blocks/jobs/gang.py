@@ -1,6 +1,6 @@
-"""All pods of a job at once, or none: what `cluster.gang` means for the objects of a job (presets.yaml, `gang`).
+"""Gang scheduling: the fields that `cluster.gang` adds to the objects of a job (presets.yaml, `gang`).
 
-Which gang scheduler the training operator uses is a flag of the operator; a job only says its part, and runs without.
+The gang scheduler of the training operator is a flag of the operator; a job also runs without it.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from rekindle.errors import ConfigError
 
 
 def metadata(name: str, cluster: ClusterConfig) -> Manifest:
-    """The metadata of a job's object; a queue in its labels holds the job back until there is room for all of it."""
+    """Return the metadata of a job; a queue in its labels suspends the job until all its pods can be admitted."""
     return {"name": name, "labels": OF_WORKFLOW | fields("labels", cluster, cluster.queue_priority)}
 
 
-def queued(cluster: ClusterConfig) -> Manifest:
-    """The metadata that tell the queue of pods, where no operator says who schedules them.
+def queue_metadata(cluster: ClusterConfig) -> Manifest:
+    """Return the metadata with the queue of pods whose scheduler is not set by an operator.
 
     Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a runtime's template).
     """
@@ -26,17 +26,17 @@ def queued(cluster: ClusterConfig) -> Manifest:
 
 
 def check_job(name: str, cluster: ClusterConfig) -> None:
-    """Raises ConfigError where a plain Job cannot take part."""
-    if why := presets()["gang"].get(cluster.gang, {}).get("no_job"):
+    """Raise ConfigError if the gang scheduler does not support plain Jobs."""
+    if reason := presets()["gang"].get(cluster.gang, {}).get("no_job"):
         raise ConfigError(
-            f"Job {name}: cluster.gang is {cluster.gang}, and {why}. Set it to volcano or kueue, or build this "
-            'Job from a ClusterConfig with gang="": its pods wait for no other ones.'
+            f"Job {name}: cluster.gang is {cluster.gang}, but {reason}. Set it to volcano or kueue, or build this "
+            'Job from a ClusterConfig with gang="": its pods then start independently.'
         )
 
 
-def fields(part: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:
-    """What the gang scheduler's preset has for this part of a job's objects."""
-    values = presets()["gang"].get(cluster.gang, {}).get(part, {})
-    known = {"queue": cluster.queue, "priority": priority}
-    filled = {key: text.format(**known) if isinstance(text, str) else text for key, text in values.items()}
+def fields(section: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:
+    """Return the fields in a section of the gang scheduler's preset: labels, annotations, pods, policy or runtime."""
+    values = presets()["gang"].get(cluster.gang, {}).get(section, {})
+    tags = {"queue": cluster.queue, "priority": priority}
+    filled = {key: text.format(**tags) if isinstance(text, str) else text for key, text in values.items()}
     return {key: value for key, value in filled.items() if value != ""}

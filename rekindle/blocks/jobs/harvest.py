@@ -1,14 +1,14 @@
-"""Workers beside a job, which take what is idle and give it back (`cluster.harvest`): a Deployment of the job's name.
+"""Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each of its pods alone, while it would stop the whole job for one worker more or
-less. They join the job's coordinator as any worker does, so the result does not depend on when they come and go.
+A queue such as Kueue admits and evicts each of these pods individually; it would stop the whole job to change its size.
+They join the job's coordinator like other workers, so the result does not depend on when they join or leave.
 
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import labels, share, worker
+from rekindle.blocks.jobs.members import labels, worker, workers_per_pod
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -18,27 +18,27 @@ ROLE = "harvest"
 KIND = "deployment"
 
 
-def beside_harvest(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """The settings of a job that has only the workers which it cannot do without, if others are harvested.
+def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
+    """Return the settings of the job itself: with `cluster.harvest`, it has only `train.min_workers`.
 
-    Raises ConfigError if there are no others.
+    Raises ConfigError if no workers are left for the Deployment.
     """
     if not cluster.harvest:
         return train
     if train.max_workers <= train.min_workers:
         raise ConfigError(
-            f"cluster.harvest is on, and train.max_workers is {train.max_workers}: no worker is beyond "
-            f"train.min_workers ({train.min_workers}). Raise the one or lower the other; neither changes the result."
+            f"cluster.harvest is on, but train.max_workers is {train.max_workers}: it must exceed train.min_workers "
+            f"({train.min_workers}). Raise train.max_workers or lower train.min_workers; neither changes the result."
         )
     return train.model_copy(update={"workers": train.min_workers})
 
 
 def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str) -> Manifest:
-    """The workers beyond `train.min_workers` of the job `name`, whose coordinator is at `host`, with {0} for the name.
+    """Return the Deployment of the workers beyond `train.min_workers`; in `host`, the coordinator, {0} is the name.
 
-    Raises ConfigError if the workers cannot be shared out among pods.
+    Raises ConfigError if the numbers of workers are not multiples of the GPUs per pod.
     """
-    gpus, pod = share(train, cluster), cluster.pod("train")
+    gpus, pod = workers_per_pod(train, cluster), cluster.pod("train")
     pod = pod if cluster.gang else pod.model_copy(update={"priority_class": cluster.harvest_priority})
     cluster = cluster.model_copy(
         update={"pods": cluster.pods | {"train": pod}, "queue_priority": cluster.harvest_priority}

@@ -1,4 +1,4 @@
-"""A plain Job: one pod that is tried again when it fails, and not blamed for what its node does to it.
+"""A plain Job: one pod that is retried when it fails; disruptions by its node do not count as failures.
 
 Source: Kubernetes batch/v1 JobSpec (1.31 or later) and pkg/controller/job.
 """
@@ -10,8 +10,8 @@ from rekindle.blocks.pod import Manifest, container, metadata, pod_spec
 from rekindle.blocks.presets import merged
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
-SUCCESS = "status.completionTime"  # only a Job that succeeded has one
-# Kueue's Suspended may come first; FailureTarget, which is no end yet, comes before Failed
+SUCCESS = "status.completionTime"  # set only for Jobs that succeeded
+# Kueue's Suspended may be the first condition; FailureTarget, which is not final, precedes Failed
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 NAME = "job"  # of the container
@@ -19,9 +19,9 @@ FATAL_EXIT_CODES = {
     "containerName": NAME,
     "operator": "In",
     "values": [65, 70, 78],
-}  # wrong data, code or configuration: rekindle/errors.py
+}  # invalid data, code or configuration: rekindle/errors.py
 DRAINED = {"containerName": NAME, "operator": "In", "values": [143]}
-# in this order: the first rule that matches decides; what none matches counts towards the limit
+# in this order: the first rule that matches applies; a failure without a matching rule counts towards the limit
 POLICY = [
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": FATAL_EXIT_CODES},
@@ -30,14 +30,14 @@ POLICY = [
 
 
 def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **spec: Any) -> Manifest:
-    """`python ARGS`, up to cluster.retries times more; evictions, preemptions and drains do not count.
+    """Return a Job that runs `python ARGS` with cluster.retries retries; evictions and drains do not count.
 
-    It goes by itself after cluster.keep_days, so that a retried workflow still finds it and starts nothing twice.
-    Raises ConfigError where cluster.gang takes no plain Job.
+    It is deleted cluster.keep_days after its end: until then, a retried workflow finds it and starts nothing twice.
+    Raises ConfigError if cluster.gang does not support plain Jobs.
     """
     gang.check_job(name, cluster)
-    runs = container(NAME, pod, args)
-    template = pod_spec(pod, cluster.pod_account, [runs], restartPolicy="Never", **gang.fields("pods", cluster))
+    main = container(NAME, pod, args)
+    template = pod_spec(pod, cluster.pod_account, [main], restartPolicy="Never", **gang.fields("pods", cluster))
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -47,7 +47,7 @@ def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **sp
             "activeDeadlineSeconds": 60 * pod.deadline_minutes,
             "ttlSecondsAfterFinished": 86400 * cluster.keep_days,
             "podFailurePolicy": {"rules": POLICY},
-            "template": {"metadata": merged(metadata(pod), gang.queued(cluster)), "spec": template},
+            "template": {"metadata": merged(metadata(pod), gang.queue_metadata(cluster)), "spec": template},
             **spec,
         },
     }

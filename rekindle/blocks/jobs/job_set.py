@@ -1,15 +1,13 @@
 """A JobSet whose Job `lead` is the coordinator, and whose workers are Jobs of one pod each.
 
-Each worker is a Job of its own, for the Job controller waits 10, 20, 40 s ... before it replaces the pods of one. With
-JobSet's feature gate RestartJob (`cluster.restart_job`) a lost worker's Job is made anew at once, 1-3 s instead of 10.
+Each worker has its own Job because the Job controller's back-off (10, 20, 40 s ...) applies to all pods of a Job. With
+JobSet's feature gate RestartJob (`cluster.restart_job`), the Job of a lost worker is recreated in 1-3 s instead of 10.
 
 Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
 
-from typing import Any
-
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import coordinator, labels, share, worker
+from rekindle.blocks.jobs.members import coordinator, labels, worker, workers_per_pod
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.presets import merged
 from rekindle.blocks.settings import ClusterConfig
@@ -19,28 +17,26 @@ SUCCESS = "status.terminalState == Completed"
 FAILURE = ("status.terminalState == Failed",)
 
 LEAD, WORKER = "lead", "worker"
-HOST = f"{{0}}-{LEAD}-0-0.{{0}}"  # of the coordinator: JobSet's name for its pod, in the Service of the JobSet's name
-OFTEN = 100_000  # times that a pod is tried again: what cannot go on is decided by the coordinator
-SIGNALS = [129, 130, 131, 134, 135, 137, 139, 143]  # a coordinator that ends so is started again
+HOST = f"{{0}}-{LEAD}-0-0.{{0}}"  # host name of the coordinator: its pod, in the Service with the JobSet's name
+UNLIMITED = 100_000  # retries of a pod: the coordinator decides when the run fails
+SIGNALS = [129, 130, 131, 134, 135, 137, 139, 143]  # exit codes of the coordinator that cause a restart
 
 
 def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The job `name` (at most 45 characters: its pods' names are longer); as `pytorch_job.pytorch_job`.
+    """Return the job `name` (at most 45 characters: its pods' names are longer); as `pytorch_job.pytorch_job`.
 
-    It succeeds and fails with the coordinator; its names are its own, and no pod of a former one is taken for its.
-    Raises ConfigError if the workers cannot be shared out among pods.
+    It succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the GPUs per pod.
     """
-    pods = train.workers // share(train, cluster)
-    others = worker(name, train, cluster, flags, "worker", HOST.format(name))
-    again: dict[str, Any] = {"backoffLimit": OFTEN, "restart": "OnFailure"}
-    rules: list[Manifest] = []
+    pods = train.workers // workers_per_pod(train, cluster)
+    backoff_limit, restart, rules = UNLIMITED, "OnFailure", list[Manifest]()
     if cluster.restart_job:
-        again = {"backoffLimit": 0, "restart": "Never"}
+        backoff_limit, restart = 0, "Never"
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
+    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {"restartPolicy": restart}
     workers = {
-        "backoffLimit": again["backoffLimit"],
-        **one_pod(others | {"restartPolicy": again["restart"]}, labels(name, "worker", cluster.pod("train")), cluster),
+        "backoffLimit": backoff_limit,
+        **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster),
     }
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
@@ -50,35 +46,35 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": gang.metadata(name, cluster),
-        "spec": {**ended_by_lead(rules), "replicatedJobs": jobs},
+        "spec": {**lead_policies(rules), "replicatedJobs": jobs},
     }
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The JobSpec of the coordinator: its exit codes 1-127 fail the job for good, a signal or a lost node do not."""
-    ends = {"containerName": LEAD, "operator": "NotIn", "values": SIGNALS}
+    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job, after a signal or node loss it restarts."""
+    fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNALS}
     pod = coordinator(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
     return {
-        "backoffLimit": OFTEN,
-        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # counts anew after a suspension
+        "backoffLimit": UNLIMITED,
+        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # starts again after a suspension
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": ends},
+                {"action": "FailJob", "onExitCodes": fatal},
             ]
         },
-        **one_pod(pod, labels(name, "master", cluster.pod("coordinator")), cluster),
+        **indexed_pod(pod, labels(name, "master", cluster.pod("coordinator")), cluster),
     }
 
 
-def one_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig, pods: int = 1) -> Manifest:
-    """The part of a JobSpec that makes `pods` pods, by index."""
-    template = {"metadata": merged(metadata, gang.queued(cluster)), "spec": pod | gang.fields("pods", cluster)}
-    return {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "template": template}
+def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Manifest:
+    """Return the fields of a JobSpec for one indexed pod."""
+    template = {"metadata": merged(metadata, gang.queue_metadata(cluster)), "spec": pod | gang.fields("pods", cluster)}
+    return {"completionMode": "Indexed", "completions": 1, "parallelism": 1, "template": template}
 
 
-def ended_by_lead(rules: list[Manifest]) -> Manifest:
-    """What decides about the JobSet: the coordinator alone."""
+def lead_policies(rules: list[Manifest]) -> Manifest:
+    """Return the fields of a JobSetSpec that let it succeed or fail with the coordinator."""
     return {
         "network": {"enableDNSHostnames": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [LEAD]},

@@ -1,9 +1,9 @@
-"""A search over hyper-parameters: an indexed Job whose trials are pods, each with its own number and its own retries.
+"""A hyperparameter search as an indexed Job: each trial is a pod with its own number and its own retries.
 
     args = ["-m", "shop.trial", "--number=$(JOB_COMPLETION_INDEX)"]
     search("{{workflow.name}}-search", cluster.pod("train"), args, cluster, trials=50, tolerated=5)
 
-A trial leaves its result in the object store under its number; the step after this one picks the best.
+A trial stores its result in the object store under its number; the next step selects the best.
 Source: Kubernetes batch/v1 JobSpec (1.31 or later): completionMode Indexed, backoffLimitPerIndex, maxFailedIndexes.
 """
 
@@ -11,16 +11,16 @@ from rekindle.blocks.jobs.job import POLICY, job
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
-# FailureTarget or Failed, but not for FailedIndexes; Kueue's Suspended may come first
+# FailureTarget or Failed, except with the reason FailedIndexes; Kueue's Suspended may be the first condition
 FAILURE = tuple(f"status.conditions.{i}.reason in (DeadlineExceeded,MaxFailedIndexesExceeded)" for i in range(3))
-# what no retry can cure ends the trial, not the search
+# an error that retries cannot cure fails the trial, not the search
 RULES = [rule | {"action": "FailIndex"} if rule["action"] == "FailJob" else rule for rule in POLICY]
 
 
 def success(queued: bool = False) -> str:
-    """Every trial has ended, and few enough failed: such a Job ends as Failed for FailedIndexes, or as Complete.
+    """Return the condition that all trials have ended, with few enough failures: Complete, or Failed (FailedIndexes).
 
-    Both come second, after FailureTarget or SuccessCriteriaMet; in Kueue's queue (`queued`) Suspended is before them.
+    Either is the second condition, after FailureTarget or SuccessCriteriaMet; with Kueue (`queued`), it is the third.
     """
     return f"status.conditions.{2 if queued else 1}.type in (Complete,Failed)"
 
@@ -34,7 +34,7 @@ def search(
     parallelism: int = 10,
     tolerated: int = 0,
 ) -> Manifest:
-    """`trials` pods, `parallelism` at a time; the search fails when more than `tolerated` trials have."""
+    """Return a Job with `trials` pods, `parallelism` at a time; it fails if more than `tolerated` trials fail."""
     return job(
         name,
         pod,

@@ -1,14 +1,14 @@
-"""A TrainJob of Kubeflow Trainer v2 whose workers come and go, on a TrainingRuntime that brings the coordinator.
+"""An elastic TrainJob of Kubeflow Trainer v2, with a TrainingRuntime that adds the coordinator.
 
-A TrainJob tells only its nodes what to run, so each training has a runtime of its own, applied before it. A lost node
-is replaced after 10 s and more (the Job controller's waits, which its nodes share); a crash restarts in its pod.
+A TrainJob sets only the command of its nodes, so each training has its own runtime, applied before the job. A lost node
+is replaced after 10 s or more (the Job controller's back-off, which all nodes share); a crash restarts the container.
 
 Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job_set import HOST, LEAD, OFTEN, ended_by_lead, lead_job, one_pod
-from rekindle.blocks.jobs.members import labels, share, worker
+from rekindle.blocks.jobs.job_set import HOST, LEAD, UNLIMITED, indexed_pod, lead_job, lead_policies
+from rekindle.blocks.jobs.members import labels, worker, workers_per_pod
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -16,19 +16,19 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
 
 API = "trainer.kubeflow.org/v1alpha1"
-NODE = "node"  # the Job and the container into which Trainer puts PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
-FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Suspended may come first
+NODE = "node"  # the Job and container that get PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ... from Trainer
+FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Suspended may be the first condition
 
 
 def success(cluster: ClusterConfig) -> str:
-    """A job that Kueue held back has the condition Suspended before its last one; another one has only that."""
+    """Return the condition of success: Complete is the first condition or, in a queue of Kueue, follows Suspended."""
     return f"status.conditions.{int(bool(gang.fields('labels', cluster)))}.type == Complete"
 
 
 def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The TrainingRuntime of the job `name`: a JobSet of the coordinator and one Job whose pods are the nodes."""
+    """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the nodes."""
     pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {"restartPolicy": "OnFailure"}
-    nodes = {"backoffLimit": OFTEN, **one_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
+    nodes = {"backoffLimit": UNLIMITED, **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {
@@ -40,25 +40,25 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
             },
         },
     ]
-    together, queued = gang.fields("runtime", cluster), gang.queued(cluster)
+    group_policy, metadata = gang.fields("runtime", cluster), gang.queue_metadata(cluster)
     return {
         "apiVersion": API,
         "kind": "TrainingRuntime",
         "metadata": {"name": name, "labels": OF_WORKFLOW | {"trainer.kubeflow.org/framework": "torch"}},
         "spec": {
             "mlPolicy": {"numNodes": 1, "torch": {}},
-            **({"podGroupPolicy": together} if together else {}),
+            **({"podGroupPolicy": group_policy} if group_policy else {}),
             "template": {
-                **({"metadata": queued} if queued else {}),
-                "spec": {**ended_by_lead([]), "replicatedJobs": jobs},
+                **({"metadata": metadata} if metadata else {}),
+                "spec": {**lead_policies([]), "replicatedJobs": jobs},
             },
         },
     }
 
 
 def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The job `name` (at most 45 characters) on its runtime; as `pytorch_job.pytorch_job`."""
-    gpus = share(train, cluster)
+    """Return the job `name` (at most 45 characters) for its runtime; as `pytorch_job.pytorch_job`."""
+    gpus = workers_per_pod(train, cluster)
     return {
         "apiVersion": API,
         "kind": "TrainJob",

@@ -1,1 +1,1 @@
-"""A config becomes a manifest."""
+"""From a config to a manifest."""

@@ -1,9 +1,9 @@
-"""A config file, checked: default < file < environment < --set, and for every value where it came from.
+"""Read and validate a config, and record the origin of each value: default < file < environment < --set.
 
     name: demo
-    train: {workers: 3}            # REKINDLE_TRAIN__WORKERS=4 beats the file, --set train.workers=5 beats both
+    train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5 overrides both
 
-Each section's model lives beside what it configures; `data` and `model` belong to the workload.
+Each section's model is defined next to the code that it configures; the workload defines `data` and `model`.
 """
 
 import os
@@ -29,82 +29,82 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-SHOWN = 20  # errors of a config that are told at once
-Keys = tuple[str, ...]  # where a value is: ("train", "workers")
+MAX_ERRORS = 20  # errors of a config in one message
+Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
 
-def _defaults(section: type[Section]) -> Any:
+def _default_section(section: type[Section]) -> Any:
     return Field(default_factory=partial(section.model_validate, {}))
 
 
 class ScheduleConfig(Section):
-    """When the pipeline runs by itself."""
+    """The schedule of the pipeline on a cluster."""
 
     cron: str = Field("0 3 * * 1", description="minute, hour, day of the month, month, day of the week (0 is Sunday)")
-    timezone: str = Field("UTC", description="of `cron`; daylight saving may skip or double a run")
-    deadline_minutes: int = Field(60, ge=1, description="a run that was missed is made up for this long")
-    keep_succeeded: int = Field(3, ge=0, description="finished runs kept in the cluster")
-    keep_failed: int = Field(3, ge=0, description="failed runs kept in the cluster")
-    suspend: bool = Field(False, description="do not run")
+    timezone: str = Field("UTC", description="time zone of `cron`; daylight saving may skip or double a run")
+    deadline_minutes: int = Field(60, ge=1, description="number of minutes that a missed run may start late")
+    keep_succeeded: int = Field(3, ge=0, description="number of succeeded runs to keep in the cluster")
+    keep_failed: int = Field(3, ge=0, description="number of failed runs to keep in the cluster")
+    suspend: bool = Field(False, description="suspend the schedule")
 
     @field_validator("cron")
     @classmethod
     def _cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; the time zone is schedule.timezone")
-        if why := crontab.schedule_error(text):
-            raise ValueError(why)
+        if reason := crontab.schedule_error(text):
+            raise ValueError(reason)
         return text
 
     @field_validator("timezone")
     @classmethod
     def _timezone(cls, name: str) -> str:
-        if why := crontab.timezone_error(name):
-            raise ValueError(why)
+        if reason := crontab.timezone_error(name):
+            raise ValueError(reason)
         return name
 
 
 class Config(Section):
-    """Everything a user decides about one pipeline."""
+    """All settings of one pipeline."""
 
     name: str = Field(
         pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
-        description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
+        description="name of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
     )
-    pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` is the Workflow")
+    pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` returns the Workflow")
     workload: str = Field(description="module that defines the data, the model and its metrics, such as steps.digits")
     data: DataConfig
     model: Section
-    train: TrainConfig = _defaults(TrainConfig)
-    gate: Gate = _defaults(Gate)
-    serve: ServeConfig = _defaults(ServeConfig)
-    schedule: ScheduleConfig = _defaults(ScheduleConfig)
-    notify: NotifyConfig = _defaults(NotifyConfig)
-    cluster: ClusterConfig = _defaults(ClusterConfig)
+    train: TrainConfig = _default_section(TrainConfig)
+    gate: Gate = _default_section(Gate)
+    serve: ServeConfig = _default_section(ServeConfig)
+    schedule: ScheduleConfig = _default_section(ScheduleConfig)
+    notify: NotifyConfig = _default_section(NotifyConfig)
+    cluster: ClusterConfig = _default_section(ClusterConfig)
 
     @field_validator("notify", mode="before")
     @classmethod
-    def _nobody(cls, notify: Any) -> Any:
-        """`notify: null` turns a file's notifications off."""
+    def _turn_off(cls, notify: Any) -> Any:
+        """Let `notify: null` turn off the notifications in a file."""
         return NotifyConfig() if notify is None else notify
 
     @field_validator("data")
     @classmethod
-    def _from_here(cls, data: DataConfig) -> DataConfig:
-        """A relative path is meant from where the user is; the step that reads it runs elsewhere."""
+    def _resolve_path(cls, data: DataConfig) -> DataConfig:
+        """Resolve a relative path now: the step that reads it has another working directory."""
         source = data.source if "://" in data.source else str(Path(data.source).expanduser().absolute())
         return data.model_copy(update={"source": source})
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config and, by dotted path, where each value that is not a default came from."""
+    """A config and, by dotted path, the origin of each value that is not a default."""
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """(dotted path, value, origin) of every value, in the order of the sections; pods as they are rendered."""
+        """Yield (dotted path, value, origin) of every value in the order of the sections, with pods as rendered."""
         values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
         names = dict.fromkeys([*DEFAULTS, *cluster.pods])
@@ -115,7 +115,7 @@ class Loaded:
             yield path, value, derived or self._origin(path)
 
     def below(self, path: str) -> str:
-        """Where a value below `path` came from; empty if there is none."""
+        """Return the origin of a value below `path`; empty if no value is set there."""
         return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
     def _origin(self, path: str) -> str:
@@ -135,10 +135,10 @@ def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
 
 
 def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
-    """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value.
+    """Load the config in `file` with its overrides. Raises ConfigError that names each wrong key or value.
 
-    A Python file is a pipeline, with its defaults as config and its own name.
-    A relative path that does not exist here is looked up in the project.
+    A Python file is a pipeline: its config has the defaults and the file's name.
+    A relative path that does not exist in the working directory is looked up in the project.
     """
     file = project.config(Path(file))
     values: dict[str, Any] = {}
@@ -159,8 +159,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
-        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in errors[:SHOWN])
-        more = [f"{file}: and {len(errors) - SHOWN:,} more errors."] if len(errors) > SHOWN else []
+        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in errors[:MAX_ERRORS])
+        more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
         raise ConfigError("\n".join([*lines, *more])) from error
     workload = load(config.workload)
     check_bounds(config.gate, workload.metrics)
@@ -170,7 +170,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
 
 @cache
 def _schema(workload_name: str, pipeline: str) -> type[Config]:
-    """Ours, or the pipeline's own `Config` with more sections, and the two sections of the workload."""
+    """Return the model of a config: `Config` or the pipeline's subclass, with the two sections of the workload."""
     workload = load(workload_name)
     base = Config
     if pipeline != DEFAULT_PIPELINE:
@@ -178,8 +178,9 @@ def _schema(workload_name: str, pipeline: str) -> type[Config]:
     if not (isinstance(base, type) and issubclass(base, Config)):
         raise ConfigError(f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config.")
     sections: dict[str, Any] = {"data": (workload.Data, ...), "model": (workload.Model, workload.Model())}
-    own = {name for name in sections if base.model_fields[name].annotation is not Config.model_fields[name].annotation}
-    return create_model("Config", __base__=base, **{name: sections[name] for name in sections.keys() - own})
+    fields = base.model_fields
+    overridden = {name for name in sections if fields[name].annotation is not Config.model_fields[name].annotation}
+    return create_model("Config", __base__=base, **{name: sections[name] for name in sections.keys() - overridden})
 
 
 def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[Keys, Any, str]]:
@@ -192,20 +193,20 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
     for name, text in sorted(environment.items()):
         keys = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
         if variables.sets_config(name):
-            yield keys, _parsed(text), name
+            yield keys, _parse_value(text), name
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
-        yield tuple(path.strip().split(".")), _parsed(text), f"--set {item}"
+        yield tuple(path.strip().split(".")), _parse_value(text), f"--set {item}"
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
-        known = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
-        raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error
+        files = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
+        raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), files)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
     values = documents[0] if len(documents) == 1 else documents
@@ -217,8 +218,8 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-def _parsed(text: str) -> Any:
-    """Text stays text (its field's type reads it); only lists, mappings and null are YAML."""
+def _parse_value(text: str) -> Any:
+    """Parse lists, mappings and null as YAML; other values stay text, which the field's type converts."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
         return next(iter(parse(text, repr(text))), None)
     return text
@@ -226,7 +227,7 @@ def _parsed(text: str) -> Any:
 
 def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     for key, value in values.items():
-        keys = (*above, str(key))  # a key may hold dots itself: a node's label does
+        keys = (*above, str(key))  # a key may contain dots, such as a node label
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, keys)
         else:
@@ -235,31 +236,31 @@ def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys,
 
 def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None:
     *parents, last = keys
-    for depth, part in enumerate(parents):
-        inner = values.setdefault(part, {})
-        if inner is None:  # `train:` with nothing below it
-            inner = values[part] = {}
+    for depth, parent in enumerate(parents):
+        inner = values.setdefault(parent, {})
+        if inner is None:  # an empty section, such as `train:`
+            inner = values[parent] = {}
         if not isinstance(inner, dict):
-            raise ConfigError(f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it has no keys below it.")
+            raise ConfigError(f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it cannot have keys below it.")
         values = inner
     values[last] = value
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
-    loc = [str(part) for part in error["loc"] if part != "[key]"]
-    path, given = ".".join(loc), error["input"]
+    loc = [str(key) for key in error["loc"] if key != "[key]"]
+    path, value = ".".join(loc), error["input"]
     source = origin(path)
     where = file if source == "default" else source
     if error["type"] == "extra_forbidden":
         where = origins(path) or where
-        known = known_keys(model, loc[:-1])
-        hint = did_you_mean(loc[-1], known) or (f" Known: {', '.join(sorted(known))}." if known else "")
+        valid = known_keys(model, loc[:-1])
+        hint = did_you_mean(loc[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
         return f"{where}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
         return f"{where}: {path} is missing: it is required."
-    if error["type"] in ("model_type", "dict_type") and given is None:
-        return f"{where}: {path} is empty: give it keys, or leave it out."
-    shown = "" if error["type"] == "value_error" and isinstance(given, Mapping) else f" is {given!r}"
+    if error["type"] in ("model_type", "dict_type") and value is None:
+        return f"{where}: {path} is empty: give it keys, or remove it."
+    shown = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
-    hint = did_you_mean(str(given), choices)
+    hint = did_you_mean(str(value), choices)
     return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"

@@ -1,4 +1,4 @@
-"""Where a manifest came from: the workflow parameters that say so."""
+"""The workflow parameters that record the origin of a manifest."""
 
 import base64
 import os
@@ -8,27 +8,26 @@ from collections.abc import Mapping
 
 from rekindle.keys import CACHED
 
-RELEASED = ("git_sha", "config_hash", "manifest_hash")  # a release records these, too
-# workflow parameters; `manifest` is packed, and CACHED says what need not run, which changes no result
-PROVENANCE = (*RELEASED, "config", "manifest", CACHED)
-SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # the same; empty, but in runs of a schedule and of `backfill`
-OURS = (*PROVENANCE, SCHEDULED, BACKFILL)
+RELEASED = ("git_sha", "config_hash", "manifest_hash")  # also recorded with a release
+PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # `manifest` is packed
+SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # set only in scheduled runs and runs of `backfill`
+RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # their values are not part of the manifest's hash
 
 
 def parameter(name: str) -> str:
-    """The value of a workflow parameter, as Argo fills it in."""
+    """Return a tag for the value of a workflow parameter."""
     return f"{{{{workflow.parameters.{name}}}}}"
 
 
 def git_sha() -> str:
-    """The commit of the working directory, with -dirty if files differ from it; "" outside a repository.
+    """Return the commit of the working directory, with -dirty if files were changed; "" outside a repository.
 
-    The repository may be a stranger's, whose configuration names programs: none of them is started.
+    The repository may be untrusted: programs that its configuration names are not started.
     """
     settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
     listed = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
     for scope, name in zip(listed[::2], listed[1::2], strict=False):
-        if scope in ("local", "worktree"):  # those of the user's own configuration stay
+        if scope in ("local", "worktree"):  # not the filters in the user's own configuration
             settings[name] = "false" if name.endswith(".required") else ""
     flags = ["--porcelain=2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--ignore-submodules=dirty"]
     lines = _git(["--no-optional-locks", "status", *flags], settings).splitlines()
@@ -38,8 +37,8 @@ def git_sha() -> str:
 
 
 def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:
-    """The output of git with these settings, which may fetch nothing; "" if it fails."""
-    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # after those of the user
+    """Run git with `settings` and without network access; return its output, or "" if it fails."""
+    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # after the user's settings
     variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first + len(settings))}
     for index, (name, value) in enumerate(settings.items(), first):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
@@ -53,5 +52,5 @@ def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str
 
 
 def pack(text: str) -> str:
-    """A text as a parameter in which Argo substitutes nothing; steps/prepare.py unpacks it."""
+    """Encode a text as a parameter without tags that Argo would replace; steps/prepare.py decodes it."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,1 +1,1 @@
-"""The tasks of our steps: prepare → train → evaluate → release → deploy → verify."""
+"""Blocks for Rekindle's own steps: prepare → train → evaluate → release → deploy → verify."""

@@ -1,4 +1,4 @@
-"""How many pods serve: the autoscaler owns the `replicas` of the Deployment that gets the traffic."""
+"""The number of serving pods: the autoscaler owns `replicas` of the Deployment that gets the traffic."""
 
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.serving.deployment import labels
@@ -6,12 +6,12 @@ from rekindle.release.config import ServeConfig
 
 
 def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
-    """More pods at once while any of what is measured is above its target; fewer one by one.
+    """Return an autoscaler: scale up immediately if any metric is above its target, scale down one pod per minute.
 
     Source: autoscaling/v2 HPA.
     """
-    used = {"cpu": serve.cpu_percent} | ({"memory": serve.memory_percent} if serve.memory_percent else {})
-    targets = [(name, {"type": "Utilization", "averageUtilization": percent}) for name, percent in used.items()]
+    utilization = {"cpu": serve.cpu_percent} | ({"memory": serve.memory_percent} if serve.memory_percent else {})
+    targets = [(name, {"type": "Utilization", "averageUtilization": percent}) for name, percent in utilization.items()]
     metrics: list[Manifest] = [
         {"type": "Resource", "resource": {"name": name, "target": target}} for name, target in targets
     ]

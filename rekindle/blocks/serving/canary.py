@@ -1,7 +1,7 @@
-"""A part of the traffic for a candidate: by the number of its pods, or exactly, by an HTTPRoute.
+"""A share of the traffic for a candidate: approximately, by its number of pods, or exactly, by an HTTPRoute.
 
-How large it is, and when it grows, steps.canary says. The template `rollout` gives the candidate that part and calls
-itself, until the step says that there is no further one: it is the same for any `serve.canary.steps`.
+steps.canary decides the share and when it grows. The template `rollout` applies the share and calls itself until the
+step ends the rollout, so the template does not depend on the number of `serve.canary.steps`.
 """
 
 from collections.abc import Callable
@@ -24,28 +24,28 @@ OUTCOME = f"{WATCHED}.percent == '0' ? {WATCHED}.canary : tasks.next.outputs.par
 
 
 def rollout(name: Callable[[str], str], watch: Container, model: str, serve: ServeConfig, servers: Manifest) -> DAG:
-    """Walk a candidate from the share `percent` (0: none yet) to the last one; the output `canary` is how that ended.
+    """Increase a candidate's share from `percent` (at first 0) to the last step; the output `canary` has the outcome.
 
-    `name` makes names of templates, `watch` is the template of steps.canary, `servers` the Deployment of the candidate.
+    `name` returns unique template names, `watch` is the template of steps.canary, `servers` the candidate's Deployment.
     """
-    known = {field: text(field) for field in CANDIDATE}
-    said = {field: f"{{{{{WATCHED}.{field}}}}}" for field in ("percent", "replicas")}
+    candidate = {field: text(field) for field in CANDIDATE}
+    watched = {field: f"{{{{{WATCHED}.{field}}}}}" for field in ("percent", "replicas")}
     rule = {"name": model, "rule": to_text(serve.canary), "servers": to_text(serve.min_replicas)}
     outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME))
-    inputs = [Parameter(name=field) for field in (*known, "percent")]
+    inputs = [Parameter(name=field) for field in (*candidate, "percent")]
     with DAG(name=name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
-        values = known | {"percent": text("percent")} | rule
+        values = candidate | {"percent": text("percent")} | rule
         Task(name="watch", template=watch, arguments={field: values[field] for field in values if field != "model_uri"})
         share = _share(name("share"), model, serve, servers)
-        Task(name="share", template=share, arguments=arguments(share, known | said), depends="watch")
-        Task(name="next", template=dag.name, arguments=known | {"percent": said["percent"]}, depends="share")
+        Task(name="share", template=share, arguments=arguments(share, candidate | watched), depends="watch")
+        Task(name="next", template=dag.name, arguments=candidate | {"percent": watched["percent"]}, depends="share")
     for task in dag.tasks[1:]:
-        task.when = f"'{said['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
+        task.when = f"'{watched['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
     return dag
 
 
 def _share(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Resource:
-    """The template that gives a candidate its part of the requests."""
+    """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
         return apply(name, route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
     inputs = ("model_uri", "server", "version", "former", "replicas")
@@ -53,22 +53,23 @@ def _share(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Reso
 
 
 def _pods(servers: Manifest, model: str) -> Manifest:
-    """`replicas` more pods of `servers`, that clients reach beside those of `former`.
+    """Return a Deployment with `replicas` pods of the candidate that share the Service of the current version.
 
-    The Service finds them by the label of `former`; the Deployment knows its own by another.
+    The pods have the labels of `former`, the current Deployment, which the Service selects; the new Deployment selects
+    them by another label.
     """
-    own = {"app.kubernetes.io/name": model, CANARY: text("server")}
+    selector = {"app.kubernetes.io/name": model, CANARY: text("server")}
     template = servers["spec"]["template"]
-    known = template["metadata"]["labels"] | labels(model, text("former")) | own
-    pods = {"template": template | {"metadata": {"labels": known}}}
+    pod_labels = template["metadata"]["labels"] | labels(model, text("former")) | selector
+    pods = {"template": template | {"metadata": {"labels": pod_labels}}}
     return servers | {
-        "metadata": {"name": f"{text('server')}-canary", "labels": own | {WORKFLOW: "{{workflow.name}}"}},
-        "spec": servers["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": own}} | pods,
+        "metadata": {"name": f"{text('server')}-canary", "labels": selector | {WORKFLOW: "{{workflow.name}}"}},
+        "spec": servers["spec"] | {"replicas": number("replicas"), "selector": {"matchLabels": selector}} | pods,
     }
 
 
 def route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
-    """All requests for the model go to its Service, but `percent` of them, or a copy of all, to `server`.
+    """Return an HTTPRoute of the model's requests to its Service, and of `percent` of them, or a copy, to `server`.
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """

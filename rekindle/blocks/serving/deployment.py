@@ -1,5 +1,7 @@
-"""The Deployment that serves one release of a model. Each release has its own, so that it can be verified before it
-gets traffic, and brought back as it was: with its weights, image, flags and resources.
+"""The Deployment that serves one release of a model.
+
+Each release has its own, so that it can be verified before it gets traffic, and a rollback restores its weights, image,
+flags and resources.
 """
 
 from math import ceil
@@ -8,20 +10,20 @@ from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 
-STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
+STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
 
-# Available and Progressing, in any order: all pods are of the version that the controller has seen, and ready. Right
-# after an apply that may be the version before, as a condition cannot compare observedGeneration with generation: who
-# needs the new one waits for it (steps.verify), and an old failure costs an attempt of the step, not the step.
+# Available and Progressing, in any order: all pods are ready and of the version that the controller has observed. Right
+# after an apply that may still be the previous version, as a condition cannot compare observedGeneration with
+# generation: steps.verify waits for the new one, and a failure of the previous version only costs one attempt.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
-SCORING = {"app.kubernetes.io/component": "scoring"}  # who may connect to these pods: configs/platform/network.yaml
+SCORING = {"app.kubernetes.io/component": "scoring"}  # see configs/platform/network.yaml
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
-    """The labels of a model's objects, or of those of one Deployment of it."""
+    """Return the labels of a model's objects or, with `server`, of one of its Deployments."""
     instance = {"app.kubernetes.io/instance": server} if server else {}
     return {"app.kubernetes.io/name": model} | instance
 
@@ -29,34 +31,34 @@ def labels(model: str, server: str = "") -> dict[str, str]:
 def deployment(
     model: str, server: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str], version: str = ""
 ) -> Manifest:
-    """`rekindle step steps.serve FLAGS`, called `server`, for `version` of the model.
+    """Return the Deployment `server`, which runs `rekindle step steps.serve FLAGS` for `version` of the model.
 
     Source: Kubernetes apps/v1 DeploymentSpec.
     """
-    own = labels(model, server)
+    selector = labels(model, server)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": server, "labels": own, "annotations": {VERSION_ANNOTATION: version}},
+        "metadata": {"name": server, "labels": selector, "annotations": {VERSION_ANNOTATION: version}},
         "spec": {
             "replicas": serve.min_replicas,
-            "selector": {"matchLabels": own},
+            "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
             "template": {
-                "metadata": metadata(cluster.pod("serve"), own | SCORING),
-                "spec": _server(own, serve, cluster, flags),
+                "metadata": metadata(cluster.pod("serve"), selector | SCORING),
+                "spec": _server(selector, serve, cluster, flags),
             },
         },
     }
 
 
-def _server(own: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The PodSpec of a server: unless the config says otherwise, with a core for each thread of its processes."""
+def _server(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """Return the PodSpec of a server; by default, it requests one core per thread of its processes."""
     pod = cluster.pod("serve")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
-    runs = container(
+    main = container(
         "serve",
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
@@ -66,8 +68,8 @@ def _server(own: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, fla
         readinessProbe=_probe("/health/ready", period=2, failures=3),
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
-    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
-    return pod_spec(pod, cluster.serving_account, [runs], own, terminationGracePeriodSeconds=grace)
+    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # + 5 s to exit
+    return pod_spec(pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace)
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:
@@ -76,7 +78,7 @@ def _probe(path: str, period: int, failures: int) -> Manifest:
 
 
 def disruption_budget(name: str) -> Manifest:
-    """Nodes are drained one server at a time, and never none, which would block a drain. Source: policy/v1."""
+    """Return a budget that lets a drain evict one server at a time. Source: policy/v1."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -1,4 +1,4 @@
-"""Another run of a pipeline that is scheduled on the cluster, from its WorkflowTemplate."""
+"""Start another run of a pipeline that is scheduled on the cluster, from its WorkflowTemplate."""
 
 from hera.workflows import Resource
 
@@ -8,9 +8,9 @@ from rekindle.blocks.resource import apply
 
 
 def retraining(pipeline: str) -> Resource:
-    """Start the pipeline called `pipeline`, without waiting for it; its run is named as the schedule names them.
+    """Start a run of `pipeline` without waiting for it; its name has the form of scheduled runs.
 
-    Its account needs the rights of `rekindle platform render --with retraining`.
+    The workflow's ServiceAccount needs the permissions of `rekindle platform render --with retraining`.
     """
     name = f"{pipeline}-{{{{workflow.creationTimestamp.s}}}}"
     workflow = {

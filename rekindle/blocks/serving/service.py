@@ -1,4 +1,4 @@
-"""The addresses of a model: the one that clients use, and for each Deployment one of its own."""
+"""The Services of a model: one for clients, and one for each Deployment."""
 
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.serving.deployment import labels
@@ -6,23 +6,23 @@ from rekindle.release.config import PORT
 
 
 def service(model: str, port: int, server: str) -> Manifest:
-    """Port `port` of MODEL goes to the pods of `server` that are ready. Source: Kubernetes v1 ServiceSpec."""
+    """Return the Service for clients, which selects the pods of `server`. Source: Kubernetes v1 ServiceSpec."""
     return _service(model, labels(model), {"port": port}, labels(model, server))
 
 
 def address(model: str, server: str) -> Manifest:
-    """The headless Service by which the pods of `server` are reached before clients reach them."""
-    own = labels(model, server)
-    manifest = _service(server, own, {"port": PORT}, own)
+    """Return the headless Service of the pods of `server`, for their verification before they get traffic."""
+    selector = labels(model, server)
+    manifest = _service(server, selector, {"port": PORT}, selector)
     manifest["spec"] |= {"clusterIP": "None"}
     return manifest
 
 
-def _service(name: str, own: dict[str, str], port: Manifest, selector: dict[str, str]) -> Manifest:
+def _service(name: str, labels: dict[str, str], port: Manifest, selector: dict[str, str]) -> Manifest:
     ports = [{"name": "http", **port, "targetPort": "http"}]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": own},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"selector": selector, "ports": ports},
     }

@@ -1,8 +1,8 @@
-"""The tasks that lead clients to the servers of a release, and end the servers of earlier ones.
+"""Tasks that switch the traffic to the servers of a release and scale the servers of earlier releases to zero.
 
-A run may be interrupted before each of its tasks and resumed when another release, or a rollback, has the traffic. So
-the objects are read first, then the champion, and a change holds only for an object that is still as it was read; if it
-is not, all of it is done again.
+A run may be interrupted before any of its tasks and resumed after another release or a rollback got the traffic.
+Therefore the objects are read first, then the champion; a change is applied only to an object that is unchanged since
+it was read. Otherwise all tasks are repeated.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from rekindle.release.config import ServeConfig
 
 SERVER, VERSION = text("server"), text("version")
 HOLDS = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
-RUNS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # an earlier one that still exists, and has pods
+RUNS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlier Deployment exists and has pods
 
 
 def switch(name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
-    """Lead clients to the Deployment `server` if the champion is served by it, and end the pods of `retained` others.
+    """Switch clients to the Deployment `server` if it serves the champion; scale the `retained` Deployments to zero.
 
-    `name` makes names of templates, `champion` is the template of steps.champion. The output `deployment` is what
-    serves the champion.
+    `name` returns unique template names, `champion` is the template of steps.champion. The output `deployment` is the
+    Deployment that serves the champion.
     """
     fields = {"server": "{.metadata.name}", "generation": "{.metadata.generation}", "replicas": "{.spec.replicas}"}
-    seen = _read(name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
+    service_version = _read(name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
     earlier = _read(name("earlier"), "deployment", SERVER, fields, ["server"])
     manifest = service(model, serve.port, SERVER)
     manifest["metadata"] |= {"resourceVersion": VERSION}
@@ -43,7 +43,7 @@ def switch(name: Callable[[str], str], champion: Container, model: str, serve: S
     inputs = [Parameter(name="server"), Parameter(name="retained")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
     with DAG(name=name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
-        Task(name="service-version", template=seen)
+        Task(name="service-version", template=service_version)
         Task(
             name="earlier",
             template=earlier,
@@ -69,7 +69,7 @@ def switch(name: Callable[[str], str], champion: Container, model: str, serve: S
 
 
 def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
-    """Return the template that reads fields of an object; all are empty if it does not exist."""
+    """Return the template that reads fields of an object; they are empty if it does not exist."""
     return Resource(
         name=name,
         action="get",
@@ -81,7 +81,7 @@ def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[st
 
 
 def _retire(name: str) -> Resource:
-    """Return the template that ends the pods of a Deployment as it was read, and keeps the rest for a rollback."""
+    """Return the template that scales a Deployment to zero if it is unchanged; the object stays for a rollback."""
     test = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
     change = {"op": "replace", "path": "/spec/replicas", "value": 0}
     return Resource(

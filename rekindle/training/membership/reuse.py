@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from rekindle.cache import entries
 from rekindle.cache.key import Facts, Unknown, facts, key
-from rekindle.cache.runner import TAKEN
+from rekindle.cache.runner import REUSED_FROM
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
 from rekindle.storage import Store
@@ -34,7 +34,7 @@ class ReusableModel:
             if entry and entry.at != self.prefix:
                 for name in FILES:
                     store.copy(f"{entry.at}/{MODEL}/{name}", f"{self.spec.out}/{name}")
-                store.put(f"{self.prefix}/{TAKEN}", entry.at.encode())
+                store.put(f"{self.prefix}/{REUSED_FROM}", entry.at.encode())
                 self.is_reused = True
                 say(f"cached: the same training as {entry.at}, which took {entry.seconds:.1f} s")
 

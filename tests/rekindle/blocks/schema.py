@@ -1,9 +1,9 @@
-"""A custom resource's schema, as much of it as our objects touch, and the check of an object against it.
+"""Validate objects against excerpts of the schemas of custom resources.
 
-    python -m tests.rekindle.blocks.schema TFJob CRD.yaml      writes schemas/TFJob.json anew
+    python -m tests.rekindle.blocks.schema TFJob CRD.yaml      updates schemas/TFJob.json
 
-Kept are all field names of every object that ours have, and the types and values of the fields that ours set. As the
-API server does under strict validation, `wrong` refuses a field that is not known.
+An excerpt has the names of all fields next to the fields that our objects set, and the types and values of the latter.
+Like the API server with strict validation, `wrong` rejects unknown fields.
 """
 
 import json
@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 
 
 def wrong(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
-    """What the API server would say, a line each."""
+    """Yield the errors that the API server would report."""
     if schema.get("x-kubernetes-int-or-string"):
         schema = {"type": "string" if isinstance(value, str) else "integer"}
     if "type" in schema and (
@@ -44,19 +44,19 @@ def wrong(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
             yield from wrong(each, schema.get("items", {}), f"{path}[{index}]")
 
 
-def touched(schema: Schema, value: Any) -> Schema:
-    """What of `schema` says something about `value`."""
+def excerpt(schema: Schema, value: Any) -> Schema:
+    """Return the excerpt of `schema` that applies to `value`."""
     kept = {key: schema[key] for key in KEPT if key in schema}
     if isinstance(value, dict) and "properties" in schema:
         kept["properties"] = {
-            key: touched(inner, value[key]) if key in value else {} for key, inner in schema["properties"].items()
+            key: excerpt(inner, value[key]) if key in value else {} for key, inner in schema["properties"].items()
         }
     elif isinstance(value, dict) and "additionalProperties" in schema:
         kept["additionalProperties"] = _merged(
-            [touched(schema["additionalProperties"], each) for each in value.values()]
+            [excerpt(schema["additionalProperties"], each) for each in value.values()]
         )
     elif isinstance(value, list) and "items" in schema:
-        kept["items"] = _merged([touched(schema["items"], each) for each in value])
+        kept["items"] = _merged([excerpt(schema["items"], each) for each in value])
     return kept
 
 
@@ -64,8 +64,8 @@ def _merged(schemas: list[Schema]) -> Schema:
     merged: Schema = {}
     for schema in schemas:
         for key, each in schema.items():
-            now = merged.get(key)
-            merged[key] = _merged([now, each]) if isinstance(now, dict) and isinstance(each, dict) else each
+            current = merged.get(key)
+            merged[key] = _merged([current, each]) if isinstance(current, dict) and isinstance(each, dict) else each
     return merged
 
 
@@ -77,8 +77,8 @@ def main(kind: str, crd: str) -> None:
     (schema,) = [
         each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == obj["apiVersion"].rpartition("/")[2]
     ]
-    schema["properties"]["metadata"] = {"type": "object"}  # the API server's own
-    text = json.dumps(touched(schema, obj), separators=(",", ":"), sort_keys=True)
+    schema["properties"]["metadata"] = {"type": "object"}  # the API server knows it
+    text = json.dumps(excerpt(schema, obj), separators=(",", ":"), sort_keys=True)
     (SCHEMAS / f"{kind.replace('/', '-')}.json").write_text(text + "\n")
 
 

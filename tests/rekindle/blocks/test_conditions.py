@@ -1,7 +1,7 @@
-"""Each kind's conditions on status objects as their controllers wrote them, in the order in which they did.
+"""The conditions of each kind, evaluated on the statuses that its controller wrote, in order.
 
-statuses/KIND.yaml has one list a story; it is recorded from a cluster (see tests/cluster/test_kinds.py) unless it says
-otherwise. A step must wait at every status but the last, and end at that one as the story did.
+statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (see tests/cluster/test_kinds.py) unless a
+comment says otherwise. A step must wait at every status except the last, and end there with the outcome of the story.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from tests.kinds import kinds
 from tests.rekindle.blocks.schema import SCHEMAS
 
 STATUSES = SCHEMAS.parent / "statuses"
-GOOD = {"succeeded", "lost", "tolerated", "rollout"}  # every other story ends badly
+GOOD = {"succeeded", "lost", "tolerated", "rollout"}  # all other stories end with a failure
 STORIES = {
     (file.stem, name): statuses
     for file in sorted(STATUSES.glob("*.yaml"))
@@ -24,7 +24,7 @@ STORIES = {
 
 
 @pytest.mark.parametrize("kind, story", STORIES, ids=lambda value: value)
-def test_a_step_ends_when_its_job_does_and_as_the_job_did(kind: str, story: str) -> None:
+def test_a_step_ends_with_its_job_and_with_the_same_outcome(kind: str, story: str) -> None:
     one = kinds()[kind.replace("-", "/")]
     seen = [
         evaluate_conditions({"status": status}, one.success, ",".join(one.failure)) for status in STORIES[kind, story]
@@ -33,12 +33,12 @@ def test_a_step_ends_when_its_job_does_and_as_the_job_did(kind: str, story: str)
 
 
 @pytest.mark.parametrize("kind", [key for key, one in kinds().items() if one.success])
-def test_every_kind_has_its_stories(kind: str) -> None:
-    told = {story for key, story in STORIES if key == kind.replace("/", "-")}
-    assert told >= {"succeeded", "failed"} and told & {"lost", "evicted"}
+def test_every_kind_has_stories_of_success_failure_and_loss(kind: str) -> None:
+    stories = {story for key, story in STORIES if key == kind.replace("/", "-")}
+    assert stories >= {"succeeded", "failed"} and stories & {"lost", "evicted"}
 
 
-def test_a_search_that_waited_in_a_queue_ends_too() -> None:
+def test_a_step_ends_with_a_search_that_waited_in_a_queue() -> None:
     conditions: list[Any] = [{"type": "Suspended", "status": "False"}, {"type": "SuccessCriteriaMet"}]
     waiting, done = ({"status": {"conditions": [*conditions, *more]}} for more in ([], [{"type": "Complete"}]))
     assert evaluate_conditions(waiting, search.success(queued=True), ",".join(search.FAILURE))[0] is None

@@ -1,4 +1,4 @@
-"""A step module becomes a template and a command without being described twice."""
+"""A step module is rendered as a template and as a command."""
 
 import json
 
@@ -12,7 +12,7 @@ from rekindle.errors import ConfigError
 from rekindle.step import load, parse
 
 
-def test_a_process_reads_back_what_the_pipeline_was_given() -> None:
+def test_a_process_parses_the_values_that_the_pipeline_got() -> None:
     values = {
         "workload": "shop",
         "dataset": "w/dataset",
@@ -29,21 +29,21 @@ def test_a_process_reads_back_what_the_pipeline_was_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "values, names", [({}, "needs its input"), ({"modle": "x"}, 'no input modle. Did you mean "model"')]
+    "values, names", [({}, "requires the input"), ({"modle": "x"}, 'no input modle. Did you mean "model"')]
 )
-def test_a_pipeline_that_misses_a_steps_input_is_not_built(values: dict[str, str], names: str) -> None:
+def test_missing_and_unknown_inputs_of_a_step_are_rejected(values: dict[str, str], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         command("steps.serve", values)
 
 
-def test_numbers_by_tag_reach_kubernetes_as_numbers() -> None:
+def test_tags_for_numbers_are_rendered_without_quotes() -> None:
     text = render({"spec": {"replicas": "{{!inputs.parameters.n}}", "args": ["--n={{inputs.parameters.n}}", '"{}"}}']}})
     assert json.loads(substitute(text, {"inputs.parameters.n": "3"})) == {
         "spec": {"replicas": 3, "args": ["--n=3", '"{}"}}']}
     }
 
 
-def test_what_is_set_for_one_kind_of_pod_leaves_its_other_defaults() -> None:
+def test_a_setting_of_a_kind_of_pod_keeps_its_other_defaults() -> None:
     pods = {"prepare": {"memory": "64Gi"}, "serve": {"image": "s"}}
     cluster = ClusterConfig.model_validate({"image": "a:1", "pods": pods})
     assert (cluster.pod("prepare").cpu, cluster.pod("prepare").memory) == ("2", "64Gi")
@@ -51,10 +51,10 @@ def test_what_is_set_for_one_kind_of_pod_leaves_its_other_defaults() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"cpu": "4 cores"}, {"memory": "8GB"}, {"memory": ""}, {"memmory": "8Gi"}])
-def test_resources_that_kubernetes_would_refuse_are_refused_here(wrong: dict[str, str]) -> None:
+def test_resources_that_kubernetes_rejects_are_rejected_in_the_config(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ClusterConfig.model_validate({"pods": {"train": wrong}})
 
 
-def test_cores_may_be_written_as_a_number() -> None:
+def test_cores_may_be_a_number() -> None:
     assert ClusterConfig.model_validate({"pods": {"train": {"cpu": 4}}}).pod("train").cpu == "4"

@@ -1,4 +1,4 @@
-"""Every pipeline tells its end, a user's too, and ends as it would have ended without."""
+"""Every pipeline, including a user's, sends a notification at its end, which does not change its outcome."""
 
 import json
 from pathlib import Path
@@ -40,14 +40,14 @@ def rendered(*sets: str) -> dict[str, Any]:
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
 
-def test_the_end_is_told_after_the_run_is_closed_even_if_that_failed() -> None:
+def test_the_notification_is_sent_after_the_report_even_if_the_report_fails() -> None:
     finish = rendered()["finish"]["dag"]
-    (told,) = [task for task in finish["tasks"] if task["name"] == "notification"]
-    assert told["depends"] == "report.Succeeded || report.Failed || report.Errored"
+    (notification,) = [task for task in finish["tasks"] if task["name"] == "notification"]
+    assert notification["depends"] == "report.Succeeded || report.Failed || report.Errored"
     assert finish["target"].split() == ["report", "notification", "cleanup"]
 
 
-def test_only_the_pod_that_tells_has_the_address_and_the_manifest_has_none() -> None:
+def test_only_the_notification_pod_gets_the_address() -> None:
     templates = rendered()
     holders = [name for name, template in templates.items() if "rekindle-notify" in json.dumps(template)]
     assert holders == ["notify"]
@@ -56,19 +56,19 @@ def test_only_the_pod_that_tells_has_the_address_and_the_manifest_has_none() -> 
     assert "rekindle-s3" not in json.dumps(sources)
 
 
-def test_the_pod_that_tells_has_resources_of_its_own() -> None:
+def test_the_notification_pod_has_its_own_resources() -> None:
     resources = rendered("cluster.pods.notify.memory=300Mi")["notify"]["container"]["resources"]
     assert resources["limits"]["memory"] == "300Mi"
 
 
-def test_a_config_that_tells_nobody_renders_as_if_there_were_no_notifications() -> None:
+def test_without_notifications_the_manifest_does_not_mention_them() -> None:
     manifest = render_manifest(load_config(GOLDEN, environment={}).config)
     templates = manifest["spec"]["templates"]
     assert "notif" not in json.dumps([template for template in templates if template["name"] != "prepare"])
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "message"),
     [
         ("notify.format=teams", "Input should be 'off', 'slack' or 'json'"),
         ("notify.url=https://hooks.example.com/x", "notify.url is not a known key"),
@@ -76,13 +76,13 @@ def test_a_config_that_tells_nobody_renders_as_if_there_were_no_notifications() 
         ("notify.mlflow_url=https://ann:pa55@mlflow.example.com", "notify.mlflow_url"),
     ],
 )
-def test_a_section_that_is_wrong_is_named_and_a_secret_has_no_place_in_it(value: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_invalid_settings_and_secrets_in_the_section_are_rejected(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_config(GOLDEN, [value], environment={})
 
 
-def own(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
-    """The end of a run of a user's pipeline, which ends with `outcome` and tells `server`."""
+def run_quick(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
+    """Run a user's pipeline that exits with `outcome` and notifies `server`."""
     (folder / "quick.py").write_text(PIPELINE.replace("OUTCOME", str(outcome)))
     config = {"name": "quick", "pipeline": "quick", "workload": "steps.digits", "data": {}}
     (folder / "quick.yaml").write_text(yaml.safe_dump(config | {"notify": {"format": "json"}}))
@@ -92,10 +92,12 @@ def own(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
 
 
 @pytest.mark.timeout(600)
-def test_a_users_pipeline_tells_its_failure(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> None:
+def test_a_users_pipeline_sends_a_notification_of_its_failure(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, hook() as server:
-        done = own(tmp_path, 3, typed, server)
+        done = run_quick(tmp_path, 3, typed, server)
         assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
         (message,) = server.received
         assert (message["event"], message["name"]) == ("failure", "quick")
@@ -104,24 +106,24 @@ def test_a_users_pipeline_tells_its_failure(tmp_path: Path, s3_environment: dict
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_ends_as_it_did_though_its_webhook_refuses(
+def test_a_webhook_that_fails_does_not_change_the_outcome_of_a_run(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, hook(*[404] * 9) as server:
-        done = own(tmp_path, 3, typed, server)
+        done = run_quick(tmp_path, 3, typed, server)
         assert json.loads(done.stdout)["phase"] == "Failed"
         assert server.requests == 1 and "Traceback" not in typed("rekindle logs").stdout
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_succeeds_though_the_pod_that_tells_it_fails(
+def test_a_run_succeeds_though_its_notification_pod_fails(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, hook() as server:
-        done = own(tmp_path, 0, typed, server)
+        done = run_quick(tmp_path, 0, typed, server)
         assert (done.returncode, server.requests) == (0, 0), done.stderr
         manifest = yaml.safe_load(typed("rekindle render quick.yaml").stdout)
         (notify,) = [t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)]

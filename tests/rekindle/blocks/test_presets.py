@@ -1,4 +1,4 @@
-"""A preset puts pods on the nodes it is named after, and what is queued starts whole or waits."""
+"""Presets select nodes, GPUs and spreading of pods; gang scheduling starts all pods of a job together."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ def config(**values: Any) -> ClusterConfig:
     return ClusterConfig.model_validate(values)
 
 
-def train(preset: Any, **own: Any) -> PodConfig:
-    return config(pods={"train": {"preset": preset, **own}}).pod("train")
+def train(preset: Any, **settings: Any) -> PodConfig:
+    return config(pods={"train": {"preset": preset, **settings}}).pod("train")
 
 
 @pytest.mark.parametrize("name", presets()["pods"])
-def test_every_preset_is_one_that_a_pod_can_have(name: str) -> None:
+def test_every_preset_changes_a_pod(name: str) -> None:
     assert config(pods={"serve": {"preset": name}}).pod("serve") != config().pod("serve")
 
 
@@ -41,18 +41,20 @@ def test_every_preset_is_one_that_a_pod_can_have(name: str) -> None:
         ("eks-spot", {"eks.amazonaws.com/capacityType": "SPOT"}, None),
     ],
 )
-def test_workers_go_to_preemptible_nodes_and_the_coordinator_never(name: str, label: Any, taint: str | None) -> None:
+def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
+    name: str, label: Any, taint: str | None
+) -> None:
     cluster = config(pods={"train": {"preset": name}})
     pod = cluster.pod("train")
     assert pod.node_selector == label and not affinity(pod)
     assert taint is None or taint in {each["key"] for each in tolerations(pod)}
     coordinator = cluster.pod("coordinator")
     assert not coordinator.node_selector and coordinator.avoid == label and affinity(coordinator)
-    with pytest.raises(ValueError, match="Leave its preset out"):
+    with pytest.raises(ValueError, match="Remove its preset"):
         config(pods={"coordinator": {"preset": name}})
 
 
-def test_presets_add_up_and_what_is_written_beside_them_wins() -> None:
+def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
     pod = train(["gke-spot", "gpu", "spread-zones"], gpus=2, node_selector={"gpu": "l4"}, node_lost_seconds=5)
     assert pod.node_selector == {"gpu": "l4", "cloud.google.com/gke-spot": "true"}
     assert pod.gpus == 2 and pod.spread == ["topology.kubernetes.io/zone"]
@@ -61,9 +63,9 @@ def test_presets_add_up_and_what_is_written_beside_them_wins() -> None:
     assert {each["tolerationSeconds"] for each in tolerations(pod) if "tolerationSeconds" in each} == {5}
 
 
-def test_a_preset_of_ones_own_has_any_field_of_a_pod() -> None:
-    ours = {"presets": {"night": {"priority_class": "batch", "cpu": 3}}}
-    pod = config(**ours, pods={"train": {"preset": "night"}}).pod("train")
+def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
+    presets = {"night": {"priority_class": "batch", "cpu": 3}}
+    pod = config(presets=presets, pods={"train": {"preset": "night"}}).pod("train")
     assert (pod.priority_class, pod.cpu) == ("batch", "3")
 
 
@@ -78,11 +80,11 @@ def test_a_preset_of_ones_own_has_any_field_of_a_pod() -> None:
         ("gke-mig-1g.10gb", "nvidia.com/gpu"),
     ],
 )
-def test_a_pod_asks_for_the_part_of_a_gpu_that_its_preset_names(name: str, resource: str) -> None:
+def test_a_pod_requests_the_gpu_resource_of_its_preset(name: str, resource: str) -> None:
     pod = config(pods={"evaluate": {"preset": name}}).pod("evaluate")
     assert resources(pod)["limits"][resource] == "1"
     if name != "gpu":
-        with pytest.raises(ValueError, match="a pod gets one"):
+        with pytest.raises(ValueError, match="a pod can have only one"):
             config(pods={"evaluate": {"preset": name, "gpus": 2}})
 
 
@@ -95,47 +97,45 @@ SHARED = [
 
 
 @pytest.mark.parametrize("name, label, value", SHARED)
-def test_a_part_of_a_gpu_is_looked_for_where_the_cluster_has_such(name: str, label: str, value: str) -> None:
+def test_a_pod_with_a_shared_gpu_selects_nodes_that_share_gpus(name: str, label: str, value: str) -> None:
     assert config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {label: value}
 
 
-def test_training_is_not_put_where_mps_and_its_newest_states_would_hide_each_other() -> None:
+def test_mps_is_rejected_for_training_because_it_would_hide_the_snapshots() -> None:
     wrong = {"node_selector": {"nvidia.com/gpu.sharing-strategy": "mps"}, "gpus": 1}
     for train in ({"preset": "gpu-mps"}, wrong):
-        with pytest.raises(
-            ValueError, match=r"cluster\.pods\.train .*/dev/shm.* Take gpu-time-slicing or a mig preset"
-        ):
+        with pytest.raises(ValueError, match=r"cluster\.pods\.train .*/dev/shm.* Use gpu-time-slicing or a mig preset"):
             config(pods={"train": train})
     assert SHARED_MOUNT["mountPath"] == "/dev/shm"
 
 
 @pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
-def test_a_step_that_cannot_be_spread_is_not_rendered_as_if_it_were(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"cluster\.pods\.{name} is to be spread .* it is one pod"):
+def test_spreading_a_single_pod_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"cluster\.pods\.{name} is spread over .* it is a single pod"):
         config(pods={name: {"preset": "spread-zones"}})
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "wrong, message",
     [
         ({"pods": {"train": {"preset": "gke-spto"}}}, 'Did you mean "gke-spot"'),
         ({"gang": "volcanoo"}, 'Did you mean "volcano"'),
-        ({"gang": "kueue"}, "needs cluster.queue"),
-        ({"pods": {"serve": {"preset": "gke-gpu-mps"}}}, "hostIPC.* Take gke-gpu-time-sharing"),
+        ({"gang": "kueue"}, "requires cluster.queue"),
+        ({"pods": {"serve": {"preset": "gke-gpu-mps"}}}, "hostIPC.* Use gke-gpu-time-sharing"),
     ],
 )
-def test_a_misspelt_preset_is_told_before_anything_is_rendered(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_unknown_preset_is_rejected_when_the_config_is_read(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config(**wrong)
 
 
-def test_pods_are_spread_over_what_fails_as_one() -> None:
+def test_pods_are_spread_over_nodes_and_zones() -> None:
     pod = config(pods={"serve": {"preset": "spread-zones"}}).pod("serve")
     constraints = pod_spec(pod, "default", [], {"app": "x"})["topologySpreadConstraints"]
     assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
     for each in constraints:
         assert each["labelSelector"] == {"matchLabels": {"app": "x"}}
-        assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # a full zone stops nothing
+        assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # a full zone does not block pods
 
 
 GANGS = {
@@ -147,16 +147,18 @@ GANGS = {
 
 
 @pytest.mark.parametrize("gang, policy", GANGS.items())
-def test_an_elastic_job_starts_with_its_fewest_workers_and_the_coordinator(gang: str, policy: dict[str, Any]) -> None:
+def test_an_elastic_job_starts_with_the_minimum_of_workers_and_the_coordinator(
+    gang: str, policy: dict[str, Any]
+) -> None:
     pods = {"train": {"priority_class": "batch"}}
     job = kinds(gang=gang, queue="nightly" if gang else "", pods=pods)["PyTorchJob"].manifest
     assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, **policy}  # min_workers is 1
     assert job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == ("nightly" if gang == "kueue" else None)
-    # kueue suspends a job itself; written here, applying it again would suspend one that runs
+    # Kueue suspends a job itself; with the field in the manifest, another apply would suspend a running job
     assert "suspend" not in job["spec"]["runPolicy"]
 
 
-def test_a_training_runtime_asks_for_its_gang_by_itself() -> None:
+def test_a_training_runtime_has_the_policy_of_its_gang_scheduler() -> None:
     groups = {gang: kinds(gang=gang)["TrainingRuntime"].manifest["spec"] for gang in ("", "volcano", "coscheduling")}
     assert [spec.get("podGroupPolicy") for spec in groups.values()] == [
         None,
@@ -169,8 +171,8 @@ def test_a_training_runtime_asks_for_its_gang_by_itself() -> None:
 QUEUE = {"scheduling.volcano.sh/queue-name": "nightly"}
 
 
-def test_a_gang_of_a_training_runtime_has_its_scheduler_and_its_queue() -> None:
-    """Trainer makes the PodGroup only; without the scheduler's name the default one places pod after pod."""
+def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> None:
+    """Trainer creates only the PodGroup; without schedulerName the default scheduler places pods one by one."""
     for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
         template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
         assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [
@@ -185,7 +187,7 @@ def test_a_gang_of_a_training_runtime_has_its_scheduler_and_its_queue() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Job", "Job/search"])
-def test_a_plain_job_waits_in_its_queue_or_is_refused(kind: str) -> None:
+def test_a_plain_job_waits_in_its_queue_or_is_rejected(kind: str) -> None:
     template = kinds(gang="volcano", queue="nightly")[kind].manifest["spec"]["template"]
     assert template["spec"]["schedulerName"] == "volcano" and template["metadata"]["annotations"] == QUEUE
     queued = kinds(gang="kueue", queue="nightly")[kind].manifest
@@ -196,17 +198,17 @@ def test_a_plain_job_waits_in_its_queue_or_is_refused(kind: str) -> None:
         job("x", cluster.pod("train"), [], cluster)
 
 
-def test_a_worker_knows_how_long_its_preempted_node_gives_it() -> None:
+def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
     for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
         cluster = config(pods={"train": {"preset": preset}})
         spec = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-        told = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
-        assert spec["terminationGracePeriodSeconds"] == grace and told["REKINDLE_GRACE"] == str(grace)
+        variables = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+        assert spec["terminationGracePeriodSeconds"] == grace and variables["REKINDLE_GRACE"] == str(grace)
 
 
-def test_labels_and_annotations_are_on_the_pods_and_leave_ours_alone() -> None:
-    own = {"labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"}, "annotations": {"a/b": "c"}}
-    cluster = config(pods={"train": own, "serve": own})
+def test_labels_and_annotations_are_set_on_pods_without_replacing_required_labels() -> None:
+    settings = {"labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"}, "annotations": {"a/b": "c"}}
+    cluster = config(pods={"train": settings, "serve": settings})
     worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
     assert worker == {"labels": {"team": "risk"} | OF_WORKFLOW, "annotations": {"a/b": "c"}}
     server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
@@ -214,21 +216,21 @@ def test_labels_and_annotations_are_on_the_pods_and_leave_ours_alone() -> None:
     assert server["selector"]["matchLabels"].items() <= server["template"]["metadata"]["labels"].items()
 
 
-def test_a_pod_asks_for_its_disk_and_may_write_no_more() -> None:
+def test_a_pod_requests_its_disk_and_is_limited_to_it() -> None:
     pod = config(pods={"train": {"disk": "7Gi"}}).pod("train")
     spec = pod_spec(pod, "default", [{"resources": resources(pod)}])
     assert spec["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "7Gi"
     assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "7Gi"}}]
 
 
-def test_a_workflow_that_ends_before_its_training_may_is_refused() -> None:
+def test_a_workflow_deadline_before_the_training_deadline_is_rejected() -> None:
     with pytest.raises(ValueError, match="before the 1440 minutes of"):
         config(deadline_hours=12)
     assert config(deadline_hours=12, pods={"train": {"deadline_minutes": 720}}).deadline_hours == 12
 
 
-def test_workers_do_not_push_away_what_leads_them() -> None:
+def test_workers_do_not_preempt_their_coordinator() -> None:
     cluster = config(pods={"train": {"priority_class": "high"}})
     assert {cluster.pod(name).priority_class for name in ("train", "coordinator", "executor")} == {"high"}
-    own = config(pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}})
-    assert own.pod("coordinator").priority_class == "higher"
+    cluster = config(pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}})
+    assert cluster.pod("coordinator").priority_class == "higher"

@@ -1,4 +1,4 @@
-"""A pipeline of one's own: everything can stand twice, and plain Hera mixes in."""
+"""Custom pipelines: every block can be used several times, and together with plain Hera."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ def keys(workflow: Workflow, dag: str, task: str) -> dict[str, str]:
     return {artifact["name"]: artifact["s3"]["key"] for artifact in artifacts}
 
 
-def test_two_trainings_meet_nowhere_and_each_is_judged_released_and_served(config: Config) -> None:
+def test_two_trainings_are_evaluated_released_and_served_separately(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         for name in ("small", "wide"):
@@ -60,14 +60,14 @@ def test_two_trainings_meet_nowhere_and_each_is_judged_released_and_served(confi
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
     assert templates["ship-wide"]["dag"]["target"] == "verify-2 switch-2 expire-2 withdraw-2"
-    judged = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
-    assert {"name": "part", "value": "evaluate-wide"} in judged
+    parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
+    assert {"name": "part", "value": "evaluate-wide"} in parameters
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]
     assert '"--part=train-small"' in jobs[0] and '"--part=train-wide"' in jobs[1]
     assert '"name": "{{workflow.name}}-train-wide"' in jobs[1] and jobs[0] != jobs[1]
 
 
-def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) -> None:
+def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config) -> None:
     @script(image="python:3.11-slim", constructor="inline")
     def choose() -> None:
         print("seven")
@@ -79,8 +79,8 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     with blocks.pipeline(config, labels={"team": "risk"}, arguments={"to": "ops"}) as workflow:
         choice: Any = choose(name="choose")  # pyright: ignore[reportCallIssue]
         data = blocks.prepare(experiment=choice.result)
-        told: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
-        data.next(told)
+        after: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
+        data.next(after)
         with Steps(name="by-steps"):
             notify(name="first", arguments={"text": "{{workflow.parameters.to}}"})  # pyright: ignore[reportCallIssue]
         Task(name="steps", template="by-steps")
@@ -91,7 +91,7 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     assert main["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
-    assert "when" not in main["prepare"]  # where its MLflow run is, is known too late to take an earlier one's outputs
+    assert "when" not in main["prepare"]  # not cached: its MLflow experiment is known only at run time
     assert list(tasks(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
     images = [finding for finding in findings(workflow) if "latest" not in finding and "digest" not in finding]
@@ -99,16 +99,16 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     assert not [finding for finding in images if "PodSecurity" in finding], images
 
 
-def test_what_a_plain_template_says_of_its_security_stays(config: Config) -> None:
-    own = m.SecurityContext(run_as_user=7)
+def test_the_security_settings_of_a_plain_template_are_kept(config: Config) -> None:
+    security = m.SecurityContext(run_as_user=7)
     with blocks.pipeline(config) as workflow:
-        Container(name="own", image="busybox:1.36", command=["true"], security_context=own, pod_spec_patch="{}")
+        Container(name="own", image="busybox:1.36", command=["true"], security_context=security, pod_spec_patch="{}")
         Task(name="own", template="own")
     (template,) = [each for each in workflow.to_dict()["spec"]["templates"] if each["name"] == "own"]
     assert (template["container"]["securityContext"], template["podSpecPatch"]) == ({"runAsUser": 7}, "{}")
 
 
-def test_blocks_that_hand_on_nothing_are_ordered_by_arrows_as_in_hera(config: Config) -> None:
+def test_blocks_without_shared_outputs_can_be_ordered_as_in_hera(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         first, second = blocks.prepare(task="first"), blocks.prepare(task="second")
         third = blocks.prepare(task="third", experiment=first.outputs.digest)
@@ -118,7 +118,7 @@ def test_blocks_that_hand_on_nothing_are_ordered_by_arrows_as_in_hera(config: Co
     assert set(tasks(workflow, "main")["third"]["depends"].split(" && ")) == {"first", "second"}
 
 
-def test_conditions_read_text_numbers_and_metrics_by_name(config: Config) -> None:
+def test_conditions_compare_text_numbers_and_metrics(config: Config) -> None:
     with blocks.pipeline(config):
         evaluation = blocks.evaluate(blocks.train(blocks.prepare()), task="evaluate-wide")
         outputs = evaluation.outputs
@@ -130,7 +130,7 @@ def test_conditions_read_text_numbers_and_metrics_by_name(config: Config) -> Non
         )
 
 
-def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config) -> None:
+def test_nested_groups_get_outputs_of_outer_tasks_as_inputs(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         with blocks.group("outer"), blocks.group("inner"):
@@ -147,7 +147,7 @@ def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config)
     ]
 
 
-def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> None:
+def test_a_users_template_may_have_the_name_of_a_block(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         Container(name="prepare", image="busybox:1.36", command=["true"], resources=m.ResourceRequirements())
         Task(name="own", template="prepare")
@@ -155,7 +155,7 @@ def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> 
     assert tasks(workflow, "main")["prepare"]["template"] == "prepare-2"
 
 
-def test_the_runs_of_a_loop_leave_their_files_apart_and_hand_on_a_list(config: Config) -> None:
+def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
         months = blocks.step("steps.prepare", workload="w", data={"source": "s3://raw/{{item}}"},
                              workflow="{{workflow.name}}", with_items=["may", "june"])  # fmt: skip
@@ -169,7 +169,7 @@ def test_the_runs_of_a_loop_leave_their_files_apart_and_hand_on_a_list(config: C
     assert tasks(workflow, "main")["one"]["depends"] == "prepare-2"
 
 
-def test_heras_own_service_sends_the_workflow_to_an_argo_server(config: Config) -> None:
+def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) -> None:
     sent: list[dict[str, Any]] = []
 
     class Server(BaseHTTPRequestHandler):

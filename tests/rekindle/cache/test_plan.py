@@ -63,5 +63,5 @@ def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> 
     original = manifest_sha256(manifest)
     parameter["value"] = value
     assert manifest_sha256(manifest) == original
-    assert plan.taken(manifest) == {"prepare": "demo-one/prepare"}
+    assert plan.reused_tasks(manifest) == {"prepare": "demo-one/prepare"}
     assert json.loads(plan.parameter(manifest, [], reuse=False))["reuse"] == "no"

@@ -1,4 +1,4 @@
-"""The same training in a JobSet and in a TrainJob: their conditions on statuses that a cluster wrote, and their pods.
+"""Training in a JobSet and in a TrainJob: their conditions, on statuses recorded from a cluster, and their pods.
 
 Statuses: JobSet 0.12 and Kubeflow Trainer 2.3 on Kubernetes 1.34, with and without Kueue 0.19.
 """
@@ -43,7 +43,7 @@ WORKERS_DONE = [{"name": "worker", "succeeded": 2}, {"name": "lead", "succeeded"
         ("trainjob", QUEUED, conditions("Suspended", "Failed"), False),
     ],
 )
-def test_the_step_ends_when_the_job_does(
+def test_the_step_ends_with_the_job(
     backend: str, cluster: dict[str, Any], document: dict[str, Any], expected: bool | None
 ) -> None:
     kind = BACKENDS[backend]
@@ -51,7 +51,7 @@ def test_the_step_ends_when_the_job_does(
     assert evaluate_conditions(document, kind.success(config), ",".join(kind.failure))[0] is expected
 
 
-def made(backend: str, cluster: dict[str, Any] | None = None, runtime: bool = False, **train: Any) -> dict[str, Any]:
+def render(backend: str, cluster: dict[str, Any] | None = None, runtime: bool = False, **train: Any) -> dict[str, Any]:
     config = ClusterConfig.model_validate({"backend": backend} | (cluster or {}))
     maker = BACKENDS[backend].runtime if runtime else BACKENDS[backend].job
     assert maker
@@ -64,18 +64,18 @@ def jobs_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_runs_the_same_processes_with_the_same_secret(backend: str) -> None:
-    told = []
-    for pod in pod_specs(made(backend, runtime=backend == "trainjob", workers=3)):
+def test_every_backend_runs_the_same_processes_with_a_secret(backend: str) -> None:
+    processes = []
+    for pod in pod_specs(render(backend, runtime=backend == "trainjob", workers=3)):
         (container,) = pod["containers"]
-        own = {each["name"]: each.get("value") for each in container["env"]}
-        told.append((container["args"], container["env"][-1]["name"] != "x", own["REKINDLE_SECRET"]))
-        assert container["args"][-1] == "--seed=7" and "REKINDLE_SECRET" in own
-    assert [args[1].rpartition(".")[2] for args, *_ in told] == ["server", "launcher"]
+        assert container["args"][-1] == "--seed=7"
+        assert "REKINDLE_SECRET" in {variable["name"] for variable in container["env"]}
+        processes.append(container["args"][1].rpartition(".")[2])
+    assert processes == ["server", "launcher"]
 
 
-def test_a_lost_worker_is_a_job_of_its_own_and_the_coordinators_end_is_that_of_all() -> None:
-    manifest = made("jobset", workers=3)
+def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator() -> None:
+    manifest = render("jobset", workers=3)
     jobs = jobs_of(manifest)
     assert manifest["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["lead"]}
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
@@ -90,15 +90,15 @@ def test_a_lost_worker_is_a_job_of_its_own_and_the_coordinators_end_is_that_of_a
     assert {"name": "MASTER_ADDR", "value": "j-lead-0-0.j"} in container["env"]
 
 
-def test_with_the_feature_gate_a_lost_worker_does_not_wait_for_the_job_controller() -> None:
-    manifest = made("jobset", {"restart_job": True})
+def test_with_the_feature_gate_a_lost_worker_is_replaced_without_back_off() -> None:
+    manifest = render("jobset", {"restart_job": True})
     (rule,) = manifest["spec"]["failurePolicy"]["rules"]
     assert rule["action"] == "RestartJobAndIgnoreMaxRestarts" and rule["targetReplicatedJobs"] == ["worker"]
     assert jobs_of(manifest)["worker"]["template"]["spec"]["backoffLimit"] == 0
 
 
-def test_a_train_job_has_its_nodes_and_everything_else_is_in_its_runtime() -> None:
-    job, runtime = made("trainjob", workers=3), made("trainjob", runtime=True, workers=3)
+def test_a_train_job_sets_its_nodes_and_the_runtime_has_the_rest() -> None:
+    job, runtime = render("trainjob", workers=3), render("trainjob", runtime=True, workers=3)
     assert job["spec"]["runtimeRef"] == {"name": "j", "kind": "TrainingRuntime"}
     assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 1}
     node = jobs_of(runtime)["node"]["template"]
@@ -108,28 +108,28 @@ def test_a_train_job_has_its_nodes_and_everything_else_is_in_its_runtime() -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_queue_and_its_priority_are_labels_of_the_job(backend: str) -> None:
-    labels = made(backend, QUEUED | {"queue_priority": "low"})["metadata"]["labels"]
+    labels = render(backend, QUEUED | {"queue_priority": "low"})["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "train" and labels["kueue.x-k8s.io/priority-class"] == "low"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pods_with_two_gpus_run_two_workers_each(backend: str) -> None:
     cluster = {"pods": {"train": {"gpus": 2}}}
-    text = json.dumps(made(backend, cluster, workers=4))
-    assert any(said in text for said in ('"nprocPerNode": "2"', '"numProcPerNode": 2', '"PET_NPROC_PER_NODE"'))
+    text = json.dumps(render(backend, cluster, workers=4))
+    assert any(field in text for field in ('"nprocPerNode": "2"', '"numProcPerNode": 2', '"PET_NPROC_PER_NODE"'))
     with pytest.raises(ConfigError, match=r"multiple of cluster\.pods\.train\.gpus"):
-        made(backend, cluster, workers=3)
+        render(backend, cluster, workers=3)
 
 
 @pytest.mark.parametrize(
-    "sets, says",
+    "sets, message",
     [
         (["cluster.backend=job_set"], "'pytorchjob', 'jobset' or 'trainjob'"),
-        (["cluster.restart_job=true"], "is for JobSet, and cluster.backend is pytorchjob"),
-        (["cluster.queue_priority=low"], "it is Kueue's. Set cluster.gang to kueue"),
-        (["cluster.backend=jobset", f"name={'n' * 30}"], 'the task "train" needs a name of at most 3 characters'),
+        (["cluster.restart_job=true"], "requires JobSet, but cluster.backend is pytorchjob"),
+        (["cluster.queue_priority=low"], "it is for Kueue. Set cluster.gang to kueue"),
+        (["cluster.backend=jobset", f"name={'n' * 30}"], 'the task name "train" must have at most 3 characters'),
     ],
 )
-def test_what_does_not_fit_together_is_said(sets: list[str], says: str) -> None:
-    with pytest.raises(RekindleError, match=says):
+def test_conflicting_settings_are_rejected(sets: list[str], message: str) -> None:
+    with pytest.raises(RekindleError, match=message):
         render_manifest(load_config("configs/demo.yaml", sets, {}).config)

@@ -1,4 +1,4 @@
-"""Workers beside a job: what is rendered for them, so that a queue can take each of them back alone."""
+"""Extra workers on idle capacity are rendered as a Deployment, so that a queue can evict each of them individually."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ QUEUED = {"gang": "kueue", "queue": "train", "queue_priority": "normal", "harves
 
 
 def rendered(*sets: str) -> dict[str, dict[str, Any]]:
-    """The templates that apply an object, by its kind."""
+    """Map kinds of training objects to the templates that apply them."""
     manifest = render_manifest(load_config("configs/demo.yaml", [*HARVEST, *sets], {}).config)
     resources = [template for template in manifest["spec"]["templates"] if "manifest" in template.get("resource", {})]
     return {
@@ -35,34 +35,34 @@ def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) 
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("pytorchjob", "PyTorchJob"), ("jobset", "JobSet")])
-def test_the_job_has_the_workers_that_it_needs_and_the_deployment_the_others(backend: str, kind: str) -> None:
+def test_the_job_has_the_minimum_of_workers_and_the_deployment_the_others(backend: str, kind: str) -> None:
     templates = rendered(f"cluster.backend={backend}")
-    job, others = (json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment"))
+    job, deployment = (json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment"))
     if backend == "pytorchjob":
         assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
     else:
         assert [role["replicas"] for role in job["spec"]["replicatedJobs"]] == [1, 1]
-    assert others["spec"]["replicas"] == 3
-    assert others["metadata"]["name"] == job["metadata"]["name"]
-    assert templates["Deployment"]["resource"]["setOwnerReference"], "it goes when the workflow does"
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["metadata"]["name"] == job["metadata"]["name"]
+    assert templates["Deployment"]["resource"]["setOwnerReference"], "it is deleted with the workflow"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_they_are_told_where_the_coordinator_is_and_know_the_secret(backend: str) -> None:
+def test_extra_workers_get_the_address_of_the_coordinator_and_the_secret(backend: str) -> None:
     (container,) = workers({}, backend)["spec"]["template"]["spec"]["containers"]
     env = {variable["name"]: variable for variable in container["env"]}
     assert env["MASTER_ADDR"]["value"] == BACKENDS[backend].host.format("j")
     assert env["REKINDLE_SECRET"]["valueFrom"]["secretKeyRef"]["name"] == "j"
 
 
-def test_each_is_a_workload_of_low_priority_and_the_job_is_not() -> None:
+def test_extra_workers_have_the_harvest_priority() -> None:
     labels = workers(QUEUED)["metadata"]["labels"]
     assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == ("train", "idle")
     assert "priorityClassName" not in workers(QUEUED)["spec"]["template"]["spec"]
     assert workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"] == "idle"
 
 
-def test_a_pod_with_two_gpus_is_two_workers() -> None:
+def test_a_pod_with_two_gpus_runs_two_workers() -> None:
     cluster = {"pods": {"train": {"gpus": 2}}}
     assert workers(cluster, min_workers=2, workers=2)["spec"]["replicas"] == 1
     with pytest.raises(ConfigError, match="must be a multiple of"):
@@ -70,13 +70,13 @@ def test_a_pod_with_two_gpus_is_two_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "says"),
+    ("sets", "message"),
     [
         (["cluster.harvest_priority=idle"], "cluster.harvest is off. Set it to true"),
-        (["cluster.harvest=true", "cluster.gang=volcano", "cluster.queue=q"], "only Kueue queues pods one by one"),
+        (["cluster.harvest=true", "cluster.gang=volcano", "cluster.queue=q"], "only Kueue admits single pods"),
         (["cluster.harvest=true"], "train.max_workers is 2"),
     ],
 )
-def test_what_cannot_be_harvested_is_said(sets: list[str], says: str) -> None:
-    with pytest.raises(RekindleError, match=says):
+def test_settings_that_prevent_extra_workers_are_rejected(sets: list[str], message: str) -> None:
+    with pytest.raises(RekindleError, match=message):
         render_manifest(load_config("configs/demo.yaml", ["train.min_workers=2", *sets], {}).config)

@@ -1,4 +1,4 @@
-"""Every kind is one that its API server takes, and its pods get through where only hardened ones do."""
+"""The API server accepts objects of every kind, also their pods in a namespace with PodSecurity `restricted`."""
 
 import json
 
@@ -18,16 +18,16 @@ CUSTOM = sorted(file.stem.replace("-", "/") for file in SCHEMAS.glob("*.json"))
 
 
 @pytest.mark.parametrize("kind", CUSTOM)
-def test_the_api_server_knows_every_field_we_send(kind: str) -> None:
+def test_the_api_server_knows_every_field_of_our_objects(kind: str) -> None:
     schema = json.loads((SCHEMAS / f"{kind.replace('/', '-')}.json").read_text())
     everything = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
     for cluster in ({}, everything):
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
-    assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))  # the schema says something
+    assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))  # the schema is not empty
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
-def test_a_restricted_namespace_takes_its_pods(kind: str) -> None:
+def test_a_restricted_namespace_accepts_its_pods(kind: str) -> None:
     """Source: the Pod Security Standards, profile restricted."""
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
@@ -42,7 +42,7 @@ def test_a_restricted_namespace_takes_its_pods(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
-def test_no_pod_gets_a_token_it_does_not_use(kind: str) -> None:
+def test_pods_get_a_token_only_if_they_need_it(kind: str) -> None:
     tokens = [pod.get("automountServiceAccountToken") for pod in pod_specs(KINDS[kind].manifest)]
     needed = 1 if kind == "MPIJob" else 0  # its launcher reaches the workers by `kubectl exec`
     assert [token for token in tokens if token is not False] == [None] * needed
@@ -52,11 +52,11 @@ LEADS = {"PyTorchJob": 1, "TFJob": 1, "XGBoostJob": 1, "PaddleJob": 1, "JAXJob":
 
 
 @pytest.mark.parametrize("kind, leads", LEADS.items())
-def test_what_leads_a_job_is_not_preempted_and_the_others_may_be(kind: str, leads: int) -> None:
+def test_only_the_leading_pod_of_a_job_avoids_preemptible_nodes(kind: str, leads: int) -> None:
     pods = {"train": {**SPOT, "cpu": "1"}}
-    found = pod_specs(kinds(pods=pods)[kind].manifest)
-    assert [pod.get("nodeSelector") for pod in found] == [None] * leads + [{"capacity": "spot"}] * (len(found) - leads)
-    for pod in found[:leads]:
+    specs = pod_specs(kinds(pods=pods)[kind].manifest)
+    assert [pod.get("nodeSelector") for pod in specs] == [None] * leads + [{"capacity": "spot"}] * (len(specs) - leads)
+    for pod in specs[:leads]:
         required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         (term,) = required["nodeSelectorTerms"]
         assert term["matchExpressions"] == [{"key": "capacity", "operator": "NotIn", "values": ["spot"]}]
@@ -68,7 +68,7 @@ def test_a_lost_pod_does_not_fail_the_job() -> None:
         for kind in ("TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
     }
     restarted = {"OnFailure"}
-    # for any other policy the operator takes an evicted pod of an XGBoostJob for the job's failure
+    # with any other policy, an evicted pod of an XGBoostJob fails the job
     assert policies == {
         "TFJob": restarted,
         "XGBoostJob": {"ExitCode"},
@@ -85,10 +85,10 @@ def _replicas(spec: dict) -> list:
     return list(specs.items())
 
 
-def test_one_bad_trial_does_not_end_the_search() -> None:
+def test_a_failed_trial_does_not_end_the_search() -> None:
     spec = KINDS["Job/search"].manifest["spec"]
     assert (spec["completions"], spec["maxFailedIndexes"], spec["backoffLimitPerIndex"]) == (3, 1, 1)
-    assert "backoffLimit" not in spec  # it would count all trials' failures together
+    assert "backoffLimit" not in spec  # it would count the failures of all trials together
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "FailIndex", "Ignore"]
 
 
@@ -97,7 +97,7 @@ ONE = Replica(CLUSTER.pod("train"), ["-c", "pass"])
 TWO = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
 
 
-def test_a_job_that_could_never_end_or_start_is_not_built() -> None:
+def test_a_job_that_could_never_start_or_complete_is_rejected() -> None:
     with pytest.raises(ConfigError, match="XGBoostJob x has 0 Master: there must be 1"):
         training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
     with pytest.raises(ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"):
@@ -108,12 +108,12 @@ def test_a_job_that_could_never_end_or_start_is_not_built() -> None:
         training_job("TFJob", "x", {"PS": ONE}, CLUSTER)
 
 
-def test_a_kind_that_nothing_runs_any_more_is_refused_with_the_reason() -> None:
+def test_a_retired_kind_of_job_is_rejected_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"MXNet is retired: train with a PyTorchJob"):
         training_job("MXJob", "x", {}, CLUSTER)
 
 
-def test_datasets_are_looked_for_where_the_volume_is() -> None:
+def test_workers_look_for_datasets_on_the_mounted_volume() -> None:
     assert CACHE == data.CACHE
     worker = pod_specs(kinds(cache="datasets")["PyTorchJob"].manifest)[1]
     (container,) = worker["containers"]

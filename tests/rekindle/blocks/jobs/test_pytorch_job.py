@@ -1,4 +1,4 @@
-"""The training job's conditions on the statuses that the operator really writes, and the shape it insists on.
+"""The conditions of the PyTorchJob on statuses that the operator writes, and the fields that it requires.
 
 Statuses: Kubeflow training operator 1.9, pkg/util/status.go and pytorchjob_controller.go.
 """
@@ -43,7 +43,7 @@ RUNNING = {"Master": ONE, "Worker": {"active": 2}}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_step_ends_when_the_job_does_and_as_the_job_did(name: str, document: Any, expected: bool | None) -> None:
+def test_the_step_ends_with_the_job_and_with_the_same_outcome(name: str, document: Any, expected: bool | None) -> None:
     assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
@@ -55,37 +55,37 @@ def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     return pytorch_job("{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"])
 
 
-def test_the_job_is_one_that_the_operator_accepts() -> None:
+def test_the_operator_accepts_the_job() -> None:
     spec = job(workers=3, max_workers=4)["spec"]
     master, worker = spec["pytorchReplicaSpecs"]["Master"], spec["pytorchReplicaSpecs"]["Worker"]
-    assert master["replicas"] == 1  # the webhook knows no default
+    assert master["replicas"] == 1  # required: the webhook does not set a default
     assert worker["replicas"] == 3
     assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}  # `rdzvConf: []` panics the operator
     for replica in (master, worker):
         (container,) = replica["template"]["spec"]["containers"]
         assert container["name"] == "pytorch"
         assert replica["template"]["metadata"]["labels"] == {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
-    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"  # workers go when the coordinator is done
-    assert "backoffLimit" not in spec["runPolicy"]  # it counts every restart of every worker
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"  # workers are deleted when the coordinator is done
+    assert "backoffLimit" not in spec["runPolicy"]  # it would count every restart of every worker
 
 
-def test_a_preempted_worker_comes_back_and_the_coordinators_end_is_the_jobs() -> None:
+def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator() -> None:
     replicas = job()["spec"]["pytorchReplicaSpecs"]
     assert replicas["Worker"]["restartPolicy"] == "OnFailure"
     assert replicas["Master"]["restartPolicy"] == "ExitCode"
 
 
-def test_every_process_of_a_run_reads_its_secret_and_the_manifest_does_not_hold_it() -> None:
+def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() -> None:
     secret = run_secret("{{workflow.name}}-train")
     reference = {"name": secret["metadata"]["name"], "key": next(iter(secret["data"]))}
     for replica in job()["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replica["template"]["spec"]["containers"]
         env = {variable["name"]: variable for variable in container["env"]}
         assert env[VARIABLE] == {"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}}
-    assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}  # Argo's to fill in
+    assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}  # Argo generates it
 
 
-def test_every_process_of_a_run_is_given_the_same_inputs() -> None:
+def test_all_processes_get_the_same_flags() -> None:
     replicas = job()["spec"]["pytorchReplicaSpecs"]
     commands = [replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")]
     assert commands == [
@@ -93,19 +93,19 @@ def test_every_process_of_a_run_is_given_the_same_inputs() -> None:
     ]
 
 
-def test_a_worker_knows_how_long_it_has_to_leave() -> None:
+def test_a_worker_gets_its_grace_period() -> None:
     pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert environment["REKINDLE_GRACE"] == str(pod["terminationGracePeriodSeconds"])
 
 
-def test_the_newest_states_have_more_room_than_the_64_mb_of_a_container() -> None:
+def test_hot_snapshots_are_not_limited_to_the_default_64_mb_of_shared_memory() -> None:
     pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (volume,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
     assert {"name": volume, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
 
 
-def test_a_pod_with_several_gpus_runs_a_worker_on_each() -> None:
+def test_a_pod_with_several_gpus_runs_one_worker_per_gpu() -> None:
     spec = job(GPUS, workers=4, min_workers=3, max_workers=8)["spec"]
     assert spec["nprocPerNode"] == "2"
     assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
@@ -113,11 +113,11 @@ def test_a_pod_with_several_gpus_runs_a_worker_on_each() -> None:
 
 
 @pytest.mark.parametrize("train", [{"workers": 3}, {"workers": 2, "max_workers": 3}])
-def test_workers_that_do_not_fill_their_pods_are_refused(train: dict[str, int]) -> None:
+def test_a_number_of_workers_that_does_not_fill_the_pods_is_rejected(train: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"):
         job(GPUS, **train)
 
 
-def test_a_worker_asks_for_the_cores_its_threads_need() -> None:
+def test_a_worker_requests_one_core_per_thread() -> None:
     worker = job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert worker["resources"]["requests"]["cpu"] == "6"

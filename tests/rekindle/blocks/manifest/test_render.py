@@ -1,4 +1,4 @@
-"""What a manifest is a function of: its text, its hash, and what must never be in it."""
+"""A manifest is deterministic, its hash covers everything that affects the result, and it contains no secrets."""
 
 import base64
 import copy
@@ -33,45 +33,45 @@ def workflow(config: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["workflow", "cron"])
-def test_a_change_of_what_argo_gets_is_seen_in_review(kind: Kind, config: Config) -> None:
-    """REGENERATE=1 pytest tests/rekindle/blocks/manifest/test_render.py writes the golden manifests anew."""
+def test_the_manifest_matches_the_golden_file(kind: Kind, config: Config) -> None:
+    """REGENERATE=1 pytest tests/rekindle/blocks/manifest/test_render.py updates the golden manifests."""
     check_golden(render_manifest(config, kind), GOLDEN / f"{kind}.yaml")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_yaml_says_what_the_data_says(kind: Kind, config: Config) -> None:
+def test_the_yaml_has_the_same_content_as_the_data(kind: Kind, config: Config) -> None:
     manifest = render_manifest(config, kind)
     assert yaml.safe_load(to_yaml(manifest)) == manifest == json.loads(json.dumps(manifest))
 
 
-def test_another_process_gives_the_same_bytes() -> None:
-    """Nothing depends on the order of a set, the environment or the machine's settings."""
+def test_another_process_renders_the_same_bytes() -> None:
+    """The manifest does not depend on the order of sets or on the environment."""
     script = (
         "import sys; from pathlib import Path; from rekindle.blocks.manifest.config import load_config;"
         "from rekindle.blocks.manifest.render import render_manifest, to_yaml;"
         "sys.stdout.write(to_yaml(render_manifest(load_config(Path(sys.argv[1]), environment={}).config)))"
     )
-    seen = set()
+    outputs = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "S3_ENDPOINT_URL": f"http://10.0.0.{seed}:9000"}
         command = [sys.executable, "-c", script, str(GOLDEN / "config.yaml")]
-        seen.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
-    assert len(seen) == 1
+        outputs.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert len(outputs) == 1
 
 
-def test_runs_by_hand_and_by_schedule_have_one_hash(config: Config, workflow: dict[str, Any]) -> None:
+def test_manual_and_scheduled_runs_have_the_same_hash(config: Config, workflow: dict[str, Any]) -> None:
     template = render_manifest(config, "template")
     assert template["spec"] == workflow["spec"]
     assert manifest_sha256(template) == manifest_sha256(workflow)
 
 
-def test_the_run_knows_the_hash_of_its_manifest(workflow: dict[str, Any]) -> None:
-    given = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
-    assert given["manifest_hash"] == manifest_sha256(workflow)
-    assert len(given["config_hash"]) == 64
+def test_a_run_has_the_hash_of_its_manifest(workflow: dict[str, Any]) -> None:
+    parameters = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
+    assert parameters["manifest_hash"] == manifest_sha256(workflow)
+    assert len(parameters["config_hash"]) == 64
 
 
-def test_a_run_brings_its_config_and_a_manifest_that_runs_again(config: Config, workflow: dict[str, Any]) -> None:
+def test_a_run_contains_its_config_and_a_manifest_to_repeat_it(config: Config, workflow: dict[str, Any]) -> None:
     parameters = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
     assert type(config).model_validate_json(parameters["config"]) == config
     again = yaml.safe_load(zlib.decompress(base64.b64decode(parameters["manifest"])))
@@ -81,7 +81,7 @@ def test_a_run_brings_its_config_and_a_manifest_that_runs_again(config: Config, 
     assert again == same
 
 
-def test_the_hash_is_of_what_runs_not_of_where_it_came_from(workflow: dict[str, Any]) -> None:
+def test_the_hash_does_not_cover_provenance(workflow: dict[str, Any]) -> None:
     other = copy.deepcopy(workflow)
     other["metadata"] = {"name": "cards-abcde"}
     for parameter in other["spec"]["arguments"]["parameters"]:
@@ -92,17 +92,17 @@ def test_the_hash_is_of_what_runs_not_of_where_it_came_from(workflow: dict[str, 
 
 
 @pytest.mark.parametrize("change", ["train.seed=12", "data.test_weeks=3", "cluster.image=b:1", "gate.tolerance=0.2"])
-def test_whatever_changes_the_result_changes_the_hash(change: str, workflow: dict[str, Any]) -> None:
+def test_a_setting_that_affects_the_result_changes_the_hash(change: str, workflow: dict[str, Any]) -> None:
     changed = load_config(GOLDEN / "config.yaml", [change], environment={}).config
     assert manifest_sha256(render_manifest(changed)) != manifest_sha256(workflow)
 
 
-def test_the_schedule_is_not_part_of_the_hash(workflow: dict[str, Any]) -> None:
+def test_the_hash_does_not_cover_the_schedule(workflow: dict[str, Any]) -> None:
     changed = load_config(GOLDEN / "config.yaml", ["schedule.cron=0 4 * * *"], environment={}).config
     assert manifest_sha256(render_manifest(changed)) == manifest_sha256(workflow)
 
 
-def test_no_address_or_credential_is_in_a_manifest(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_contains_neither_addresses_nor_credentials(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {
         "S3_ENDPOINT_URL": "http://127.0.0.1:45871",
         "S3_BUCKET": "bucket-45871",
@@ -118,7 +118,7 @@ def test_no_address_or_credential_is_in_a_manifest(config: Config, monkeypatch: 
         assert "4587" not in text and str(Path.cwd()) not in text
 
 
-def test_a_workflow_of_another_repository_has_a_hash_too() -> None:
+def test_a_workflow_without_our_parameters_can_be_hashed() -> None:
     arguments = {"parameters": [{"name": "n", "value": 1}]}
     manifest = {"kind": "Workflow", "spec": {"entrypoint": "a", "arguments": arguments}}
     other = copy.deepcopy(manifest)
@@ -134,6 +134,6 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=8), PLAIN, max_size=4))
-def test_yaml_holds_any_text_unharmed(values: dict[str, Any]) -> None:
+def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> None:
     assert yaml.safe_load(to_yaml(values)) == values
     assert ordered(values) == values

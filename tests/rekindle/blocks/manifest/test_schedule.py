@@ -1,4 +1,4 @@
-"""The weekly run: its schedule, and that a wrong one is refused before it reaches a cluster."""
+"""The schedule of a pipeline; an invalid one is rejected when the config is read."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -19,27 +19,29 @@ def schedule(**values: Any) -> ScheduleConfig:
     return ScheduleConfig.model_validate(values)
 
 
-def test_the_weekly_run_is_the_template_at_its_time_and_nothing_else() -> None:
+def test_the_schedule_refers_to_the_template_and_passes_only_the_time() -> None:
     config = load_config(GOLDEN / "config.yaml", environment={}).config
     template, cron = render_manifest(config, "template"), render_manifest(config, "cron")
-    assert cron["spec"]["workflowMetadata"] == {"labels": cron["metadata"]["labels"]}  # so its runs are ours
+    assert cron["spec"]["workflowMetadata"] == {
+        "labels": cron["metadata"]["labels"]
+    }  # commands find its runs by these labels
     time = {"name": "scheduled-time", "value": "{{workflow.scheduledTime}}"}
     reference = {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
     assert cron["spec"]["workflowSpec"] == reference | {"arguments": {"parameters": [time]}}
     assert template["metadata"]["namespace"] == cron["metadata"]["namespace"] == "models"
 
 
-def test_two_runs_never_meet_and_a_missed_one_is_made_up() -> None:
+def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> None:
     spec = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config, "cron")["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["startingDeadlineSeconds"] == 3600
     assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 3)
     assert (spec["schedules"], spec["timezone"]) == (["30 2 * * 0"], "Europe/Paris")
-    assert "schedule" not in spec  # Argo 4 knows only the list
+    assert "schedule" not in spec  # Argo 4 supports only the list
 
 
 @pytest.mark.parametrize("cron", ["0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *"])
-def test_schedules_that_argo_understands_are_accepted(cron: str) -> None:
+def test_schedules_that_argo_supports_are_accepted(cron: str) -> None:
     assert schedule(cron=cron).cron == cron
 
 
@@ -48,17 +50,17 @@ def test_schedules_that_argo_understands_are_accepted(cron: str) -> None:
     [("0 25 * * 1", "hour"), ("60 3 * * 1", "minute"), ("0 3 0 * *", "day of the month"), ("0 3 * 13 *", "month"),
      ("0 3 * * 7", "day of the week"), ("0 3 * *", "five fields"), ("weekly", "five"), ("0 3 * * 1 2026", "five")],
 )  # fmt: skip
-def test_a_wrong_schedule_names_the_field(cron: str, names: str) -> None:
+def test_an_error_in_a_schedule_names_the_field(cron: str, names: str) -> None:
     with pytest.raises(ValidationError, match=names):
         schedule(cron=cron)
 
 
-def test_a_misspelt_time_zone_is_an_error_that_knows_the_right_one() -> None:
+def test_a_misspelt_time_zone_is_reported_with_a_suggestion() -> None:
     with pytest.raises(ValidationError, match=r'Did you mean "Europe/Paris"'):
         schedule(timezone="Europe/Pariss")
 
 
 @given(st.text(max_size=30))
-def test_no_text_is_a_crash(text: str) -> None:
+def test_any_text_as_schedule_is_accepted_or_rejected_cleanly(text: str) -> None:
     with suppress(ValidationError):
         schedule(cron=text)

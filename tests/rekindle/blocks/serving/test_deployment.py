@@ -1,4 +1,4 @@
-"""The serving objects: when a rollout counts as done, and that no request is lost in one."""
+"""The serving objects: the conditions of a rollout, and that it does not lose requests."""
 
 import json
 from pathlib import Path
@@ -42,37 +42,32 @@ ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas":
         ("just applied", {"status": {}}, None),
         ("first pod starts", status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1), None),
         ("first pod ready", status("NewReplicaSetAvailable", replicas=1, availableReplicas=1), True),
-        ("two old ones still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
-        ("old serves, new starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
-        ("new never became ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
+        ("two old pods still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
+        ("old pod serves, new pod starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
+        ("new pod never becomes ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_deployment_is_done_when_the_new_pods_serve(name: str, document: Any, expected: bool | None) -> None:
+def test_a_rollout_succeeds_when_the_new_pods_are_ready(name: str, document: Any, expected: bool | None) -> None:
     assert evaluate_conditions(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
-def test_what_failed_before_costs_an_attempt_of_the_deployment_and_not_the_release() -> None:
-    """Argo looks at once, and the controller may not have seen yet that the Deployment was applied again."""
+def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> None:
+    """Argo evaluates the conditions immediately, maybe before the controller has observed the new Deployment."""
     story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
-    seen = [story["failed"][-1], *story["rollout"]]  # the old end, and then the new beginning
-    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [
-        False,
-        None,
-        True,
-    ]
+    seen = [story["failed"][-1], *story["rollout"]]  # the end of the old rollout, then the new one
+    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
     assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
-    assert retry["backoff"]["duration"] == "2s"  # in which the controller has seen it
+    assert retry["backoff"]["duration"] == "2s"  # enough for the controller to observe it
 
 
-def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
-    """Right after an apply the old pods may count as the new ones; a slow start must not take a good model back."""
-    before = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
-    assert evaluate_conditions(before | {"metadata": {"generation": 2}}, SUCCESS, ",".join(FAILURE))[
-        0
-    ]  # as it was seen on a cluster
+def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
+    """Right after an apply, the condition may see the old pods; a slow start must not reject a good model."""
+    old = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
+    unobserved = old | {"metadata": {"generation": 2}}  # recorded from a cluster
+    assert evaluate_conditions(unobserved, SUCCESS, ",".join(FAILURE))[0]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     verify = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "verify")
     wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
@@ -83,37 +78,37 @@ def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
     assert float(wait) < templates["verify"]["activeDeadlineSeconds"]
 
 
-def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
+def test_the_old_pods_serve_until_the_new_ones_are_ready() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     (server,) = spec["template"]["spec"]["containers"]
     assert server["readinessProbe"]["httpGet"]["path"] == "/health/ready"
     assert server["livenessProbe"]["httpGet"]["path"] == "/health/live"
     slowest = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
-    assert slowest < spec["progressDeadlineSeconds"]  # a slow start is not taken for a failed one
+    assert slowest < spec["progressDeadlineSeconds"]  # a slow start does not count as a failure
     grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > SERVE.drain_seconds + SERVE.grace_seconds  # the kubelet waits for the server's own drain
+    assert grace > SERVE.drain_seconds + SERVE.grace_seconds  # the kubelet waits until the server has drained
 
 
-def test_a_server_asks_for_the_cores_that_its_processes_use() -> None:
+def test_a_server_requests_one_core_per_thread_of_its_processes() -> None:
     for values, cores in (({}, "1"), ({"processes": 3, "threads": 2}, "6")):
         pod = server_pod(ServeConfig.model_validate(values))
         assert pod["containers"][0]["resources"]["requests"]["cpu"] == cores
-    given = ClusterConfig.model_validate({"pods": {"serve": {"cpu": "500m"}}})
-    pod = server_pod(ServeConfig.model_validate({"processes": 3}), given)
+    cluster = ClusterConfig.model_validate({"pods": {"serve": {"cpu": "500m"}}})
+    pod = server_pod(ServeConfig.model_validate({"processes": 3}), cluster)
     assert pod["containers"][0]["resources"]["requests"]["cpu"] == "500m"
 
 
-def test_a_release_starts_with_what_the_autoscaler_would_give_it_at_least() -> None:
+def test_a_release_starts_with_the_minimum_of_the_autoscaler() -> None:
     assert deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
     spec = autoscaler("cards", SERVE, "cards-1")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
     assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards-1"}
 
 
-def test_servers_are_added_for_memory_and_for_what_they_measure_and_go_one_by_one() -> None:
-    asked = {"memory_percent": 80, "metrics": {"rekindle_requests_waiting": "4"}, "scale_down_seconds": 60}
-    spec = autoscaler("cards", ServeConfig.model_validate(asked), "cards-1")["spec"]
+def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_one() -> None:
+    values = {"memory_percent": 80, "metrics": {"rekindle_requests_waiting": "4"}, "scale_down_seconds": 60}
+    spec = autoscaler("cards", ServeConfig.model_validate(values), "cards-1")["spec"]
     cpu, memory, waiting = spec["metrics"]
     assert (cpu["resource"]["name"], memory["resource"]["name"]) == ("cpu", "memory")
     assert memory["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
@@ -123,14 +118,14 @@ def test_servers_are_added_for_memory_and_for_what_they_measure_and_go_one_by_on
     assert down["stabilizationWindowSeconds"] == 60 and down["policies"][0]["value"] == 1
 
 
-def test_clients_reach_one_release_and_a_drain_spares_each_of_them() -> None:
+def test_clients_reach_one_release_and_drains_evict_one_pod_at_a_time() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]
     budget, address = disruption_budget("cards")["spec"], service("cards", 9000, "cards-1")["spec"]
-    ours = spec["selector"]["matchLabels"]
-    assert ours == address["selector"] and ours.items() <= labels.items()
-    assert budget["selector"]["matchLabels"].items() < ours.items()
-    assert ours != service("cards", 9000, "cards-2")["spec"]["selector"]
+    selector = spec["selector"]["matchLabels"]
+    assert selector == address["selector"] and selector.items() <= labels.items()
+    assert budget["selector"]["matchLabels"].items() < selector.items()
+    assert selector != service("cards", 9000, "cards-2")["spec"]["selector"]
     assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
     (port,) = address["ports"]
     (container,) = spec["template"]["spec"]["containers"]
