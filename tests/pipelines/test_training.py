@@ -163,7 +163,7 @@ def test_a_canary_grows_until_its_step_says_that_it_is_over_and_a_lost_pod_costs
 @pytest.mark.parametrize(
     ("sets", "says"),
     [
-        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: percentages that rise to 100"),
+        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: it must be percentages that rise to 100"),
         (["serve.canary.shadow=true"], "shadow needs a Gateway, which copies the requests: set serve.canary.gateway"),
     ],
 )

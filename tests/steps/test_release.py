@@ -119,10 +119,10 @@ def test_what_the_gate_keeps_is_not_released(s3: Store, name: str, artifacts: di
 def test_a_model_or_dataset_that_is_not_whole_is_refused(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     asked = inputs(name, artifacts)
     (artifacts["model"] / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"model\.safetensors is not there"):
+    with pytest.raises(DataError, match=r"model\.safetensors does not exist"):
         release.run(asked)
     shutil.rmtree(artifacts["model"])
-    with pytest.raises(DataError, match="holds no trained model"):
+    with pytest.raises(DataError, match="is not a trained model"):
         release.run(asked)
 
 

@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release.client import resolve
-from rekindle.release.compare import recorded
+from rekindle.release.compare import read_predictions
 from rekindle.release.files import PREDICTIONS, record_predictions
 from rekindle.release.judge import evaluate
 from rekindle.storage import Store
@@ -72,7 +72,7 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
         assert (found.former, found.expired) == ("", [])
 
         # the same server, judged by other scores: one of them is wrong
-        requests = recorded(report, 60)
+        requests = read_predictions(report, 60)
         record_predictions(
             tmp_path, ((request, [value + 0.25 for value in expected]) for request, expected in requests)
         )
@@ -107,7 +107,7 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
     assert len(model.predict(model.input_example)) == 1
     with Running(f"--model={made.model_uri}") as server:
         server.until_ready()
-        for request, _ in list(recorded(report, 60))[:3]:
+        for request, _ in list(read_predictions(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
             served = server.client.post(path, json=request).json()["predictions"]
             frame = pd.DataFrame(request["instances"])
@@ -183,7 +183,7 @@ def test_one_prediction_that_differs_is_shown_and_no_more_requests_are_sent_than
         verify.run(asked(liar, tmp_path, 5))
     with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
         file.write(b"{}\n")
-    with pytest.raises(DataError, match="holds no predictions to compare with"):
+    with pytest.raises(DataError, match="does not contain predictions"):
         verify.run(asked(liar, tmp_path, 5))
 
 
