@@ -88,8 +88,8 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The input of the gate: the evaluation of a candidate, and the champion it would replace."""
+class Decision:
+    """A decision of the gate: about a candidate with its evaluation, and the champion that it would replace."""
 
     gate: Gate
     metrics: Sequence[Metric]

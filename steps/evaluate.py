@@ -47,7 +47,7 @@ def run(inputs: Inputs) -> Outputs:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
-    from rekindle.release.files import changes, download_champion, model_description
+    from rekindle.release.files import describe_changes, download_champion, model_description
     from rekindle.release.judge import evaluate
     from rekindle.storage import Store
 
@@ -62,10 +62,10 @@ def run(inputs: Inputs) -> Outputs:
     compared = (release.version, release.sha256) if release else None
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
-    changed = changes(Store.from_env(), same, judged, inputs.servers) if same else ""
-    comparison = gate.Comparison(inputs, judged.metrics, evaluation, sha256, compared, rows, changed)
-    verdict, reason = comparison.decide()
-    (report / "verdict.json").write_text(json.dumps(comparison.record(verdict, reason), indent=1) + "\n")
+    changed = describe_changes(Store.from_env(), same, judged, inputs.servers) if same else ""
+    decision = gate.Decision(inputs, judged.metrics, evaluation, sha256, compared, rows, changed)
+    verdict, reason = decision.decide()
+    (report / "verdict.json").write_text(json.dumps(decision.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
         prefix = f"{inputs.part}/" if inputs.part else ""
         tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}

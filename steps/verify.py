@@ -54,7 +54,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
-    from rekindle.release.compare import compare, recorded
+    from rekindle.release.compare import compare, read_predictions
     from rekindle.release.files import PREDICTIONS
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
@@ -69,7 +69,7 @@ def run(inputs: Inputs) -> Outputs:
     client.predict(client.example())
     requests = []
     if (inputs.report / PREDICTIONS).exists():
-        requests = recorded(inputs.report, inputs.sample)
+        requests = read_predictions(inputs.report, inputs.sample)
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
     comparison = compare(client, requests, inputs.tolerance)
@@ -95,8 +95,12 @@ def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)
-    releases = inputs.name, inputs.version, inputs.keep_releases
-    return {"former": previous, "retained": promotion.retained(*releases), "expired": promotion.expired(*releases)}
+    kept = inputs.name, inputs.version, inputs.keep_releases
+    return {
+        "former": previous,
+        "retained": promotion.retained_deployments(*kept),
+        "expired": promotion.expired_deployments(*kept),
+    }
 
 
 def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:

@@ -1,1 +1,1 @@
-"""A release: whether a model becomes one, its files, what it answers, and how the traffic comes to it and goes back."""
+"""Releases: evaluation of a model, the files of a release, its predictions, promotion and rollback."""

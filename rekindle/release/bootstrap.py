@@ -1,4 +1,4 @@
-"""How sure a difference between two models is: a paired bootstrap over examples, or over groups of them.
+"""Confidence interval of the difference between two models, by a paired bootstrap over examples or groups of examples.
 
     difference = paired_bootstrap(lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows], truth[rows]), len(truth))
 
@@ -22,11 +22,11 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """(value, low, high): `statistic` of all rows 0..size-1, and the interval over draws of them with replacement.
+    """Return (value, low, high): `statistic` of all rows 0..size-1, and its interval over draws with replacement.
 
-    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: rows that are not
-    independent of each other, such as all of one customer. A draw in which the statistic is not defined (it raises
-    ValueError or is NaN) does not count; with fewer than half left the interval is NaN.
+    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: use it for dependent
+    rows, such as all of one customer. Draws whose statistic is undefined (it raises ValueError or is NaN) do not count;
+    if fewer than half remain, the interval is NaN.
     """
     members = _members(size, groups)
     generator = np.random.default_rng(seed)
@@ -48,9 +48,9 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """(low, high) as above, of a `statistic` that takes all draws at once: much faster with many rows.
+    """Return (low, high) as above, for a `statistic` that takes all draws at once: much faster with many rows.
 
-    It gets the number of each row's group, and how often each group is in each draw: [groups, resamples].
+    `statistic` gets the group number of each row, and the count of each group in each draw: [groups, resamples].
     """
     names, group = np.unique(np.arange(size) if groups is None else groups, return_inverse=True)
     generator = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ def _interval(draws: Iterable[float], resamples: int, confidence: float) -> tupl
 
 
 def _members(size: int, groups: Sequence[Any] | NDArray[Any] | None) -> list[Rows]:
-    """The rows of each group."""
+    """Return the rows of each group."""
     if groups is None:
         return list(np.arange(size).reshape(-1, 1))
     rows: dict[Any, list[int]] = {}

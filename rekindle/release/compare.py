@@ -1,4 +1,4 @@
-"""Compares what a server answers with the predictions of the evaluation."""
+"""Compares the answers of a server with the predictions of the evaluation."""
 
 import gzip
 import json
@@ -12,50 +12,50 @@ from rekindle.errors import DataError
 from rekindle.release.client import ModelClient, RequestTooLarge
 from rekindle.release.files import PREDICTIONS
 
-TOGETHER = 20  # instances in a request
-Replay = Iterable[tuple[dict[str, Any], list[Any]]]  # requests, each with the predictions to expect
+INSTANCES_PER_REQUEST = 20
+Replay = Iterable[tuple[dict[str, Any], list[Any]]]  # requests, each with its expected predictions
 
 
 @dataclass
 class Comparison:
-    """Served against offline predictions, so far."""
+    """Result of comparing served with offline predictions."""
 
     tolerance: float
-    replayed: int = 0
-    differing: int = 0
-    too_large: int = 0  # instances in requests that the server refused for their size
+    replayed: int = 0  # number of instances
+    differing: int = 0  # number of instances beyond the tolerance
+    too_large: int = 0  # number of instances in requests that the server rejected because of their size
     max_difference: float = 0.0
     worst: str = ""  # the instance with the largest difference, and both predictions
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
-        """The server's answer to one request. Raises ValueError unless it has one prediction for each expected one."""
-        for instance, ours, offline in zip(request["instances"], served, expected, strict=True):
-            distance = difference(ours, offline)
+        """Add the answer to a request. Raises ValueError if the number of predictions differs."""
+        for instance, prediction, offline in zip(request["instances"], served, expected, strict=True):
+            distance = difference(prediction, offline)
             self.replayed += 1
             self.differing += distance > self.tolerance
             if distance > self.max_difference:
                 self.max_difference = distance
-                texts = (_shortened(value) for value in (instance, ours, offline))
+                texts = (_shorten(value) for value in (instance, prediction, offline))
                 self.worst = "{}: served {}, offline {}".format(*texts)
 
 
-def difference(ours: Any, theirs: Any) -> float:
-    """The largest difference of two values' numbers, relative to those above 1; infinite if anything else differs."""
-    match ours, theirs:
+def difference(served: Any, offline: Any) -> float:
+    """Return the largest difference of numbers in two JSON values, relative above 1; infinite if the rest differs."""
+    match served, offline:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
-            return 0.0 if ours == theirs and type(ours) is type(theirs) else math.inf
+            return 0.0 if served == offline and type(served) is type(offline) else math.inf
         case (int() | float(), int() | float()):
-            distance = abs(ours - theirs) / max(1.0, abs(ours), abs(theirs))
+            distance = abs(served - offline) / max(1.0, abs(served), abs(offline))
             return math.inf if math.isnan(distance) else distance
-        case (list(), list()) if len(ours) == len(theirs):
-            return max(map(difference, ours, theirs), default=0.0)
-        case (dict(), dict()) if ours.keys() == theirs.keys():
-            return max((difference(ours[key], theirs[key]) for key in ours), default=0.0)
+        case (list(), list()) if len(served) == len(offline):
+            return max(map(difference, served, offline), default=0.0)
+        case (dict(), dict()) if served.keys() == offline.keys():
+            return max((difference(served[key], offline[key]) for key in served), default=0.0)
     return math.inf
 
 
 def compare(client: ModelClient, replay: Replay, tolerance: float) -> Comparison:
-    """Send the requests, each with the predictions to expect. Raises DataError, or RekindleError if nothing serves."""
+    """Send the requests and compare the answers. Raises DataError, or RekindleError if no server answers."""
     comparison = Comparison(tolerance)
     for request, expected in replay:
         try:
@@ -65,8 +65,8 @@ def compare(client: ModelClient, replay: Replay, tolerance: float) -> Comparison
     return comparison
 
 
-def recorded(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """The first requests of the report that hold `count` test rows together, or all. Raises DataError."""
+def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield the report's first requests with at least `count` test rows in total, or all. Raises DataError."""
     try:
         with gzip.open(report / PREDICTIONS, "rt") as lines:
             for line in map(json.loads, lines):
@@ -76,10 +76,10 @@ def recorded(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[An
                     return
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise DataError(
-            f"{report / PREDICTIONS} holds no predictions to compare with ({error!r}): let the step evaluate write it."
+            f"{report / PREDICTIONS} does not contain predictions ({error!r}): run the step evaluate again."
         ) from error
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 200 else text[:197] + "..."

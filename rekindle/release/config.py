@@ -1,16 +1,16 @@
-"""The sections `serve:` and `drift:` of a config, and what one server is started with."""
+"""The sections `serve:` and `drift:` of a config, and the settings of a server."""
 
 from pydantic import Field, model_validator
 
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
-PORT = 8080  # of every model server in its pod
-VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the version of the registered model that it serves
+PORT = 8080  # of a model server in its pod
+VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the model version that it serves
 
 
 class Limits(Section):
-    """What one server takes on."""
+    """Capacity and limits of a server."""
 
     processes: int = Field(default=1, ge=1, le=64, description="processes of one server, each with the whole model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
@@ -18,99 +18,100 @@ class Limits(Section):
     max_batch: int = Field(
         default=16,
         ge=1,
-        description="requests that wait and are predicted together, if the workload has a predictor of its own",
+        description="maximum number of requests predicted together, if the workload has its own predictor",
     )
     batch_delay_ms: float = Field(
-        default=0.0, ge=0, le=1000, description="a request waits this long for others to be predicted with it"
+        default=0.0, ge=0, le=1000, description="time that a request waits for others to fill a batch"
     )
     max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
     max_waiting: int = Field(
-        default=128, ge=1, description="requests that wait or are predicted; more are answered 503 with Retry-After"
+        default=128, ge=1, description="requests queued or in progress; more are answered 503 with Retry-After"
     )
     body_seconds: float = Field(
-        default=10.0, gt=0, description="a client that takes longer to send its request gets 408"
+        default=10.0, gt=0, description="time for sending a request; slower clients are answered 408"
     )
     drain_seconds: float = Field(
-        default=2.0, ge=0, description="after SIGTERM, until the routes to this server are gone"
+        default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"
     )
     grace_seconds: float = Field(
-        default=20.0, gt=0, description="after that, for the requests in flight and for clients that keep a connection"
+        default=20.0, gt=0, description="time after that for requests in flight and open connections"
     )
 
 
 class CanaryConfig(Section):
-    """A new release gets a growing part of the traffic, and is taken back if it does worse than what serves."""
+    """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if it does worse."""
 
     steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
-    minutes: float = Field(default=5.0, gt=0, description="of each step")
+    minutes: float = Field(default=5.0, gt=0, description="minimum duration of each step")
     requests: int = Field(
-        default=2500, ge=1, description="the candidate must have answered so many in a step, and the champion too"
+        default=2500, ge=1, description="minimum number of requests per step, of the candidate and of the champion"
     )
     wait_minutes: float = Field(
-        default=60.0, gt=0, description="a step waits so long for these requests; then the candidate is taken back"
+        default=60.0, gt=0, description="time after `minutes` to wait for `requests`; then the candidate is rolled back"
     )
-    slower: float = Field(default=1.5, ge=1, description="times as long as the champion's answers may take")
+    slower: float = Field(default=1.5, ge=1, description="largest response time, relative to the champion's")
     score_shift: float = Field(
-        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of what both predict"
+        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of the predictions of both"
     )
     false_alarms: float = Field(
-        default=0.01, gt=0, lt=1, description="a good candidate is taken back with at most this probability"
+        default=0.01, gt=0, lt=1, description="largest probability that a good candidate is rolled back"
     )
     shadow: bool = Field(
-        default=False, description="the candidate gets a copy of every request, and answers nobody (needs `gateway`)"
+        default=False,
+        description="send the candidate a copy of every request, and discard its answers (needs `gateway`)",
     )
     gateway: str = Field(
-        default="", description="Gateway whose HTTPRoute splits the traffic exactly (empty: numbers of pods do)"
+        default="", description="Gateway whose HTTPRoute splits the traffic exactly (empty: split by number of pods)"
     )
 
     @model_validator(mode="after")
-    def _sound(self) -> "CanaryConfig":
+    def _validate_steps(self) -> "CanaryConfig":
         if len(self.steps) < 2 or self.steps[0] < 1 or self.steps[-1] != 100 or sorted({*self.steps}) != self.steps:
-            raise ValueError(f"steps is {self.steps}: percentages that rise to 100, such as [5, 25, 100]")
+            raise ValueError(f"steps is {self.steps}: it must be percentages that rise to 100, such as [5, 25, 100]")
         if self.shadow and not self.gateway:
             raise ValueError("shadow needs a Gateway, which copies the requests: set serve.canary.gateway")
         return self
 
     @property
     def shares(self) -> list[int]:
-        """Percent of the traffic in each step that is watched; a shadow gets a copy of all."""
+        """Percent of the traffic in each watched step; a shadow gets a copy of all."""
         return [100] if self.shadow else self.steps[:-1]
 
     def after(self, percent: int) -> int:
-        """The share that follows `percent`; 0 if it was the last."""
+        """Return the share that follows `percent`, or 0 after the last."""
         return next((share for share in self.shares if share > percent), 0)
 
 
 class ServeConfig(Limits):
-    """The `serve:` section of a config: how the released model is offered."""
+    """The `serve:` section of a config."""
 
-    port: int = Field(default=8080, ge=1, le=65535, description="of the service")
+    port: int = Field(default=8080, ge=1, le=65535, description="port of the service")
     min_replicas: int = Field(
-        default=2, ge=1, description="servers that always run; with 1, nobody answers while its node is drained"
+        default=2, ge=1, description="minimum number of servers; with 1, the service is down while its node is drained"
     )
-    max_replicas: int = Field(default=4, ge=1, description="servers under load")
+    max_replicas: int = Field(default=4, ge=1, description="maximum number of servers")
     keep_releases: int = Field(
-        default=3, ge=1, description="earlier releases whose Deployments stay, without pods, for `rekindle rollback`"
+        default=3, ge=1, description="number of earlier releases whose Deployments are kept for `rekindle rollback`"
     )
     canary: CanaryConfig | None = Field(
-        default=None, description="how a release gets the traffic (default: all at once, when it is verified)"
+        default=None, description="progressive rollout (default: all traffic at once, after verification)"
     )
     cpu_percent: int = Field(
-        default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
+        default=70, ge=1, le=100, description="usage of the requested CPU above which servers are added"
     )
     memory_percent: int = Field(
-        default=0, ge=0, le=100, description="the same of the requested memory (0: memory does not count)"
+        default=0, ge=0, le=100, description="usage of the requested memory above which servers are added (0: ignored)"
     )
     metrics: dict[str, str] = Field(
         default_factory=dict,
-        description="metrics of the pods, by name: above this average servers are added (needs a metrics adapter)",
+        description="pod metric → average above which servers are added (needs a metrics adapter)",
     )
     scale_down_seconds: int = Field(
-        default=300, ge=0, le=3600, description="servers are removed, one a minute, after so long without need of them"
+        default=300, ge=0, le=3600, description="time of low load before servers are removed, one a minute"
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> "ServeConfig":
+    def _validate_replicas(self) -> "ServeConfig":
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas is {self.min_replicas}: it must be at most max_replicas ({self.max_replicas}). "
@@ -120,7 +121,7 @@ class ServeConfig(Limits):
 
 
 class ServerSettings(StepInputs, Limits):
-    """One server."""
+    """Settings of a server."""
 
     model: str = Field(description="key prefix of a release in the object store")
     host: str = Field(default="127.0.0.1", description="address to listen on")
@@ -128,23 +129,19 @@ class ServerSettings(StepInputs, Limits):
 
 
 class DriftConfig(Section):
-    """What a released model's servers see, compared with its test rows."""
+    """Comparison of a model's requests with its test rows."""
 
-    model: str = Field(
-        default="demo", description="registered model whose servers are watched; its pipeline is called so, too"
-    )
+    model: str = Field(default="demo", description="name of the registered model, and of its pipeline")
     threshold: float = Field(
         default=0.25,
         gt=0,
-        description="a PSI above it is drift, unless chance explains it; .1 is taken for a small change",
+        description="PSI above this counts as drift, if chance does not explain it (0.1: a small change)",
     )
     minimum: int = Field(
-        default=500, ge=50, description="instances to judge; with fewer, the next look counts them as well"
+        default=500, ge=50, description="minimum number of instances; fewer are counted in the next check"
     )
     ignore: list[str] = Field(default_factory=list, description="features and outputs that may change, such as numbers")
     retrain: bool = Field(
         default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
     )
-    min_days_between: float = Field(
-        default=7.0, ge=0, description="days from the begin of its last training to that of one more"
-    )
+    min_days_between: float = Field(default=7.0, ge=0, description="minimum days between the starts of two trainings")

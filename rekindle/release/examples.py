@@ -1,4 +1,4 @@
-"""The test rows of a dataset, on which a candidate and the champion are judged."""
+"""The test rows of a dataset, for the evaluation of candidate and champion."""
 
 import json
 import random
@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation
-from rekindle.release.compare import TOGETHER
+from rekindle.release.compare import INSTANCES_PER_REQUEST
 from rekindle.release.files import link, record_predictions, serving_files
 from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
 
-REPLAYED = 1000  # rows that `verify` can replay, at most
+MAX_REPLAYED_ROWS = 1000  # that a report contains for `verify`
 Column = Sequence[Any] | NDArray[Any]
 
 
 @dataclass
 class Examples:
-    """The test rows by column: all that `examples` gives, in place of one Example after the other.
+    """The test rows by column: `examples` may return this instead of yielding an Example per row.
 
-    A subclass says how rows are scored that no single request holds (`score`), and what else the report shows
-    (`report`); these two may be replaced, and nothing else.
+    A subclass may override `score`, e.g. to score rows that do not fit into single requests, and `report`, to extend
+    the report, but no other method.
     """
 
     truths: Column
@@ -38,20 +38,20 @@ class Examples:
     baseline: Column | None = None
     parts: Column | None = None
     warnings: list[str] = field(default_factory=list)  # shown with the verdict
-    _requests: list[Any] = field(default_factory=list, init=False)  # parsed, one for each row
+    _requests: list[Any] = field(default_factory=list, init=False)  # parsed, one per row
 
     def __post_init__(self) -> None:
         columns = {name: getattr(self, name) for name in ("groups", "baseline", "parts")}
         for name, column in columns.items():
             if column is not None and len(column) != len(self):
-                raise DataError(f"the examples have {len(column)} {name} for {len(self)} truths: give one each.")
+                raise DataError(f"the examples have {len(column)} {name} for {len(self)} truths: give one per truth.")
 
     def __len__(self) -> int:
         return len(self.truths)
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
-        """The columns of `rows`; None for one that says nothing."""
+        """Convert `rows` to columns; an optional column without values is None."""
         examples = [Example(*row) for row in rows]
         columns = {name: [getattr(example, name) for example in examples] for name in Example._fields}
         group, baseline, part = (
@@ -61,30 +61,30 @@ class Examples:
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
     def score(self, model: Path, origin: Path) -> Column:
-        """What a server of `model` answers for each row, one request each; `origin` has its dataset.json and state/.
+        """Return the answers of a server of `model`, with one request per row.
 
-        Raises DataError if the model does not fit.
+        `origin`: directory with the model's dataset.json and state/. Raises DataError if the model does not fit.
         """
         import torch
 
-        torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
-        with servable(model, origin) as release:
+        torch.set_num_threads(1)  # as a server does by default: with more, small layers are slow on a busy machine
+        with serving_folder(model, origin) as release:
             predictor = open_predictor(release)
             self._requests = self._requests or [self._request(predictor.Request, row) for row in range(len(self))]
-            parts = (predictor.predict(requests) for requests in batches(self._requests))
-            return [check_json(prediction) for part in parts for [prediction] in part]
+            answers = (answer for requests in batches(self._requests) for answer in predictor.predict(requests))
+            return [check_json(prediction) for [prediction] in answers]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        """Write what the evaluation leaves into `out`; gives the evaluation, to which more may be added.
+        """Write the report of the evaluation into `out`, and return the evaluation, which may be extended.
 
-        The least: requests that `verify` replays (`record_predictions`), and histograms of the candidate's predictions
-        and of its instances, with which its servers are compared (`record_reference`).
+        The report must contain requests for `verify` (`record_predictions`), and histograms of the candidate's
+        predictions and instances for the comparison with its servers (`record_reference`).
         """
-        rows = sorted(random.Random(0).sample(range(len(self)), min(REPLAYED, len(self))))
+        rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))
         candidate = predictions["candidate"]
-        parts = batches(rows)
         requests = (
-            ({"instances": [self.instances[row] for row in part]}, [candidate[row] for row in part]) for part in parts
+            ({"instances": [self.instances[row] for row in batch]}, [candidate[row] for row in batch])
+            for batch in batches(rows)
         )
         record_predictions(out, requests)
         record_reference(out, candidate, [request.instances[0] for request in self._requests])
@@ -96,31 +96,32 @@ class Examples:
         except (DataError, TypeError) as error:
             fault = str(error).replace("instances[0].", "")
             raise DataError(
-                f"`examples` gives a test row {row} that no client could send: {fault} It must yield what `Instance` "
-                "accepts, and the truth beside it."
+                f"`examples` gives test row {row}, which is not a valid instance: {fault} It must yield a valid "
+                "`Instance` and its truth."
             ) from error
 
 
 def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The rows, as many at a time as a request has when servers are verified."""
-    return (rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER))
+    """Split rows into batches of the size of a request."""
+    size = INSTANCES_PER_REQUEST
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 @contextmanager
-def servable(model: Path, origin: Path) -> Iterator[Path]:
-    """A folder with what a server loads: the model, and the dataset.json and state/ of `origin`. Raises DataError."""
+def serving_folder(model: Path, origin: Path) -> Iterator[Path]:
+    """Yield a folder with a server's files: the model, and dataset.json and state/ of `origin`. Raises DataError."""
     with TemporaryDirectory() as folder:
         link(Path(folder), serving_files(model, origin))
         yield Path(folder)
 
 
 def check_json(prediction: Any) -> Any:
-    """The prediction. Raises CodeError that names the type of one that is not JSON."""
+    """Return the prediction. Raises CodeError if it is not JSON."""
     try:
         json.dumps(prediction)
     except (TypeError, ValueError) as error:
         raise CodeError(
-            f"`predict` gave a prediction that is not JSON ({error}): it must give numbers, text, lists and objects; "
-            "`.tolist()` and `.item()` make them of a tensor."
+            f"`predict` returned a prediction that is not JSON ({error}): it must return numbers, text, lists or "
+            "objects; `.tolist()` and `.item()` convert tensors."
         ) from error
     return prediction

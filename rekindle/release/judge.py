@@ -1,7 +1,7 @@
-"""Judges a candidate, and the champion beside it, on the workload's test examples, by the function that serves.
+"""Evaluates the candidate and the champion on the workload's test examples, with the same predictor as in serving.
 
-Leaves a sample of the examples with the candidate's predictions in the report, which `verify` replays and of which the
-server's example request is the first.
+The report contains a sample of the examples with the candidate's predictions. `verify` replays it, and its first row
+becomes the server's example request.
 """
 
 import traceback
@@ -20,57 +20,59 @@ from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstra
 from rekindle.release.examples import Examples
 from rekindle.workload import compares, dataset_facts, digest_of
 
-Parts = dict[str, NDArray[np.bool_]]  # by name: which rows are in it
+Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
 
 
 def evaluate(
     workload: Any, candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate
 ) -> Evaluation:
-    """Metrics of the models in `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
+    """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
 
-    The candidate belongs to `dataset`; the directory of the champion holds the dataset.json that it was trained with.
+    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset.
     """
-    every = read_examples(workload, dataset)
-    examples, warnings, incomparable = every, list[str](), ""
+    all_examples = read_examples(workload, dataset)
+    examples, warnings, incomparable = all_examples, list[str](), ""
     if champion and digest_of(champion) != digest_of(dataset):
-        examples, warnings, incomparable = unseen(workload, every, dataset, dataset_facts(champion))
-    beside: dict[str, Any] = {}
+        examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
+    others: dict[str, Any] = {}
     if champion and not incomparable:
         try:
-            beside["champion"] = scored(examples, champion, champion)
-        except (DataError, CodeError, RuntimeError) as error:  # another shape, other classes
-            examples, warnings, incomparable = every, [], f"{error}"
+            others["champion"] = score(examples, champion, champion)
+        except (DataError, CodeError, RuntimeError) as error:  # e.g. another shape, other classes
+            examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
-        beside["baseline"] = examples.baseline
-    predictions = {"candidate": scored(examples, candidate, dataset)} | beside
-    arrays = {name: as_array(values) for name, values in predictions.items()}
-    truths, parts = as_array(examples.truths), parts_of(examples)
-    by_part = {name: figures(workload.metrics, arrays, truths, rows) for name, rows in parts.items()}
+        others["baseline"] = examples.baseline
+    predictions = {"candidate": score(examples, candidate, dataset)} | others
+    arrays = {name: to_array(values) for name, values in predictions.items()}
+    truths, parts = to_array(examples.truths), split_parts(examples)
+    by_part = {name: compute_metrics(workload.metrics, arrays, truths, rows) for name, rows in parts.items()}
     metrics = {
         model: {metric.name: mean(part[model][metric.name] for part in by_part.values()) for metric in workload.metrics}
         for model in arrays
     }
-    shown = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
+    named = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
     difference = compare(workload.metrics[0], arrays, truths, parts, examples, gate) if "champion" in arrays else None
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
-    with told("the report cannot be written"):
-        evaluation = Evaluation(metrics, len(examples), shown, difference, incomparable, warnings)
+    with convert_errors("the report cannot be written"):
+        evaluation = Evaluation(metrics, len(examples), named, difference, incomparable, warnings)
         return examples.report(report, predictions, evaluation)
 
 
 def read_examples(workload: Any, dataset: Path, champion: dict[str, Any] | None = None) -> Examples:
-    """The workload's examples; with the facts of a champion's dataset, those that it has not seen. Raises DataError."""
-    given = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
-    examples = given if isinstance(given, Examples) else Examples.of(given)
+    """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError."""
+    result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
+    examples = result if isinstance(result, Examples) else Examples.of(result)
     if not len(examples) and champion is None:
-        raise DataError("the dataset has no test examples: nothing can be judged. Give more data.")
+        raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")
     return examples
 
 
-def unseen(workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]) -> tuple[Examples, list[str], str]:
-    """The examples that a champion trained on a dataset with these `facts` has not seen, warnings, and why it cannot be
-    compared if it has seen all."""
+def exclude_seen(
+    workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
+) -> tuple[Examples, list[str], str]:
+    """Return the examples that a champion trained on a dataset with these `facts` has not seen, warnings, and the
+    reason why the champion cannot be compared, if it has seen all."""
     if not compares(workload):
         return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
     try:
@@ -81,22 +83,23 @@ def unseen(workload: Any, examples: Examples, dataset: Path, facts: dict[str, An
         return examples, [], f"it was trained on all {count:,} of them."
     if len(kept) == count or kept.warnings != examples.warnings:
         return kept, [], ""
-    left_out = f"{count - len(kept):,} of {count:,} test rows were in the champion's training: they judge nothing"
-    return kept, [left_out], ""
+    warning = f"{count - len(kept):,} of {count:,} test rows are excluded: the champion was trained on them"
+    return kept, [warning], ""
 
 
-def scored(examples: Examples, model: Path, origin: Path) -> Any:
-    """The predictions of a model, one for each example. Raises DataError or CodeError."""
-    with told("`predict` failed on the test rows"):
+def score(examples: Examples, model: Path, origin: Path) -> Any:
+    """Return a model's predictions, one per example. Raises DataError or CodeError."""
+    with convert_errors("`predict` failed on the test rows"):
         predictions = examples.score(model, origin)
     if len(predictions) != len(examples):
-        raise DataError(f"`score` gave {len(predictions)} predictions for {len(examples)} test rows: give one each.")
+        count, rows = len(predictions), len(examples)
+        raise DataError(f"`score` returned {count} predictions for {rows} test rows: return one per row.")
     return predictions
 
 
 @contextmanager
-def told(where: str) -> Iterator[None]:
-    """Raise an exception of the workload as an error with its place: a CodeError, if it would come again."""
+def convert_errors(where: str) -> Iterator[None]:
+    """Convert exceptions of the workload to errors with their location: a CodeError, if a retry cannot help."""
     try:
         yield
     except RekindleError:
@@ -106,8 +109,8 @@ def told(where: str) -> Iterator[None]:
         raise user_code.as_error(error, where) from error
 
 
-def as_array(values: Any) -> Any:
-    """The values as a NumPy array if they are numbers (or equal shapes of them), else the list."""
+def to_array(values: Any) -> Any:
+    """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values unchanged."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
@@ -115,64 +118,67 @@ def as_array(values: Any) -> Any:
     return array if array.dtype.kind in "biuf" else values
 
 
-def parts_of(examples: Examples) -> Parts:
-    """The parts in the order of their names; one without a name if the examples have none."""
+def split_parts(examples: Examples) -> Parts:
+    """Return the parts, sorted by name; without parts, a single one that has an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
-    names, place = np.unique(np.asarray(examples.parts), return_inverse=True)
-    return {str(name): place == number for number, name in enumerate(names)}
+    names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
+    return {str(name): numbers == number for number, name in enumerate(names)}
 
 
-def chosen(values: Any, rows: Any) -> Any:
-    """The values of some rows, by their numbers or by a mask."""
+def select(values: Any, rows: Any) -> Any:
+    """Return the values of some rows, given by their numbers or a mask."""
     return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in np.arange(len(values))[rows]]
 
 
-def figures(metrics: Any, predictions: dict[str, Any], truths: Any, rows: Any) -> dict[str, dict[str, float]]:
-    """The metrics of each model on some of the rows."""
-    truths = chosen(truths, rows)
+def compute_metrics(metrics: Any, predictions: dict[str, Any], truths: Any, rows: Any) -> dict[str, dict[str, float]]:
+    """Compute the metrics of each model on some of the rows."""
+    truths = select(truths, rows)
     return {
-        name: {metric.name: value(metric, chosen(array, rows), truths) for metric in metrics}
+        name: {metric.name: compute(metric, select(array, rows), truths) for metric in metrics}
         for name, array in predictions.items()
     }
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean over the parts."""
+    """Return the mean as a Python float."""
     return float(np.mean([*values]))
 
 
-def value(metric: Metric, predictions: Any, truths: Any) -> float:
-    """The metric of these predictions."""
-    assert metric.function, "workload.load refuses a metric without one"
-    with told(f"the metric {metric.name} cannot be computed"):
+def compute(metric: Metric, predictions: Any, truths: Any) -> float:
+    """Compute the metric of these predictions."""
+    assert metric.function, "workload.load rejects a metric without a function"
+    with convert_errors(f"the metric {metric.name} cannot be computed"):
         return float(metric.function(predictions, truths))
 
 
 def compare(
     metric: Metric, predictions: dict[str, Any], truths: Any, parts: Parts, examples: Examples, gate: Gate
 ) -> Difference:
-    """Candidate minus champion, by a paired bootstrap."""
-    function, many = metric.function, metric.weighted
-    assert function, "workload.load refuses a metric without one"
-    pair = predictions["candidate"], predictions["champion"]
+    """Return candidate minus champion, with the interval of a paired bootstrap."""
+    function, weighted = metric.function, metric.weighted
+    assert function, "workload.load rejects a metric without a function"
+    candidate, champion = predictions["candidate"], predictions["champion"]
 
-    def gap(rows: Rows) -> float:
-        ours, theirs = (function(chosen(array, rows), chosen(truths, rows)) for array in pair)
-        return ours - theirs
+    def difference_in_part(rows: Rows) -> float:
+        candidate_value, champion_value = (
+            function(select(array, rows), select(truths, rows)) for array in (candidate, champion)
+        )
+        return candidate_value - champion_value
 
     def difference(rows: Rows) -> float:
-        return mean(gap(rows[inside[rows]]) for inside in parts.values())
+        return mean(difference_in_part(rows[mask[rows]]) for mask in parts.values())
 
     def differences(group: Rows, draws: NDArray[np.float32]) -> NDArray[np.float64]:
-        assert many
+        assert weighted
         total = np.zeros(draws.shape[1])
-        for inside in parts.values():
-            part = chosen(truths, inside), group[inside], draws
-            total += many(chosen(pair[0], inside), *part) - many(chosen(pair[1], inside), *part)
+        for mask in parts.values():
+            arguments = select(truths, mask), group[mask], draws
+            total += weighted(select(candidate, mask), *arguments) - weighted(select(champion, mask), *arguments)
         return total / len(parts)
 
-    size, groups, rule = len(examples), examples.groups, (gate.resamples, gate.confidence)
-    if many is None:
-        return Difference(metric.name, *paired_bootstrap(difference, size, groups, *rule))
-    return Difference(metric.name, difference(np.arange(size)), *weighted_bootstrap(differences, size, groups, *rule))
+    size, groups, settings = len(examples), examples.groups, (gate.resamples, gate.confidence)
+    if weighted is None:
+        return Difference(metric.name, *paired_bootstrap(difference, size, groups, *settings))
+    interval = weighted_bootstrap(differences, size, groups, *settings)
+    return Difference(metric.name, difference(np.arange(size)), *interval)

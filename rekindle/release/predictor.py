@@ -1,12 +1,12 @@
-"""What answers requests: a released model behind one function, the same for a server, `verify` and a notebook.
+"""Predictions of a released model, with the same code in servers, `verify` and notebooks.
 
     predictor = open_predictor(release)                 # a folder with the files of a release
     request = predictor.Request.model_validate(predictor.example())
     [predictions] = predictor.predict([request])
 
-A prediction does not depend on what it is computed together with, bit for bit. A network's kernels do: they differ with
-the shape of their input, even with a row's place in it (a linear layer of three outputs, a sigmoid). So `predict` of a
-workload gets one instance at a time; a workload that knows its network can do better with a predictor of its own.
+A prediction does not depend on its batch, bit for bit. The kernels of a network can depend on it: on the shape of their
+input, or on the position of a row (a linear layer with three outputs, a sigmoid). So `predict` of a workload gets one
+instance at a time; a workload can define a faster predictor for its network.
 """
 
 import json
@@ -22,14 +22,14 @@ from rekindle.workload import Predictor, dataset_facts, load
 
 
 def open_predictor(release: Path) -> Predictor:
-    """The workload's own predictor, or one made of its `model`, `Instance` and `predict`. Raises DataError."""
+    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`. Raises DataError."""
     description = model_description(release)
-    own = getattr(load(description["workload"]), "predictor", None)
-    return own(release) if own else InstancePredictor(release, description)
+    predictor = getattr(load(description["workload"]), "predictor", None)
+    return predictor(release) if predictor else InstancePredictor(release, description)
 
 
 class InstancePredictor:
-    """The workload's `predict` over the released weights, one instance at a time."""
+    """Calls the workload's `predict` with the released weights, one instance at a time."""
 
     def __init__(self, release: Path, description: dict[str, Any]) -> None:
         self.workload: Any = load(description["workload"])
@@ -39,19 +39,19 @@ class InstancePredictor:
         self.model = open_model(self.workload, release, description, self.facts)
 
     def example(self) -> dict[str, Any]:
-        """A request with one of the rows that the model was judged on. Raises DataError if the release has none."""
+        """Return a request with one of the test rows. Raises DataError if the release does not contain it."""
         try:
             return json.loads((self.release / EXAMPLE).read_text())
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.release} is not a whole release ({error}). Release the model again.") from error
+            raise DataError(f"{self.release} is not a complete release ({error}). Release the model again.") from error
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """The predictions of each request. Raises CodeError if `predict` gives none or several for an instance."""
+        """Return the predictions of each request. Raises CodeError unless `predict` returns one per instance."""
         return [predict(self.workload, self.model, request.instances, self.facts) for request in requests]
 
 
 def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any]) -> list[Any]:
-    """The workload's `predict`, one instance at a time. Raises CodeError unless each has one prediction."""
+    """Call the workload's `predict`, one instance at a time. Raises CodeError unless it returns one prediction each."""
     import torch
 
     predictions = []
@@ -64,13 +64,13 @@ def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str
                     "instance, such as tensor.tolist()."
                 )
             if len(result) != 1:
-                raise CodeError(f"{len(result)} predictions came for 1 instance: `predict` must give one for each.")
+                raise CodeError(f"`predict` returned {len(result)} predictions for 1 instance: it must return one.")
             predictions += result
     return predictions
 
 
 def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: dict[str, Any]) -> Any:
-    """The trained model in `folder`, in eval mode. Raises DataError if its files do not fit the workload."""
+    """Load the trained model in `folder`, in eval mode. Raises DataError if its files do not fit the workload."""
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -80,7 +80,7 @@ def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: 
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, KeyError, RuntimeError, SafetensorError, ValidationError) as error:
         raise DataError(
-            f"{folder} holds no model of {description['workload']} ({' '.join(str(error).split())}): "
-            "was the workload changed since the training?"
+            f"{folder} does not contain a model of {description['workload']} ({' '.join(str(error).split())}). "
+            "If the workload changed since the training, train again."
         ) from error
     return model.eval()

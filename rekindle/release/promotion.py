@@ -1,8 +1,8 @@
-"""One decision at a time about which version of a model is the champion, also between machines that share MLflow.
+"""Changes of a model's champion, one at a time, also between machines that share MLflow.
 
-MLflow moves an alias without a condition, so a promotion first takes `releases/NAME/promotion.json` by a conditional
-write: whoever was judged against another champion than the present one is refused. A rollback is recorded there before
-it changes anything, and as long as it has not ended: a command that is interrupted is finished by the next one.
+MLflow moves an alias unconditionally, so a promotion first writes `releases/NAME/promotion.json` conditionally: a
+version that was compared with another champion than the current one is rejected. A rollback is recorded in the same
+file from before its first change until its end, so that the next command finishes an interrupted one.
 """
 
 import json
@@ -16,96 +16,96 @@ from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError
 from rekindle.mlflow_api import Refused
 from rekindle.storage import NotFound, Store
 
-PATIENCE = 2.0  # seconds that another run gets to finish its promotion
-PAUSE_S = 1.0  # before the next attempt at services that are unavailable
-State = tuple[dict[str, Any], str | None]  # of the record, with its etag
+UNFINISHED_TIMEOUT_S = 2.0  # that another run gets to finish its promotion
+RETRY_PAUSE_S = 1.0  # while services are unavailable
+State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 T = TypeVar("T")
 
 
 class ChampionChanged(RekindleError):
-    """The champion is another one than the candidate was judged against, or than a rollback began with."""
+    """The champion has changed since the evaluation of the candidate, or since the start of a rollback."""
 
-    exit_code = 65  # of the step that verifies: to try it again cannot help
+    exit_code = 65  # of the step `verify`: a retry cannot help
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """A rollback that has begun and not ended."""
+    """A rollback in progress."""
 
-    version: str  # the version that is to serve
-    deployment: str  # its Deployment
-    champion: str  # the version that was the champion at the beginning; empty: none
-    replicas: int  # pods of the Deployment at the beginning
-    decided: bool = False  # True once nothing but the same rollback may follow
+    version: str  # target version
+    deployment: str  # Deployment of the target version
+    champion: str  # version of the champion at the start, or ""
+    replicas: int  # pods of the Deployment at the start
+    decided: bool = False  # the version is being made the champion: the rollback can only be finished
 
 
 def promote(store: Store, name: str, version: str, champion: str, deployment: str) -> str:
-    """Make `version` the champion if that is still `champion`; gives the Deployment that served before, if another.
+    """Make `version` the champion if `champion` still is; return the previous Deployment if it is a different one.
 
-    Raises ChampionChanged. Repeating a promotion changes nothing, also when another one has followed. A rollback that
-    is not decided yet is overruled.
+    Raises ChampionChanged. Repeating a promotion changes nothing, even after a later one. A promotion overrides a
+    rollback that is not decided yet.
     """
-    key, patient = _key(name), time.monotonic() + PATIENCE
+    key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S
     while True:
-        state, etag = _settled(store, name, version, patient)
-        present = tracking.champion(name)
-        if present and present.version == version and present.deployment == deployment:
+        state, etag = _read_finished(store, name, version, deadline)
+        current = tracking.champion(name)
+        if current and current.version == version and current.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
-        if (current := present.version if present else "") != champion:
+        if (current_version := current.version if current else "") != champion:
             if superseded(name, version, champion, deployment):
                 return ""
             raise ChampionChanged(
-                f"version {version} of {name} was judged against {_known(champion)}, and by now the champion is "
-                f"{_known(current)}: it is not promoted. Run the pipeline again, and it is judged against that."
+                f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
+                f"is {_format_version(current_version)}: it is not promoted. Run the pipeline again to compare them."
             )
-        former = present.deployment if present and present.deployment != deployment else ""
-        state = {"version": version, "deployment": deployment, "former": former, "unfinished": True}
-        _write(store, key, state, etag)  # if somebody was faster, the next look decides
+        previous = current.deployment if current and current.deployment != deployment else ""
+        state = {"version": version, "deployment": deployment, "former": previous, "unfinished": True}
+        _write(store, key, state, etag)  # after a conflict, the next iteration decides
 
 
 def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
-    """True if `version`, judged against `champion`, was promoted, and another one has followed."""
-    present = tracking.champion(name)
-    if not present or present.version in (champion, version):
+    """Return True if `version`, which was compared with `champion`, was promoted, and later replaced."""
+    current = tracking.champion(name)
+    if not current or current.version in (champion, version):
         return False
     return any(
         (release.version, release.deployment) == (version, deployment) for release in tracking.promoted_releases(name)
     )
 
 
-def pending(store: Store, name: str) -> Rollback | None:
-    """Return the rollback that has not ended, if there is one."""
-    return _rollback(_settled(store, name)[0])
+def pending_rollback(store: Store, name: str) -> Rollback | None:
+    """Return the rollback in progress, or None."""
+    return _rollback(_read_finished(store, name)[0])
 
 
-def begin(store: Store, name: str, rollback: Rollback) -> None:
+def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
     """Record a rollback. Raises ChampionChanged if another command was faster."""
-    state, etag = _settled(store, name)
+    state, etag = _read_finished(store, name)
     if _rollback(state) or not _write(store, _key(name), state | {"rollback": asdict(rollback)}, etag):
-        raise ChampionChanged(f"another command changes {name} at this moment: nothing was changed. Type this again.")
+        raise ChampionChanged(f"another command is changing {name}: nothing was changed. Repeat this command.")
 
 
-def decide(store: Store, name: str, rollback: Rollback) -> None:
-    """Make the version of a recorded rollback the champion. Raises ChampionChanged if there is another one by now."""
+def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
+    """Make the version of a recorded rollback the champion. Raises ChampionChanged if the champion has changed."""
     while True:
-        state, etag = _settled(store, name, rollback.version)
+        state, etag = _read_finished(store, name, rollback.version)
         champion, current = tracking.champion(name), _rollback(state)
         version = champion.version if champion else ""
         if version == rollback.version and (not current or current.decided):
             return
-        ours = current and replace(current, decided=False) == replace(rollback, decided=False)
-        if not (current and ours) or current.decided or version != rollback.champion:
+        is_same = current and replace(current, decided=False) == replace(rollback, decided=False)
+        if not (current and is_same) or current.decided or version != rollback.champion:
             raise ChampionChanged(
-                f"the rollback of {name} to version {rollback.version} is given up: by now the champion is "
-                f"{_known(version)}."
+                f"the rollback of {name} to version {rollback.version} is cancelled: by now the champion is "
+                f"{_format_version(version)}."
             )
-        former = champion.deployment if champion and champion.deployment != rollback.deployment else ""
-        state = {"version": rollback.version, "deployment": rollback.deployment, "former": former, "unfinished": True}
+        previous = champion.deployment if champion and champion.deployment != rollback.deployment else ""
+        state = {"version": rollback.version, "deployment": rollback.deployment, "former": previous, "unfinished": True}
         _write(store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag)
 
 
-def end(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bool:
-    """Forget a rollback, unless another command did. Without `decided` one that is decided stays: returns False."""
+def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bool:
+    """Remove the record of a rollback. Without `decided`, a decided rollback stays recorded: return False."""
     while True:
         state, etag = _read(store, _key(name))
         current = _rollback(state)
@@ -117,18 +117,18 @@ def end(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bo
             return True
 
 
-def expired(name: str, version: str, keep: int) -> list[str]:
-    """The Deployments of releases before `version` that are no longer kept."""
+def expired_deployments(name: str, version: str, keep: int) -> list[str]:
+    """Return the Deployments of releases before `version` that are no longer kept."""
     releases = tracking.promoted_releases(name)
     earlier = [release.deployment for release in releases if int(release.version) < int(version)]
     kept = {*earlier[-keep:], *(release.deployment for release in releases if int(release.version) >= int(version))}
     return [deployment for deployment in dict.fromkeys(earlier) if deployment not in kept]
 
 
-def retained(name: str, version: str, keep: int) -> list[str]:
-    """The Deployments of all releases that are kept, that of `version` among them."""
-    gone = expired(name, version, keep)
-    return list(dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in gone))
+def retained_deployments(name: str, version: str, keep: int) -> list[str]:
+    """Return the Deployments of all kept releases, including `version`."""
+    expired = expired_deployments(name, version, keep)
+    return list(dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in expired))
 
 
 def retry(call: Callable[[], T], deadline: float) -> T:
@@ -139,33 +139,33 @@ def retry(call: Callable[[], T], deadline: float) -> T:
         except (StorageError, TrackingError) as error:
             if time.monotonic() > deadline:
                 raise
-            say(f"trying again: {error}")
-            time.sleep(PAUSE_S)
+            say(f"retrying: {error}")
+            time.sleep(RETRY_PAUSE_S)
 
 
-def _settled(store: Store, name: str, version: str = "", patient: float | None = None) -> State:
-    """Read the record, whose last decision MLflow knows by then: what another run left unfinished is finished."""
-    key, patient = _key(name), time.monotonic() + PATIENCE if patient is None else patient
+def _read_finished(store: Store, name: str, version: str = "", deadline: float | None = None) -> State:
+    """Read promotion.json; first finish a promotion that another run left unfinished, so that MLflow agrees."""
+    key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S if deadline is None else deadline
     while True:
         state, etag = _read(store, key)
         if not state.get("unfinished"):
             return state, etag
-        if state["version"] != version and time.monotonic() < patient:
-            time.sleep(0.05)  # its run is between its two writes, or was interrupted there
+        if state["version"] != version and time.monotonic() < deadline:
+            time.sleep(0.05)  # its run may be between its two writes, or was interrupted there
         else:
             try:
                 _finish(store, name, key, state, etag)
             except Refused as error:
                 if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
                     raise
-                say(f"version {state['version']} of {name} was deleted before it was the champion: it is forgotten.")
+                say(f"version {state['version']} of {name} was deleted before its promotion, which is discarded.")
                 _write(store, key, {}, etag)
 
 
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
     tracking.promote(name, state["version"], state["deployment"])
     if not _write(store, key, state | {"unfinished": False}, etag):
-        state, _ = _read(store, key)  # somebody else has finished it, and another promotion may have followed
+        state, _ = _read(store, key)  # another run has finished it, and a later promotion may have followed
         tracking.promote(name, state["version"], state["deployment"])
 
 
@@ -173,7 +173,7 @@ def _rollback(state: dict[str, Any]) -> Rollback | None:
     return Rollback(**state["rollback"]) if state.get("rollback") else None
 
 
-def _known(version: str) -> str:
+def _format_version(version: str) -> str:
     return f"version {version}" if version else "none"
 
 
@@ -190,9 +190,9 @@ def _read(store: Store, key: str) -> State:
 
 
 def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> bool:
-    """Write, unless somebody else did since `etag`; whether it was written."""
+    """Write promotion.json unless it changed since `etag`. Return True if it was written."""
     try:
         store.put(key, json.dumps(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        return _read(store, key)[0] == state  # as when the answer to a first attempt was lost
+        return _read(store, key)[0] == state  # True if the answer to a first attempt was lost
     return True

@@ -1,10 +1,10 @@
-"""A release as an MLflow model: what is served, in a notebook or behind `mlflow models serve`.
+"""A release as an MLflow model, for notebooks and `mlflow models serve`.
 
-    model = mlflow.pyfunc.load_model("models:/demo@champion")     # `rekindle env` prints what this needs
+    model = mlflow.pyfunc.load_model("models:/demo@champion")     # with the environment that `rekindle env` prints
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row per instance and a column per field. A further key of a request is a param, as JSON. Requests are
-checked as the server checks them, and predicted by the same function.
+`frame` has a row per instance and a column per field. Other keys of a request are params, as JSON. Requests are
+validated and predicted by the same code as in the server.
 """
 
 import json
@@ -29,13 +29,13 @@ EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
 
 class Model:
-    """What MLflow calls."""
+    """The object that MLflow's pyfunc calls."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
 
     def predict(self, frame: "DataFrame", params: dict[str, str] | None = None) -> list[Any]:
-        """The predictions of all rows. Raises DataError for an invalid request; a missing value is left out."""
+        """Return the predictions of all rows; missing values are omitted. Raises DataError for an invalid request."""
         import pandas
         from pandas.api.types import is_scalar
 
@@ -49,12 +49,12 @@ class Model:
 
 
 def _load_pyfunc(release: str) -> Model:
-    """MLflow's entry: the folder is a release."""
+    """Load a release from its folder (called by MLflow)."""
     return Model(open_predictor(Path(release)))
 
 
 def describe(release: Path, run_id: str) -> None:
-    """Write what MLflow reads of a release, with signature and input example. Raises DataError if it cannot predict."""
+    """Write the MLmodel file of a release, its signature and input example. Raises DataError if it cannot predict."""
     predictor = open_predictor(release)
     example = predictor.example()
     predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
@@ -79,7 +79,7 @@ def describe(release: Path, run_id: str) -> None:
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """MLflow's columns and params of a request."""
+    """Return MLflow's columns and params of a request."""
     schema = request.model_json_schema()
     definitions, properties = schema.get("$defs", {}), schema["properties"]
     instance = resolve(resolve(properties[INSTANCES], definitions)["items"], definitions)
@@ -97,18 +97,18 @@ def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """MLflow's type of a JSON schema; `any` for what it has none for, such as a number or text."""
+    """Convert a JSON schema to MLflow's type, or `any` if MLflow lacks one, e.g. for a number or text."""
     schema = resolve(schema, definitions)
     match schema.get("type"):
         case "array" if "items" in schema:
             return {"type": "array", "items": _type(schema["items"], definitions)}
         case "object" if schema.get("properties"):
             return {"type": "object", "properties": _fields(schema, definitions)}
-        case str(kind) if kind in TYPES and "format" not in schema:  # a time is text, or a pandas timestamp
+        case str(kind) if kind in TYPES and "format" not in schema:  # a time may be text or a pandas timestamp
             return {"type": TYPES[kind]}
     return {"type": "any"}
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's and pandas' values as JSON has them."""
+    """Convert a NumPy or pandas value for JSON."""
     return value.isoformat() if hasattr(value, "isoformat") else value.tolist()

@@ -165,7 +165,7 @@ def test_a_canary_grows_until_its_step_ends_it_even_if_pods_are_lost(
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: percentages that rise to 100"),
+        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: it must be percentages that rise to 100"),
         (["serve.canary.shadow=true"], "shadow needs a Gateway, which copies the requests: set serve.canary.gateway"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError
-from rekindle.gate import Comparison, Difference, Evaluation, Gate, Metric, check_bounds
+from rekindle.gate import Decision, Difference, Evaluation, Gate, Metric, check_bounds
 
 CHAMPION = ("3", "b" * 64)
 
@@ -15,7 +15,7 @@ ERRORS = (Metric("rmse", better="lower", unit="kWh", digits=2),)
 
 
 def decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS) -> Any:
-    return Comparison(gate, metrics, evaluation, candidate, champion).decide()
+    return Decision(gate, metrics, evaluation, candidate, champion).decide()
 
 
 def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object) -> Evaluation:
@@ -158,23 +158,23 @@ def test_the_gate_decides_at_its_limits_as_documented(gap: Any, decision: str, w
 
 @pytest.mark.parametrize(("rows", "warned"), [(49, True), (50, False)])
 def test_the_reason_warns_of_fewer_than_half_of_the_champions_rows(rows: int, warned: bool) -> None:
-    comparison = Comparison(
+    decision = Decision(
         Gate(), METRICS, evaluation((0.02, 0.01, 0.03), rows=rows), "a" * 64, CHAMPION, champion_rows=100
     )
     note = f"Warning: {rows} rows were judged; the champion was released on 100."
-    assert comparison.decide()[1].endswith(note) == warned
+    assert decision.decide()[1].endswith(note) == warned
 
 
 def test_the_champions_weights_with_changed_code_are_released() -> None:
-    comparison = Comparison(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
+    decision = Decision(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
     text = "The weights equal the champion's (version 3), but steps/model.py changed. The candidate meets the gate."
-    assert comparison.decide() == ("release", text)
-    comparison = Comparison(
+    assert decision.decide() == ("release", text)
+    decision = Decision(
         Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
     )
-    assert comparison.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
-    comparison = Comparison(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
-    assert comparison.decide()[0] == "keep"
+    assert decision.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
+    decision = Decision(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
+    assert decision.decide()[0] == "keep"
 
 
 def test_the_reason_contains_the_baseline() -> None:
@@ -186,7 +186,7 @@ def test_the_reason_contains_the_baseline() -> None:
 
 def test_the_record_contains_the_evidence_of_the_verdict() -> None:
     judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
-    record = Comparison(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
+    record = Decision(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
     kind = {"better": "higher", "unit": "", "digits": 4}
     assert record == {
         "verdict": "release",
@@ -201,7 +201,7 @@ def test_the_record_contains_the_evidence_of_the_verdict() -> None:
         "warnings": ["few"],
         "gate": {"minimum": {"ap": 0.6}, "maximum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 300},
     }
-    alone = Comparison(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
+    alone = Decision(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
     record = alone.record("keep", "why")
     assert (record["champion"], record["difference"], record["rows"]) == (None, None, 0)
     assert "Warning" not in alone.decide()[1]

@@ -113,13 +113,13 @@ def test_a_champion_with_a_deleted_release_is_a_clear_error(
 ):
     release = make_champion("gone", novice, s3, tracking.start_run(EXPERIMENT, "gone"))
     s3.delete([entry.key for entry in s3.list(release.uri)])
-    with pytest.raises(StorageError, match=r"champion cannot be compared with: .* does not exist.*alias `champion`"):
+    with pytest.raises(StorageError, match=r"champion's release is incomplete: .* does not exist.*alias `champion`"):
         judge(small_dataset, expert, name="gone")
     assert judge(small_dataset, novice, name="gone").verdict == "same"
 
 
-def test_a_directory_without_a_model_is_rejected(small_dataset: Path, tmp_path: Path):
-    with pytest.raises(DataError, match=r"holds no trained model .*model\.json"):
+def test_a_directory_without_a_model_is_refused(small_dataset: Path, tmp_path: Path):
+    with pytest.raises(DataError, match=r"is not a trained model .*model\.json"):
         judge(small_dataset, tmp_path)
 
 

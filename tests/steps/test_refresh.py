@@ -9,7 +9,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import ConfigError
-from rekindle.release.compare import recorded
+from rekindle.release.compare import read_predictions
 from rekindle.storage import Store
 from rekindle.workload import data_until
 from steps import refresh, release
@@ -44,7 +44,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     assert f"version {first.version} with {newer.rows:,} rows of data since" in newer.reason
     assert data_until(newer.dataset) > data_until(small_dataset)
     assert (newer.report / "verdict.json").read_text() == (report / "verdict.json").read_text()
-    [(request, expected), *_] = recorded(newer.report, 200)
+    [(request, expected), *_] = read_predictions(newer.report, 200)
     assert len(request["instances"]) == len(expected) == 20
 
     artifacts = {"model": newer.model, "dataset": newer.dataset, "report": newer.report}

@@ -119,10 +119,10 @@ def test_a_model_with_another_verdict_is_not_released(s3: Store, name: str, arti
 def test_an_incomplete_model_or_dataset_is_rejected(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     request = inputs(name, artifacts)
     (artifacts["model"] / "model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"model\.safetensors is not there"):
+    with pytest.raises(DataError, match=r"model\.safetensors does not exist"):
         release.run(request)
     shutil.rmtree(artifacts["model"])
-    with pytest.raises(DataError, match="holds no trained model"):
+    with pytest.raises(DataError, match="is not a trained model"):
         release.run(request)
 
 

@@ -15,7 +15,7 @@ from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release.client import resolve
-from rekindle.release.compare import recorded
+from rekindle.release.compare import read_predictions
 from rekindle.release.files import PREDICTIONS, record_predictions
 from rekindle.release.judge import evaluate
 from rekindle.storage import Store
@@ -69,8 +69,8 @@ def test_a_served_release_is_replayed_and_promoted(released: Released, report: P
         assert champion == tracking.Release(outputs.version, outputs.model_uri, inputs["model_sha256"], "cards-1")
         assert (result.former, result.expired) == ("", [])
 
-        # the same server, compared with wrong predictions
-        requests = recorded(report, 60)
+        # the same server, judged by other scores: one of them is wrong
+        requests = read_predictions(report, 60)
         record_predictions(
             tmp_path, ((request, [value + 0.25 for value in expected]) for request, expected in requests)
         )
@@ -105,7 +105,7 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     assert len(model.predict(model.input_example)) == 1
     with Running(f"--model={outputs.model_uri}") as server:
         server.until_ready()
-        for request, _ in list(recorded(report, 60))[:3]:
+        for request, _ in list(read_predictions(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
             served = server.client.post(path, json=request).json()["predictions"]
             frame = pd.DataFrame(request["instances"])
@@ -179,7 +179,7 @@ def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(liar: 
         verify.run(verify_inputs(liar, tmp_path, 5))
     with gzip.open(tmp_path / PREDICTIONS, "wb") as file:
         file.write(b"{}\n")
-    with pytest.raises(DataError, match="holds no predictions to compare with"):
+    with pytest.raises(DataError, match="does not contain predictions"):
         verify.run(verify_inputs(liar, tmp_path, 5))
 
 

@@ -1,1 +1,1 @@
-"""What watches a release: the canary, the scores it gives, and drift."""
+"""Monitoring of releases: canary, prediction scores, drift."""

@@ -1,4 +1,4 @@
-"""An interval must hold what it says, or a worse model replaces a better one by luck."""
+"""Bootstrap intervals must cover the truth as often as they promise, or a worse model could replace a better one."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from rekindle.release.bootstrap import paired_bootstrap, weighted_bootstrap
 
 
-def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_promised() -> None:
     hits = 0
     for seed in range(200):
         values = np.random.default_rng(seed).normal(0.3, 1, 80)
@@ -29,23 +29,23 @@ def test_rows_of_one_group_count_as_one() -> None:
     assert widths[1] > 4 * widths[0]
 
 
-def test_the_same_draws_come_again() -> None:
+def test_the_interval_is_deterministic() -> None:
     values = np.arange(50.0)
     assert len({paired_bootstrap(lambda rows: float(values[rows].mean()), 50) for _ in range(3)}) == 1
 
 
-def test_a_statistic_that_most_draws_do_not_have_gives_no_interval() -> None:
-    def lonely(rows: np.ndarray) -> float:
+def test_a_statistic_that_is_undefined_for_most_draws_has_a_nan_interval() -> None:
+    def undefined(rows: np.ndarray) -> float:
         if not (rows == 0).all() and len(set(rows.tolist())) < 10:
             raise ValueError("too few rows")
         return 1.0
 
-    value, low, high = paired_bootstrap(lonely, 10)
+    value, low, high = paired_bootstrap(undefined, 10)
     assert (value, math.isnan(low), math.isnan(high)) == (1.0, True, True)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9])
-def test_the_interval_is_that_of_the_draws(confidence: float) -> None:
+def test_the_interval_has_the_quantiles_of_the_draws(confidence: float) -> None:
     draws: list[np.ndarray] = []
 
     def mean(rows: np.ndarray) -> float:
@@ -54,34 +54,34 @@ def test_the_interval_is_that_of_the_draws(confidence: float) -> None:
 
     values = np.random.default_rng(3).normal(0, 1, 30)
     value, low, high = paired_bootstrap(mean, 30, resamples=120, confidence=confidence)
-    *drawn, everything = draws
-    assert len(drawn) == 120 and {len(rows) for rows in drawn} == {30}
-    assert {int(row) for rows in drawn for row in rows} == set(range(30)) and everything.tolist() == list(range(30))
-    means = [values[rows].mean() for rows in drawn]
+    *samples, all_rows = draws
+    assert len(samples) == 120 and {len(rows) for rows in samples} == {30}
+    assert {int(row) for rows in samples for row in rows} == set(range(30)) and all_rows.tolist() == list(range(30))
+    means = [values[rows].mean() for rows in samples]
     assert value == values.mean()
     assert (low, high) == pytest.approx(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
 
 
-@pytest.mark.parametrize(("missing", "known"), [(50, True), (51, False)])
-def test_half_of_the_draws_make_an_interval(missing: int, known: bool) -> None:
-    left = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
-    assert math.isfinite(paired_bootstrap(lambda rows: next(left), 10, resamples=100)[1]) == known
+@pytest.mark.parametrize(("missing", "is_defined"), [(50, True), (51, False)])
+def test_an_interval_needs_half_of_the_draws(missing: int, is_defined: bool) -> None:
+    results = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
+    assert math.isfinite(paired_bootstrap(lambda rows: next(results), 10, resamples=100)[1]) == is_defined
 
 
 @pytest.mark.parametrize("groups", [None, [row // 3 for row in range(30)]])
-def test_all_draws_at_once_give_the_interval_of_one_after_the_other(groups: list[int] | None) -> None:
+def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
     values = np.random.default_rng(4).normal(size=30)
 
-    def many(group: Any, draws: Any) -> Any:
+    def weighted_mean(group: Any, draws: Any) -> Any:
         weights = draws[group]
         return (values[:, None] * weights).sum(0) / weights.sum(0)
 
     _, *expected = paired_bootstrap(lambda rows: float(values[rows].mean()), 30, groups, 80, 0.9, seed=3)
-    assert weighted_bootstrap(many, 30, groups, 80, 0.9, seed=3) == pytest.approx(expected, rel=1e-6)
+    assert weighted_bootstrap(weighted_mean, 30, groups, 80, 0.9, seed=3) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("undefined", "known"), [(40, True), (41, False)])
-def test_draws_in_which_a_figure_is_not_defined_do_not_count(undefined: int, known: bool) -> None:
-    figures = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
-    low, high = weighted_bootstrap(lambda group, draws: figures, 5, resamples=80)
-    assert (low, high) == (1.0, 1.0) if known else np.isnan([low, high]).all()
+@pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])
+def test_draws_with_an_undefined_value_do_not_count(undefined: int, is_defined: bool) -> None:
+    values = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
+    low, high = weighted_bootstrap(lambda group, draws: values, 5, resamples=80)
+    assert (low, high) == (1.0, 1.0) if is_defined else np.isnan([low, high]).all()

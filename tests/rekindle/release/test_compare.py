@@ -1,4 +1,4 @@
-"""A served prediction counts as the judged one only if all of it agrees."""
+"""Served and offline predictions are equal only if all of their values agree."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from rekindle.release.compare import Comparison, difference
     ("served", "offline", "expected"),
     [
         (0.25, 0.5, 0.25),
-        (3e6, 2e6, pytest.approx(1 / 3)),  # relative, as numbers of any size are compared with one tolerance
+        (3e6, 2e6, pytest.approx(1 / 3)),  # relative, so that one tolerance fits numbers of any size
         (1, 1.0, 0.0),
         ([1, [2.0]], [1, [2.5]], pytest.approx(0.2)),
         ({"a": 1, "b": "x"}, {"b": "x", "a": 1}, 0.0),
@@ -24,11 +24,11 @@ from rekindle.release.compare import Comparison, difference
         (math.nan, 1.0, math.inf),
     ],
 )
-def test_numbers_may_differ_a_little_and_nothing_else_at_all(served: Any, offline: Any, expected: float) -> None:
+def test_only_numbers_have_a_finite_difference(served: Any, offline: Any, expected: float) -> None:
     assert difference(served, offline) == difference(offline, served) == expected
 
 
-def test_the_worst_instance_is_named() -> None:
+def test_the_result_contains_the_worst_instance() -> None:
     comparison = Comparison(tolerance=0.1)
     comparison.add({"instances": [{"x": 1}, {"x": 2}, {"x": 3}]}, [0.0, 0.9, 0.5], [0.0, 0.5, 0.0])
     assert (comparison.replayed, comparison.differing, comparison.max_difference) == (3, 2, 0.5)

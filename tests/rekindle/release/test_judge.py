@@ -1,4 +1,4 @@
-"""A model is judged by the very predictions that it will serve, beside the champion, or the gate decides on others."""
+"""The evaluation uses the predictions that servers will give, of the candidate and the champion on the same rows."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
-from rekindle.release.compare import recorded
+from rekindle.release.compare import read_predictions
 from rekindle.release.examples import Examples
-from rekindle.release.judge import evaluate, read_examples, unseen
+from rekindle.release.judge import evaluate, exclude_seen, read_examples
 from rekindle.release.watch.reference import REFERENCE
 from rekindle.workload import Example, dataset_facts, prepare
 from tests.rekindle.release import lines
@@ -29,8 +29,8 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def trained(folder: Path, slope: float, dataset: Path | None = None) -> Path:
-    """A model directory; with a dataset that of a champion."""
+def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path:
+    """Write a model directory; with a dataset, a champion's."""
     folder.mkdir()
     save_file({"slope": torch.tensor([slope])}, folder / "model.safetensors")
     card = {"sha256": f"{slope}", "workload": lines.__name__, "model": {}}
@@ -44,14 +44,14 @@ def judge(candidate: Path, champion: Path | None, dataset: Path, report: Path, w
     return evaluate(workload, candidate, champion, dataset, report, Gate(resamples=100))
 
 
-def rows_of(report: Path) -> list[tuple[dict[str, Any], Any]]:
-    """The instances that `verify` sends, each with the prediction to expect."""
-    requests = recorded(report, 10_000)
+def replayed_rows(report: Path) -> list[tuple[dict[str, Any], Any]]:
+    """Return the instances that `verify` sends, with their expected predictions."""
+    requests = read_predictions(report, 10_000)
     return [row for request, expected in requests for row in zip(request["instances"], expected, strict=True)]
 
 
-def later(examples: Any) -> Any:
-    """The examples without those up to the x that a champion knows."""
+def only_unseen(examples: Any) -> Any:
+    """Omit the examples up to the x that a champion was trained on."""
 
     def unseen(path: Path, champion: dict[str, Any] | None) -> list[Any]:
         return [row for row in examples(path) if not champion or row[0]["x"] > champion["until"]]
@@ -59,57 +59,57 @@ def later(examples: Any) -> Any:
     return unseen
 
 
-def test_candidate_champion_and_baseline_meet_the_same_rows(dataset: Path, tmp_path: Path) -> None:
-    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(dataset: Path, tmp_path: Path) -> None:
+    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
     judged = judge(good, bad, dataset, tmp_path / "report")
     assert judged.rows == 20
     assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
     assert judged.metrics["champion"]["rmse"] > judged.metrics["baseline"]["rmse"] / 2 > 1
     assert judged.difference.high < 0, "lower is better: the candidate's error is surely the smaller one"
-    replayed = rows_of(tmp_path / "report")
+    replayed = replayed_rows(tmp_path / "report")
     assert len(replayed) == 20
     assert replayed[3][1] == pytest.approx(2 * replayed[3][0]["x"])
 
 
-def test_a_champion_of_another_shape_is_no_error_but_said(dataset: Path, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", 1.0, dataset)
+def test_a_champion_of_another_shape_is_reported_as_incomparable(dataset: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", 1.0, dataset)
     save_file({"another": torch.zeros(3)}, other / "model.safetensors")
-    judged = judge(trained(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
+    judged = judge(write_model(tmp_path / "good", 2.0), other, dataset, tmp_path / "report")
     assert judged.difference is None
-    assert "holds no model of" in judged.incomparable
+    assert "does not contain a model of" in judged.incomparable
 
 
 @pytest.mark.parametrize(("until", "rows"), [(-1, 20), (4, 15), (99, 20)])
-def test_rows_that_the_champion_was_trained_on_do_not_judge_the_candidate_beside_it(
+def test_rows_that_the_champion_was_trained_on_are_excluded(
     until: float, rows: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    champion = trained(tmp_path / "champion", 1.0, dataset)
+    champion = write_model(tmp_path / "champion", 1.0, dataset)
     record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": until}}
     (champion / "dataset.json").write_text(json.dumps(record))
-    candidate = trained(tmp_path / "good", 2.0)
+    candidate = write_model(tmp_path / "good", 2.0)
     judged = judge(candidate, champion, dataset, tmp_path / "report")
     assert (judged.rows, judged.warnings) == (
         20,
         ["the champion was trained on other data, and may have seen some of the test rows"],
     )
-    monkeypatch.setattr(lines, "examples", later(lines.examples))
+    monkeypatch.setattr(lines, "examples", only_unseen(lines.examples))
     judged = judge(candidate, champion, dataset, tmp_path / "report")
     assert judged.rows == rows
-    left_out = ["5 of 20 test rows were in the champion's training: they judge nothing"]
-    assert judged.warnings == (left_out if rows == 15 else [])
+    warnings = ["5 of 20 test rows are excluded: the champion was trained on them"]
+    assert judged.warnings == (warnings if rows == 15 else [])
     assert judged.incomparable == ("it was trained on all 20 of them." if until == 99 else "")
 
 
-def test_a_dataset_without_test_rows_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_a_dataset_without_test_rows_is_rejected(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text("[]")
-    with pytest.raises(DataError, match="no test examples"):
-        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    with pytest.raises(DataError, match="does not contain test examples"):
+        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
-def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path, tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text('[[1.0, 2.0], ["high", 2.0]]')
-    with pytest.raises(DataError, match=r"test row 1 that no client could send: x is 'high'"):
-        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    with pytest.raises(DataError, match=r"test row 1, which is not a valid instance: x is 'high'"):
+        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
         (
             "examples",
             lambda path: Short([1.0, 2.0]),
-            "`score` gave 1 predictions for 2 test rows: give one each",
+            "`score` returned 1 predictions for 2 test rows: return one per row",
         ),
         (
             "examples",
@@ -143,27 +143,27 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
         (
             "predict",
             lambda model, instances, facts: [torch.ones(1)],
-            r"`predict` gave a .*Tensor is not JSON serializable",
+            r"`predict` returned a .*Tensor is not JSON serializable",
         ),
     ],
 )
-def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
+def test_a_mistake_in_the_workload_is_reported_and_not_retried(
     name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, name, function)
     with pytest.raises((CodeError, DataError), match=words.replace("FILE", re.escape(__file__))):
-        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+        judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
 class Short(Examples):
-    """A batch is lost."""
+    """Returns too few predictions."""
 
     def score(self, model: Path, origin: Path) -> list[float]:
         return [1.0]
 
 
 class Unreported(Examples):
-    """A picture cannot be drawn."""
+    """Fails while writing the report."""
 
     def score(self, model: Path, origin: Path) -> list[float]:
         return [1.0, 2.0]
@@ -173,7 +173,7 @@ class Unreported(Examples):
 
 
 class Server:
-    """Answers y = slope * x with what the dataset's state adds."""
+    """Predicts y = slope * x + shift, with the shift from the dataset's state."""
 
     class Request(BaseModel):
         instances: list[lines.Instance]
@@ -186,26 +186,27 @@ class Server:
         return [[self.slope * instance.x + self.shift for instance in request.instances] for request in requests]
 
 
-def test_a_predictor_of_ones_own_is_judged_too(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what the servers of each model will know: the state of its dataset."""
+def test_a_custom_predictor_is_evaluated_with_the_state_of_each_dataset(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lines, "predictor", Server, raising=False)
-    for folder, shift in ((dataset, "0.5"), (trained(tmp_path / "champion", 2.0, dataset), "3")):
+    for folder, shift in ((dataset, "0.5"), (write_model(tmp_path / "champion", 2.0, dataset), "3")):
         (folder / "state").mkdir()
         (folder / "state/shift").write_text(shift)
-    judged = judge(trained(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report")
+    judged = judge(write_model(tmp_path / "good", 2.0), tmp_path / "champion", dataset, tmp_path / "report")
     assert judged.metrics["candidate"] == {"rmse": pytest.approx(0.5)}
     assert judged.metrics["champion"] == {"rmse": pytest.approx(3)}
-    assert [prediction - 2 * instance["x"] for instance, prediction in rows_of(tmp_path / "report")] == [0.5] * 20
+    assert [prediction - 2 * instance["x"] for instance, prediction in replayed_rows(tmp_path / "report")] == [0.5] * 20
 
 
 def accuracy(predictions: list[str], truths: list[str]) -> float:
     return sum(a == b for a, b in zip(predictions, truths, strict=True)) / len(truths)
 
 
-def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric(
+def test_the_difference_of_the_first_metric_is_resampled_by_group(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interval is that of draws of customers: ten, each with two equal rows."""
+    """The groups are ten customers, each with two equal rows."""
     rows = [({"x": float(x)}, "high" if x > 9 else "low", x // 2) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
     monkeypatch.setattr(lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0)))
@@ -214,7 +215,7 @@ def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric
         return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
 
     monkeypatch.setattr(lines, "predict", labels)
-    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
     judged = judge(good, bad, dataset, tmp_path / "report")
     assert judged.metrics == {
         "candidate": {"accuracy": 1.0, "error": 1.0},
@@ -229,56 +230,55 @@ def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric
     assert judged.incomparable == "" and judged.warnings == []
 
 
-def test_rows_that_are_left_out_take_their_customers_with_them(
+def test_excluded_rows_are_excluded_from_all_columns(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    champion = trained(tmp_path / "champion", 1.0, dataset)
+    champion = write_model(tmp_path / "champion", 1.0, dataset)
     record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
     (champion / "dataset.json").write_text(json.dumps(record))
     rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
-    monkeypatch.setattr(lines, "examples", later(lambda path: iter(rows)))
-    found, warnings, incomparable = unseen(lines, read_examples(lines, dataset), dataset, dataset_facts(champion))
-    assert found.instances == [row[0] for row in rows[10:]] and found.truths == [row[1] for row in rows[10:]]
-    assert found.groups == [row[2] for row in rows[10:]]
-    assert warnings == ["10 of 20 test rows were in the champion's training: they judge nothing"] and not incomparable
+    monkeypatch.setattr(lines, "examples", only_unseen(lambda path: iter(rows)))
+    facts = dataset_facts(champion)
+    examples, warnings, incomparable = exclude_seen(lines, read_examples(lines, dataset), dataset, facts)
+    assert examples.instances == [row[0] for row in rows[10:]] and examples.truths == [row[1] for row in rows[10:]]
+    assert examples.groups == [row[2] for row in rows[10:]]
+    assert warnings == ["10 of 20 test rows are excluded: the champion was trained on them"] and not incomparable
 
 
-def test_examples_may_say_themselves_why_a_champion_cannot_be_compared(
+def test_examples_may_give_the_reason_why_a_champion_cannot_be_compared(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    champion = trained(tmp_path / "champion", 1.0, dataset)
+    champion = write_model(tmp_path / "champion", 1.0, dataset)
     record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
     (champion / "dataset.json").write_text(json.dumps(record))
-    given = lines.examples
+    original = lines.examples
 
-    def refused(path: Path, champion: dict[str, Any] | None) -> Any:
+    def refuse(path: Path, champion: dict[str, Any] | None) -> Any:
         if champion:
             raise DataError(f"it knows the rows up to {champion['until']}.")
-        return given(path)
+        return original(path)
 
-    monkeypatch.setattr(lines, "examples", refused)
-    judged = judge(trained(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
+    monkeypatch.setattr(lines, "examples", refuse)
+    judged = judge(write_model(tmp_path / "good", 2.0), champion, dataset, tmp_path / "report")
     assert (judged.rows, judged.incomparable, judged.warnings) == (20, "it knows the rows up to 9.", [])
     assert set(judged.metrics) == {"candidate", "baseline"}
 
 
-def test_what_servers_will_see_is_compared_with_the_test_rows_and_their_predictions(
-    dataset: Path, tmp_path: Path
-) -> None:
-    judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+def test_the_report_has_histograms_of_instances_and_predictions(dataset: Path, tmp_path: Path) -> None:
+    judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
     reference = json.loads((tmp_path / "report" / REFERENCE).read_text())
     assert reference["rows"] == sum(reference["scores"]["prediction"]) == sum(reference["features"]["x"]) == 20
     assert reference["scores"]["prediction"] != reference["features"]["x"]
 
 
-def test_a_thousand_rows_are_left_for_the_replay(dataset: Path, tmp_path: Path) -> None:
+def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: Path) -> None:
     rows = [[float(x), 2.0 * x] for x in range(1200)]
     (dataset / "test.json").write_text(json.dumps(rows))
-    judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
-    replayed = rows_of(tmp_path / "report")
-    places = [instance["x"] for instance, _ in replayed]
-    assert len(places) == 1000 and places == sorted(set(places)) and places != list(range(1000))
-    assert [prediction for _, prediction in replayed] == [2 * x for x in places]
+    judge(write_model(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    replayed = replayed_rows(tmp_path / "report")
+    values = [instance["x"] for instance, _ in replayed]
+    assert len(values) == 1000 and values == sorted(set(values)) and values != list(range(1000))
+    assert [prediction for _, prediction in replayed] == [2 * x for x in values]
 
 
 def mean_of_squares(predictions: Any, truths: Any) -> float:
@@ -294,12 +294,12 @@ def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> A
 def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     weighted: Any, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: each week counts as much as the other."""
+    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: both weeks have the same weight."""
     parts = ["2024-05-13" if x < 15 else "2024-05-20" for x in range(20)]
     rows = [Example({"x": float(x)}, 2.0 * x, x // 2, part=parts[x]) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
     monkeypatch.setattr(lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),))
-    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    good, bad = write_model(tmp_path / "good", 2.0, dataset), write_model(tmp_path / "bad", 1.0, dataset)
     judged = judge(good, bad, dataset, tmp_path / "report")
     first, second = np.mean(np.square(np.arange(15))), np.mean(np.square(np.arange(15, 20)))
     assert [(part["name"], part["rows"]) for part in judged.parts] == [("2024-05-13", 15), ("2024-05-20", 5)]

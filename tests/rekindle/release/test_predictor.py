@@ -1,4 +1,4 @@
-"""A released model predicts the same, bit for bit, alone and beside others; what is no whole release says so."""
+"""Predictions of a released model do not depend on the batch, bit for bit; incomplete releases are rejected."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def release(tmp_path: Path) -> Path:
     facts = {"classes": 3}
     network = images.model(images.Model(), facts)
     with torch.no_grad():
-        network(torch.tensor(ROWS)[:, None])  # moves BatchNorm's buffers
+        network(torch.tensor(ROWS)[:, None])  # updates BatchNorm's buffers
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     card = {"sha256": sha256, "workload": images.__name__, "model": {"width": 5}}
@@ -34,7 +34,7 @@ def release(tmp_path: Path) -> Path:
 
 
 def requests(predictor: Any, *sizes: int) -> list[Any]:
-    """Requests for the first rows, so many in each."""
+    """Create requests of these sizes for the first rows."""
     rows = iter(ROWS)
     instances = [[{"pixels": next(rows)} for _ in range(size)] for size in sizes]
     return [predictor.Request.model_validate({"instances": request}) for request in instances]
@@ -46,7 +46,7 @@ def test_the_example_is_predicted(release: Path) -> None:
     assert sum(prediction.values()) == pytest.approx(1)
 
 
-def test_no_bit_of_a_prediction_depends_on_what_is_predicted_with_it(release: Path) -> None:
+def test_a_prediction_does_not_depend_on_its_batch(release: Path) -> None:
     predictor = open_predictor(release)
     alone = [prediction for request in requests(predictor, *[1] * 300) for [prediction] in predictor.predict([request])]
     for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
@@ -55,20 +55,20 @@ def test_no_bit_of_a_prediction_depends_on_what_is_predicted_with_it(release: Pa
         assert [prediction for predictions in together for prediction in predictions] == alone
 
 
-def test_a_predict_that_loses_an_instance_is_named(release: Path) -> None:
+def test_a_predict_without_a_prediction_is_rejected(release: Path) -> None:
     (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 3, "forgetful": True}}))
     predictor = open_predictor(release)
-    with pytest.raises(RekindleError, match="0 predictions came for 1 instance: `predict` must give one for each"):
+    with pytest.raises(RekindleError, match="`predict` returned 0 predictions for 1 instance: it must return one"):
         predictor.predict(requests(predictor, 2))
 
 
-def test_weights_that_do_not_fit_the_workload_any_more_are_named(release: Path) -> None:
+def test_weights_that_no_longer_fit_the_workload_are_rejected(release: Path) -> None:
     (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 4}}))
-    with pytest.raises(DataError, match=f"no model of {images.__name__} .*was the workload changed"):
+    with pytest.raises(DataError, match=f"not contain a model of {images.__name__} .*If the workload changed"):
         open_predictor(release)
 
 
-def test_a_release_without_an_example_is_not_whole(release: Path) -> None:
+def test_a_release_without_an_example_is_incomplete(release: Path) -> None:
     (release / "example.json").unlink()
-    with pytest.raises(DataError, match=r"not a whole release .*example\.json"):
+    with pytest.raises(DataError, match=r"not a complete release .*example\.json"):
         open_predictor(release).example()

@@ -1,4 +1,4 @@
-"""The champion is never replaced by a version that was judged against another one."""
+"""A version that was compared with another champion never replaces the current one."""
 
 import json
 import os
@@ -37,29 +37,29 @@ def register(mlflow_server: str, name: str) -> Register:
 
 
 def champion(name: str) -> str:
-    found = tracking.champion(name)
-    return found.version if found else ""
+    release = tracking.champion(name)
+    return release.version if release else ""
 
 
-def test_of_runs_that_were_judged_against_the_same_champion_one_replaces_it(
+def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
     s3: Store, name: str, register: Register
 ) -> None:
     def attempt(version: str) -> bool:
         try:
-            promotion.promote(s3, name, version, judged, f"cards-{version}")
+            promotion.promote(s3, name, version, current, f"cards-{version}")
         except promotion.ChampionChanged as error:
-            assert f"was judged against {f'version {judged}' if judged else 'none'}, and by now" in str(error)
+            assert f"was compared with {f'version {current}' if current else 'none'}, but by now" in str(error)
             return False
         return True
 
     for _ in range(4):
-        judged, versions = champion(name), [register() for _ in range(4)]
+        current, versions = champion(name), [register() for _ in range(4)]
         with ThreadPoolExecutor() as pool:
             promoted = [version for version, done in zip(versions, pool.map(attempt, versions), strict=True) if done]
         assert promoted == [champion(name)]
 
 
-def test_a_retried_promotion_changes_nothing_and_still_knows_what_served_before(
+def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment(
     s3: Store, name: str, register: Register
 ) -> None:
     first, second = register(), register()
@@ -69,7 +69,7 @@ def test_a_retried_promotion_changes_nothing_and_still_knows_what_served_before(
     assert champion(name) == second
 
 
-def test_other_servers_of_the_champion_replace_its_former_ones(s3: Store, name: str, register: Register) -> None:
+def test_a_new_deployment_of_the_champion_replaces_its_old_one(s3: Store, name: str, register: Register) -> None:
     version = register()
     promotion.promote(s3, name, version, "", "cards-1")
     for _ in range(2):
@@ -78,9 +78,9 @@ def test_other_servers_of_the_champion_replace_its_former_ones(s3: Store, name: 
     assert champion and (champion.version, champion.deployment) == (version, "cards-2")
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_promotion_that_was_killed_is_finished_by_whoever_comes_next(
-    s3: Store, name: str, register: Register, at: int
+@pytest.mark.parametrize("write_number", [1, 2])
+def test_the_next_run_finishes_a_promotion_that_was_killed(
+    s3: Store, name: str, register: Register, write_number: int
 ) -> None:
     first, second = register(), register()
     command = """
@@ -97,16 +97,16 @@ def write(store, key, state, etag, original=promotion._write, count=[0]):
 promotion._write = write
 promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 """
-    killed = subprocess.run([sys.executable, "-c", command, name, first, str(at)], env=dict(os.environ))
-    assert killed.returncode == -signal.SIGKILL
+    process = subprocess.run([sys.executable, "-c", command, name, first, str(write_number)], env=dict(os.environ))
+    assert process.returncode == -signal.SIGKILL
     with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}") as changed:
         promotion.promote(s3, name, second, "", "cards-2")
-    assert changed.value.exit_code == 65, "to try it again cannot help"
+    assert changed.value.exit_code == 65, "a retry cannot help"
     assert champion(name) == first
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
-def test_a_champion_that_somebody_set_by_hand_counts(s3: Store, name: str, register: Register) -> None:
+def test_a_champion_that_was_set_by_hand_counts(s3: Store, name: str, register: Register) -> None:
     first, second, third = register(), register(), register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
@@ -116,118 +116,115 @@ def test_a_champion_that_somebody_set_by_hand_counts(s3: Store, name: str, regis
     assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
 
 
-def test_the_deployments_of_the_newest_releases_stay_for_a_rollback(s3: Store, name: str, register: Register) -> None:
+def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
+    s3: Store, name: str, register: Register
+) -> None:
     versions = [register() for _ in range(5)]
-    before = ""
-    for version in versions:
-        promotion.promote(s3, name, version, before, f"cards-{version}")
-        before = version
-    assert promotion.expired(name, versions[-1], keep=2) == [f"cards-{version}" for version in versions[:2]]
-    assert promotion.expired(name, versions[1], keep=2) == []
+    for previous, version in zip(["", *versions], versions, strict=False):
+        promotion.promote(s3, name, version, previous, f"cards-{version}")
+    assert promotion.expired_deployments(name, versions[-1], keep=2) == [f"cards-{version}" for version in versions[:2]]
+    assert promotion.expired_deployments(name, versions[1], keep=2) == []
 
 
 @pytest.fixture
 def versions(s3: Store, name: str, register: Register) -> list[str]:
-    """Three versions; the second is the champion, and replaced the first."""
+    """Register three versions; the second is the champion, and replaced the first."""
     first, second, third = register(), register(), register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")
     return [first, second, third]
 
 
-def test_a_rollback_is_recorded_decided_and_forgotten(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_rollback_is_recorded_decided_and_removed(s3: Store, name: str, versions: list[str]) -> None:
     first, second, _ = versions
-    assert promotion.pending(s3, name) is None
+    assert promotion.pending_rollback(s3, name) is None
     rollback = promotion.Rollback(first, "cards-1", second, 3)
-    promotion.begin(s3, name, rollback)
-    assert promotion.pending(s3, name) == rollback and champion(name) == second
-    with pytest.raises(promotion.ChampionChanged, match=f"another command changes {name} at this moment"):
-        promotion.begin(s3, name, rollback)
+    promotion.begin_rollback(s3, name, rollback)
+    assert promotion.pending_rollback(s3, name) == rollback and champion(name) == second
+    with pytest.raises(promotion.ChampionChanged, match=f"another command is changing {name}"):
+        promotion.begin_rollback(s3, name, rollback)
     for _ in range(2):
-        promotion.decide(s3, name, rollback)
-        assert champion(name) == first and promotion.pending(s3, name) == replace(rollback, decided=True)
-    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", "whose servers are to be stopped"
-    assert not promotion.end(s3, name, rollback, decided=False), "it only stops what can still be given up"
-    assert promotion.pending(s3, name)
-    assert promotion.end(s3, name, rollback) and promotion.pending(s3, name) is None
-    assert promotion.end(s3, name, rollback)
-    promotion.decide(s3, name, rollback)  # by a command that had lost its connection
-    assert champion(name) == first and promotion.pending(s3, name) is None
+        promotion.decide_rollback(s3, name, rollback)
+        assert champion(name) == first and promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
+    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", "its servers must be stopped"
+    assert not promotion.end_rollback(s3, name, rollback, decided=False), "a decided rollback cannot be cancelled"
+    assert promotion.pending_rollback(s3, name)
+    assert promotion.end_rollback(s3, name, rollback) and promotion.pending_rollback(s3, name) is None
+    assert promotion.end_rollback(s3, name, rollback)
+    promotion.decide_rollback(s3, name, rollback)  # by a command that lost its connection
+    assert champion(name) == first and promotion.pending_rollback(s3, name) is None
 
 
-def test_a_rollback_that_is_not_decided_can_be_given_up(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_rollback_that_is_not_decided_can_be_cancelled(s3: Store, name: str, versions: list[str]) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
-    promotion.begin(s3, name, rollback)
+    promotion.begin_rollback(s3, name, rollback)
     for other in (replace(rollback, version=versions[2]), replace(rollback, champion=versions[2])):
-        assert promotion.end(s3, name, other) and promotion.pending(s3, name) == rollback, "that is another's"
-    assert promotion.end(s3, name, rollback, decided=False) and promotion.pending(s3, name) is None
+        assert promotion.end_rollback(s3, name, other)
+        assert promotion.pending_rollback(s3, name) == rollback, "it belongs to another command"
+    assert promotion.end_rollback(s3, name, rollback, decided=False) and promotion.pending_rollback(s3, name) is None
     assert champion(name) == versions[1]
 
 
-def test_the_servers_of_the_champion_can_be_started_again_by_a_rollback(
-    s3: Store, name: str, versions: list[str]
-) -> None:
+def test_a_rollback_can_restart_the_servers_of_the_champion(s3: Store, name: str, versions: list[str]) -> None:
     rollback = promotion.Rollback(versions[1], "cards-2", versions[1], 0)
-    promotion.begin(s3, name, rollback)
-    promotion.decide(s3, name, rollback)
-    assert promotion.pending(s3, name) == replace(rollback, decided=True)
-    assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", "nothing else served before"
+    promotion.begin_rollback(s3, name, rollback)
+    promotion.decide_rollback(s3, name, rollback)
+    assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
+    assert promotion.promote(s3, name, versions[1], versions[0], "cards-2") == "", "no other Deployment served"
 
 
-def test_a_promotion_overrules_a_rollback_that_is_not_decided(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_promotion_overrides_a_rollback_that_is_not_decided(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
-    promotion.begin(s3, name, rollback)
+    promotion.begin_rollback(s3, name, rollback)
     assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
-    assert promotion.pending(s3, name) is None
-    with pytest.raises(promotion.ChampionChanged, match=f"given up: by now the champion is version {third}."):
-        promotion.decide(s3, name, rollback)
+    assert promotion.pending_rollback(s3, name) is None
+    with pytest.raises(promotion.ChampionChanged, match=f"cancelled: by now the champion is version {third}."):
+        promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == third
 
 
-def test_a_decided_rollback_is_not_overruled_and_no_other_takes_its_place(
-    s3: Store, name: str, versions: list[str]
-) -> None:
+def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
     rollback = promotion.Rollback(first, "cards-1", second, 1)
-    promotion.begin(s3, name, rollback)
+    promotion.begin_rollback(s3, name, rollback)
     for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
         with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {second}."):
-            promotion.decide(s3, name, other)
-    promotion.decide(s3, name, rollback)
+            promotion.decide_rollback(s3, name, other)
+    promotion.decide_rollback(s3, name, rollback)
     with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}: it is not promoted"):
         promotion.promote(s3, name, third, second, "cards-3")
-    assert promotion.pending(s3, name) == replace(rollback, decided=True)
+    assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
     tracking.promote(name, third, "cards-3")  # by hand
     with pytest.raises(promotion.ChampionChanged):
-        promotion.decide(s3, name, rollback)
+        promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == third
 
 
 def test_a_champion_that_was_set_by_hand_ends_a_rollback(s3: Store, name: str, versions: list[str]) -> None:
     rollback = promotion.Rollback(versions[0], "cards-1", versions[1], 1)
-    promotion.begin(s3, name, rollback)
+    promotion.begin_rollback(s3, name, rollback)
     tracking.promote(name, versions[2], "cards-3")
     with pytest.raises(promotion.ChampionChanged):
-        promotion.decide(s3, name, rollback)
+        promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == versions[2]
 
 
-def test_a_promotion_that_another_one_has_followed_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
     first, second, third = versions
     assert promotion.superseded(name, first, "", "cards-1")
-    assert not promotion.superseded(name, first, second, "cards-1"), "it was judged against the champion"
+    assert not promotion.superseded(name, first, second, "cards-1"), "it was compared with the champion"
     assert not promotion.superseded(name, second, first, "cards-2"), "it is the champion"
     assert not promotion.superseded(name, third, first, "cards-3"), "it was never promoted"
-    assert not promotion.superseded(name, first, "", "cards-9"), "nor were these servers"
+    assert not promotion.superseded(name, first, "", "cards-9"), "this Deployment was never promoted"
     assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
     assert promotion.superseded("unknown", first, "", "cards-1") is False
 
 
-def test_an_unfinished_promotion_of_a_deleted_version_is_forgotten(
+def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
     s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(promotion, "PATIENCE", 0.0)
+    monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 0.0)
     version, record = register(), {"version": "99", "deployment": "cards-99", "former": "", "unfinished": True}
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     assert promotion.promote(s3, name, version, "", "cards-1") == ""
@@ -237,16 +234,16 @@ def test_an_unfinished_promotion_of_a_deleted_version_is_forgotten(
         promotion.promote(s3, name, "99", version, "cards-99")
 
 
-def test_which_deployments_a_release_retains(s3: Store, name: str, versions: list[str]) -> None:
+def test_a_release_retains_the_newest_deployments(s3: Store, name: str, versions: list[str]) -> None:
     _, second, third = versions
-    promotion.promote(s3, name, third, second, "cards-2")  # with the servers of the one before
-    assert promotion.expired(name, third, keep=1) == ["cards-1"]
-    assert promotion.retained(name, third, keep=1) == ["cards-2"]
-    assert promotion.expired(name, third, keep=2) == []
-    assert promotion.retained(name, second, keep=1) == ["cards-1", "cards-2"]
+    promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
+    assert promotion.expired_deployments(name, third, keep=1) == ["cards-1"]
+    assert promotion.retained_deployments(name, third, keep=1) == ["cards-2"]
+    assert promotion.expired_deployments(name, third, keep=2) == []
+    assert promotion.retained_deployments(name, second, keep=1) == ["cards-1", "cards-2"]
 
 
-def test_a_write_whose_answer_was_lost_is_done(s3: Store, name: str) -> None:
+def test_a_write_succeeds_although_its_answer_was_lost(s3: Store, name: str) -> None:
     key = f"releases/{name}/promotion.json"
     assert promotion._write(s3, key, {"version": "1"}, None)
     assert promotion._write(s3, key, {"version": "1"}, None)
@@ -256,14 +253,14 @@ def test_a_write_whose_answer_was_lost_is_done(s3: Store, name: str) -> None:
     assert not promotion._write(s3, key, {"version": "3"}, etag)
 
 
-def test_a_service_that_is_away_is_asked_once_a_second_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_service_is_retried_once_a_second_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    answers: list[Any] = [StorageError("s3 is away"), TrackingError("MLflow is away"), "yes"]
+    answers: list[Any] = [StorageError("s3 is unavailable"), TrackingError("MLflow is unavailable"), "yes"]
 
     def call() -> str:
         answer = answers.pop(0)
@@ -272,7 +269,7 @@ def test_a_service_that_is_away_is_asked_once_a_second_until_the_deadline(monkey
         return answer
 
     assert promotion.retry(call, deadline=102.0) == "yes" and now == [102.0]
-    answers = [StorageError("s3 is away")] * 9
+    answers = [StorageError("s3 is unavailable")] * 9
     with pytest.raises(StorageError):
         promotion.retry(call, deadline=104.0)
     assert (now, len(answers)) == ([105.0], 5)
@@ -289,12 +286,12 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
     monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
-    assert promotion.pending(s3, name) is None
+    assert promotion.pending_rollback(s3, name) is None
     assert champion(name) == version and now == [pytest.approx(102.0, abs=0.06)]
     assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
 
 
-def test_a_process_that_slept_between_its_two_writes_does_not_bring_its_version_back(
+def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     s3: Store, name: str, register: Register
 ) -> None:
     first, second = register(), register()
@@ -302,7 +299,7 @@ def test_a_process_that_slept_between_its_two_writes_does_not_bring_its_version_
     state |= {"unfinished": True}
     s3.put(key, json.dumps(state).encode())
     _, etag = s3.get_with_etag(key)
-    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # the same step again, which finishes it
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # a retry of the step finishes it
     assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
     promotion._finish(s3, name, key, state, etag)
     assert champion(name) == second

@@ -81,13 +81,13 @@ class Model:
         objects = [self.kinds["Deployment"].read(name) or {} for name in self.kinds["Deployment"].names()]
         pods = {obj["metadata"]["name"].rpartition("-")[2]: obj["spec"]["replicas"] for obj in objects}
         serves = service["spec"]["selector"][INSTANCE].rpartition("-")[2] if service else ""
-        pending = promotion.pending(self.store, self.name) is not None
+        pending = promotion.pending_rollback(self.store, self.name) is not None
         return champion.version if champion else "", serves, pods, pending
 
 
 @pytest.fixture
 def model(tmp_path: Path, s3: Store, mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    monkeypatch.setattr(promotion, "PATIENCE", 0.2)
+    monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 0.2)
     name, cluster = f"cards-{uuid.uuid4().hex[:6]}", LocalCluster(tmp_path / ".rekindle")
     homes.make(cluster.home)
     yield Model(name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), free_port())
@@ -130,10 +130,10 @@ def test_a_rollback_loses_no_request_and_what_cannot_be_is_refused(model: Model)
         wait(model.kinds, lambda status: not status.get("replicas"), name=f"{model.name}-2")
     assert (patient, set(seen)) == ([f"{model.name}-2"], {"1", "2"})
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
-    for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
-        with pytest.raises(ConfigError, match=why):
+    for version, reason in (("", "a release before version 1"), ("7", "available versions: 1, 2")):
+        with pytest.raises(ConfigError, match=reason):
             model.roll_back(version)
-    with pytest.raises(ConfigError, match='no model called "sales" serves here'):
+    with pytest.raises(ConfigError, match='the model "sales" is not served here'):
         roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
     assert model.roll_back("1")["before"] == ""  # it serves already
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
@@ -143,7 +143,9 @@ def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(model: Model) 
     model.release(slow=60)
     model.release()
     wait(model.kinds, lambda _: answering(model.port, "2"), name=f"{model.name}-2")
-    with pytest.raises(RekindleError, match=r"0 of 1 pods ready after 0.5 s: what serves now serves on.* is given up"):
+    with pytest.raises(
+        RekindleError, match=r"0 of 1 pods ready after 0.5 s: the current version keeps serving.* is cancelled"
+    ):
         model.roll_back("1", 0.5)
     assert answering(model.port, "2")
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
@@ -175,8 +177,8 @@ def test_a_promotion_during_a_rollback_wins_and_is_said(model: Model) -> None:
     LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)  # now it becomes ready
     rollback.join(60)
     assert [str(error) for error in failed] == [
-        f"the rollback of {model.name} to version 1 is given up: by now the champion is version 3. The rollback to "
-        "version 1 is given up, and what it had started is stopped."
+        f"the rollback of {model.name} to version 1 is cancelled: by now the champion is version 3. The rollback to "
+        "version 1 is cancelled, and its pods are stopped."
     ]
     assert model.state == ("3", "2", {"1": 0, "2": 1, "3": 1}, False)
 
@@ -192,7 +194,7 @@ def test_an_unfinished_rollback_is_finished_before_another_one_begins(model: Mod
         model.roll_back(report=broken)
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, True)
     with pytest.raises(
-        ConfigError, match=f"to version 2 has begun and not ended: finish it by `rekindle rollback {model.name}`"
+        ConfigError, match=f"to version 2 is unfinished: finish it with `rekindle rollback {model.name}`"
     ):
         model.roll_back("1")
     assert model.roll_back()["before"] == "3"
@@ -244,7 +246,7 @@ def test_a_release_in_the_middle_of_an_unfinished_rollback_keeps_the_traffic(mod
                 raise RekindleError("the cluster does not answer.")
             super().patch(kind, name, change, dry_run)
 
-    with pytest.raises(RekindleError, match=r"`rekindle rollback .*` finishes it"):
+    with pytest.raises(RekindleError, match=r"finish it with `rekindle rollback .*`"):
         model.roll_back(objects=Gone(model.cluster))
     assert model.state == ("1", "2", {"1": 1, "2": 1}, True)
     model.release()
@@ -326,10 +328,10 @@ def test_a_rollback_to_a_deployment_that_was_deleted_gives_way_to_another_versio
                 raise RekindleError("the cluster is away.")
             super().patch(kind, name, change, dry_run)
 
-    with pytest.raises(RekindleError, match="has not ended"):
+    with pytest.raises(RekindleError, match="is unfinished"):
         model.roll_back("1", objects=Away(model.cluster))
     model.kinds["Deployment"].delete(f"{model.name}-1")
-    with pytest.raises(ConfigError, match="its Deployment was deleted: name another version"):
+    with pytest.raises(ConfigError, match=r"unfinished rollback .* was deleted: name another version"):
         model.roll_back()
     assert model.roll_back("2")["version"] == "2"
     assert model.state == ("2", "2", {"2": 1, "3": 0}, False)
@@ -347,5 +349,5 @@ def test_a_promotion_that_was_interrupted_blocks_no_model_whose_version_was_dele
 def test_a_rollback_does_not_wait_for_its_own_promotion(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         model.release()
-    monkeypatch.setattr(promotion, "PATIENCE", 1e6)
+    monkeypatch.setattr(promotion, "UNFINISHED_TIMEOUT_S", 1e6)
     assert model.roll_back()["version"] == "1"

@@ -144,8 +144,8 @@ def test_a_request_that_needs_too_much_history_is_left_out_of_the_replay(small_d
         ({"terminal": "  "}, "terminal is '  '"),
         ({"terminal": ["x" * 100]}, r"terminal is \['x+\.\.\.:"),
         ({"transaction_id": 1}, r"instances\[1\].transaction_id is that of instances\[0\]: it must be unique"),
-        ({"fraud": 1}, r"instances\[1\] has 'fraud', which is not known"),
-        ({"ammount": 1}, "has 'ammount', which is not known. Did you mean \"amount\""),
+        ({"fraud": 1}, r"instances\[1\] has the unknown key 'fraud'"),
+        ({"ammount": 1}, "has the unknown key 'ammount'. Did you mean \"amount\""),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place_and_rule(

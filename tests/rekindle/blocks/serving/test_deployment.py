@@ -56,7 +56,11 @@ def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> No
     """Argo evaluates the conditions immediately, maybe before the controller has observed the new Deployment."""
     story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
     seen = [story["failed"][-1], *story["rollout"]]  # the end of the old rollout, then the new one
-    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
+    assert [evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [
+        False,
+        None,
+        True,
+    ]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
     assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry

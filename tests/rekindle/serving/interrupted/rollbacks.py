@@ -149,7 +149,7 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
         for moment in [*moments, None, None]:
             code, out, said, disturbance = place.type(version, moment)
             told.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
-            if code == 0 or (out and promotion.pending(place.store, place.name) is None):
+            if code == 0 or (out and promotion.pending_rollback(place.store, place.name) is None):
                 break  # it has said that it is done, and has left nothing to be finished
             if code > 0 and "rollback to version" not in said and "does not answer" not in said + out:
                 problems += [] if "cannot be used" in said else [f"it says only: {said}"]
