@@ -46,7 +46,7 @@ def own(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> I
 def test_a_pipeline_that_is_no_search_is_refused_before_it_trains_for_hours(typed: Shell) -> None:
     done = typed("rekindle sweep configs/demo.yaml")
     assert done.returncode == 2, done.stderr
-    assert "pipelines.training is no search" in done.stderr and "section `sweep`" in done.stderr
+    assert "pipelines.training is not a sweep" in done.stderr and "section `sweep`" in done.stderr
     assert "no runs" in typed("rekindle status").stdout
 
 

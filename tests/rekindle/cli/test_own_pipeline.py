@@ -23,8 +23,8 @@ from tests.forked import Prompt
 from tests.ports import free_port
 from tests.rekindle.cli.own import make
 from tests.rekindle.cli.test_stranger import leaves
+from tests.rekindle.cluster.healthy import HealthyCluster
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.sound import SoundCluster
 from tests.waiting import until
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
@@ -163,7 +163,7 @@ def test_a_training_is_scaled_while_it_runs(own: Own) -> None:
     scaled = json.loads(own.scaled.stdout)
     assert (scaled["workflow"], scaled["before"], scaled["workers"]) == (own.run, 1, 2)
     late = own.typed(f"rekindle scale {own.run} 1")
-    assert (late.returncode, "only one that trains can be scaled" in late.stderr) == (2, True)
+    assert (late.returncode, "only a running training can be scaled" in late.stderr) == (2, True)
 
 
 def test_a_run_that_waits_for_somebody_is_stopped_and_resumed(own: Own) -> None:
@@ -222,7 +222,7 @@ def test_a_run_is_submitted_and_deleted(own: Own, cluster: ApiServer) -> None:
 
 
 def test_the_check_of_a_namespace_takes_the_config(own: Own, tmp_path: Path) -> None:
-    with SoundCluster(tmp_path) as sound:
+    with HealthyCluster(tmp_path) as sound:
         out = own(f"platform check {CONFIG} --set cluster.image=r/own:1 --wait 5", KUBECONFIG=str(sound.kubeconfig))
     assert "image r/own:1" in out
 

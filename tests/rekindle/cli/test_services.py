@@ -97,7 +97,7 @@ def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str,
         wrong.returncode == 2
         and 'Did you mean "evaluate/report"? It has evaluate/report, prepare/dataset' in wrong.stderr
     )
-    assert 'the run "nobody" has no artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
+    assert 'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
 
 
 def test_the_page_of_a_run_and_that_of_all_are_named(

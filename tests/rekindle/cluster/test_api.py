@@ -90,7 +90,7 @@ def test_whoever_watches_hears_that_the_server_is_away(server: ApiServer, cluste
             server.start()
         heard.append(str(error))
 
-    events = Events(cluster.watch(WORKFLOWS, lost=lost))
+    events = Events(cluster.watch(WORKFLOWS, on_lost=lost))
     events.next()
     server.stop()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
@@ -138,15 +138,15 @@ def test_an_overloaded_server_is_asked_again(server: ApiServer, cluster: Cluster
 
 REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())  # what a real API server (1.34) answered
 WORDS = {
-    "stranger": ["does not know you", "context 'here'"],
+    "stranger": ["rejects the credentials of context 'here'"],
     "forbidden": ["ann may not create workflows", "models", "rekindle platform render"],
     "quota": ["quota 'compute'", "requests.cpu=2", "lower"],
     "pod security": ["enforces PodSecurity", "allowPrivilegeEscalation"],
-    "no namespace": ["no namespace nowhere", "rekindle platform render"],
-    "no such workflow": ["no workflows.argoproj.io 'a'", "rekindle status --cluster"],
+    "no namespace": ["namespace nowhere does not exist", "rekindle platform render"],
+    "no such workflow": ["workflows.argoproj.io 'a' does not exist", "rekindle status --cluster"],
     "no such kind": ["Argo Workflows is not installed", "doctor --cluster"],
     "exists": ["'a' exists already", "generateName"],
-    "changed": ["was changed by somebody else", "try again"],
+    "changed": ["was changed by another client", "try again"],
     "invalid deployment": [
         "\n  spec.replicas: Invalid value: -1",
         "\n  spec.template.spec.containers[0].image: Required",

@@ -60,8 +60,8 @@ def test_with_yes_nothing_is_asked(server: ApiServer, tmp_path: Path, monkeypatc
     [
         (400, {"code": 3, "message": "templates.main is bad"}, ConfigError, "refuses the workflow: .*main is bad"),
         (401, {"message": "token not valid"}, RekindleError, "Set ARGO_TOKEN"),
-        (500, "oops", RekindleError, "is in trouble: 500.*oops.*again"),
-        (502, {}, RekindleError, "is in trouble: 502"),
+        (500, "oops", RekindleError, "failed: 500.*oops.*again"),
+        (502, {}, RekindleError, "failed: 502"),
         (200, "<html>login</html>", RekindleError, "does not answer as an Argo server"),
     ],
 )

@@ -37,7 +37,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         ("", "is empty"),
         (b"\xff\xfe\x00", "must be text"),
         ("users: {a: b}", "users must be a list of entries with a name"),
-        (kubeconfig("hunter2"), "what ann has as its user must have fields"),
+        (kubeconfig("hunter2"), "the user of ann must have fields"),
         (kubeconfig({"client-certificate-data": "hunter2!!"}), "client-certificate-data of ann must be base64"),
         (kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
         (kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),

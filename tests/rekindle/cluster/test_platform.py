@@ -268,13 +268,13 @@ def test_a_trial_needs_no_volumes(objects: dict[Any, Any]) -> None:
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({}, "there is no MLflow"),
+        ({}, "MLflow is missing"),
         ({"namespace": "My_Models", "mlflow": "http://m"}, 'the namespace is "My_Models": it must be lower-case'),
         ({"mlflow": "m:5000"}, "it must be http"),
-        ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "a path is not possible"),
+        ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "it must not have a path"),
         ({"endpoint": "http://s", "options": ("minio", "mlflow")}, "choose one of the two"),
         ({"mlflow": "http://m", "options": ("mlflow",)}, "choose one of the two"),
-        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO knows no cloud roles"),
+        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
         ({"mlflow": "http://m", "images": {"minoi": "x"}}, 'Did you mean "minio"'),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rekindle.cluster.api import Cluster
-from rekindle.cluster.queue import waiting
+from rekindle.cluster.queue import describe_waiting
 from tests.rekindle.cluster.server import ApiServer
 
 WORKLOADS = "/apis/kueue.x-k8s.io/{}/namespaces/models/workloads"
@@ -34,9 +34,9 @@ def test_a_job_that_waits_says_for_what_and_behind_whom(server: ApiServer, clust
         workload("done-1-train", 3, Finished="True"),
     ):
         server.put(WORKLOADS.format(version), obj)
-    (line,) = waiting(cluster, "demo-1")
+    (line,) = describe_waiting(cluster, "demo-1")
     assert line == f"train waits in the queue train, behind urgent-1-train early-1-train: {LACKING}"
-    assert waiting(cluster, "runs-1") == waiting(cluster, "done-1") == []
+    assert describe_waiting(cluster, "runs-1") == describe_waiting(cluster, "done-1") == []
 
 
 def test_harvested_workers_that_wait_are_counted(server: ApiServer, cluster: Cluster) -> None:
@@ -44,11 +44,11 @@ def test_harvested_workers_that_wait_are_counted(server: ApiServer, cluster: Clu
         quota, admitted = ("True", "True") if number == 0 else ("False", "False")
         pod = workload(f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted)
         server.put(WORKLOADS.format("v1beta2"), pod)
-    assert waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
+    assert describe_waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
 
 
 def test_without_kueue_or_the_right_to_look_nothing_is_said(server: ApiServer, cluster: Cluster) -> None:
     server.refuse("GET", "kueue", 404, "404 page not found", times=2)
-    assert waiting(cluster, "demo-1") == []
+    assert describe_waiting(cluster, "demo-1") == []
     server.refuse("GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"})
-    assert waiting(cluster, "demo-1") == []
+    assert describe_waiting(cluster, "demo-1") == []

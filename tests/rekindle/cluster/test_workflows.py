@@ -203,15 +203,15 @@ CRON = {
 
 def test_a_run_between_two_times_is_the_one_that_the_schedule_would_start(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
-    workflow = workflows.run_now(cluster, "cards")
+    workflow = workflows.scheduled_workflow(cluster, "cards")
     assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"} and workflow["kind"] == "Workflow"
     assert workflow["metadata"]["name"].startswith("cards-")
     assert workflow["metadata"]["labels"][names.CRON_WORKFLOW] == "cards"
     assert workflow["metadata"]["annotations"][SHA256] == "of the template", "so that a second one is noticed"
     workflows.submit(cluster, workflow)
     assert workflow["metadata"]["name"] in server.objects[WORKFLOWS_AT]
-    with pytest.raises(ConfigError, match=r"no schedule card in namespace models.*Did you mean"):
-        workflows.run_now(cluster, "card")
+    with pytest.raises(ConfigError, match=r"schedule card does not exist in namespace models.*Did you mean"):
+        workflows.scheduled_workflow(cluster, "card")
 
 
 def test_the_end_of_a_schedule_leaves_its_runs(server: ApiServer, cluster: Cluster) -> None:
@@ -223,7 +223,7 @@ def test_the_end_of_a_schedule_leaves_its_runs(server: ApiServer, cluster: Clust
         (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),  # it owns them
         (f"{ARGO}/workflowtemplates", {}),
     ]
-    with pytest.raises(ConfigError, match="there is no schedule cards"):
+    with pytest.raises(ConfigError, match="schedule cards does not exist"):
         workflows.unschedule(cluster, "cards")
 
 

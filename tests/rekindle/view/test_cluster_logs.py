@@ -17,7 +17,7 @@ from rekindle.cli import commands
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.storage import Store
-from rekindle.view.cluster_logs import Logs, TrainingProgress, archived, tail
+from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet
@@ -199,13 +199,13 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
-        assert list(archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
-        ((label, line),) = archived(cluster, run, "evaluate")
-        assert label == "evaluate" and line.endswith("demo/gone/main.log is gone")
+        assert list(read_archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
+        ((label, line),) = read_archived(cluster, run, "evaluate")
+        assert label == "evaluate" and line.endswith("demo/gone/main.log does not exist")
         pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
         assert [each["spec"]["containers"][0]["image"] for each in pods] == ["rekindle:0.1", "rekindle:0.1"]
         made = len(server.requests)
-        assert list(archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
+        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
         server.put(WORKFLOWS_AT, run)
         said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
         assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]

@@ -11,10 +11,10 @@ REVIEWS = "/apis/authorization.k8s.io/v1/"
 PODS_AT, JOBS_AT = "/api/v1/namespaces/models/pods", "/apis/kubeflow.org/v1/namespaces/models/pytorchjobs"
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 ENDED = {"terminated": {"exitCode": 0}}
-ANSWERS = {"object store": [True, "1 of 8 racing creators won"], "MLflow": [True, "it answers"]}
+ANSWERS = {"object store": [True, "1 of 8 concurrent creates succeeded"], "MLflow": [True, "it answers"]}
 
 
-class SoundCluster(ApiServer):
+class HealthyCluster(ApiServer):
     """Argo, the training operator, and a namespace as `platform render` makes it."""
 
     def __init__(self, folder: Path) -> None:
