@@ -18,7 +18,7 @@ import pytest
 from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
-from tests.rekindle.cli.own import make
+from tests.rekindle.cli.user_project import make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
