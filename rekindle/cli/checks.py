@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command
 @configured
 @click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
-              help="A Workflow, a WorkflowTemplate, or a CronWorkflow with the schedule of the config.")  # fmt: skip
+              help="Kind of the object: Workflow, WorkflowTemplate or CronWorkflow.")  # fmt: skip
 @output_option("yaml", "json")
 def render(source: Source, kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
@@ -41,10 +41,10 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 @click.option("--explain", "key", metavar="KEY", help="Key or section to describe: its values, default and meaning.")
 @output_option("text", "json")
 def config(source: Source, key: str | None, as_json: bool) -> None:
-    """Show the values of a config and their origins, or explain a key.
+    """Show each value of a config and its origin, or explain a key.
 
-    The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
-    --explain needs no CONFIG, except for the keys that a workload or a pipeline of your own adds.
+    Precedence: --set, the environment (REKINDLE_TRAIN__WORKERS=3), the file, the default. --explain needs no CONFIG,
+    except for keys that a workload or a pipeline of your own adds.
 
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
@@ -79,15 +79,15 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
 
 @command
 @click.argument("configs", nargs=-1, type=File())
-@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the configs.")
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Value to override in each config.")
 @click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=File(),
-              help="Argo or Kubernetes objects (YAML or JSON), a file or a folder.")  # fmt: skip
+              help="File or folder with Argo or Kubernetes objects (YAML or JSON).")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Find what Argo would reject, or wrongly accept.
+    """Find errors in manifests, also errors that Argo accepts.
 
-    References to WorkflowTemplates among the given files are checked, too. Exit codes: 0 everything can run (there may
-    be warnings), 1 something cannot, 2 bad usage or config.
+    References to WorkflowTemplates in the given files are checked too. Exit codes: 0 no errors (there may be
+    warnings), 1 errors, 2 bad usage or config.
 
     Example:
       rekindle lint configs/demo.yaml

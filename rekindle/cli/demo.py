@@ -11,7 +11,7 @@ from rekindle.cli.group import commands
 
 @commands.group
 def demo() -> None:
-    """Show how a training survives its processes being killed.
+    """Show that a training run survives the death of its processes.
 
     Example:
       rekindle demo chaos --workers 4
@@ -19,18 +19,18 @@ def demo() -> None:
 
 
 @demo.command
-@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Training processes.")
+@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Number of workers.")
 @click.option("--seconds-between", "seconds", type=click.FloatRange(0), default=3, show_default=True,
-              help="Seconds between attacks.")  # fmt: skip
-@click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Training steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the choice of victims.")
+              help="Time between attacks, in seconds.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Number of training steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of victims.")
 @output_option("text", "json")
 def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
     A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
-    killed, stopped and terminated. Exit codes: 0 both weights have the same sha256, 1 they differ, 130 stopped by
-    Ctrl-C.
+    killed, stopped and terminated. Exit codes: 0 the weights of both have the same sha256, 1 they differ, 130 stopped
+    by Ctrl-C.
 
     Example:
       rekindle demo chaos --workers 4

@@ -1,24 +1,16 @@
-"""The command group `rekindle`, in which every command registers itself."""
+"""The command group `rekindle`: every command registers itself here."""
 
 import click
 
 from argolocal.cli.group import CONTEXT, Commands
 
 SECTIONS = {  # of `rekindle --help`
-    "Begin": ("init", "demo", "doctor", "trust"),
+    "Get started": ("init", "demo", "doctor", "trust"),
     "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
-    "See what would run": ("config", "render", "lint"),
+    "Inspect before a run": ("config", "render", "lint"),
     "Data and results": ("put", "ui", "get", "env", "cache"),
     "Use a cluster": (
-        "images",
-        "platform",
-        "submit",
-        "schedule",
-        "run-now",
-        "backfill",
-        "scale",
-        "unschedule",
-        "delete",
+        *("images", "platform", "submit", "schedule", "run-now", "backfill", "scale", "unschedule", "delete"),
     ),
     "Inside a pod": ("step",),
 }

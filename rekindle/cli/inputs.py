@@ -1,4 +1,4 @@
-"""Reads what a command line names: a config, or manifests."""
+"""Loads the config or the manifests that a command line names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import click
 
 @dataclass(frozen=True)
 class Source:
-    """The values of CONFIG and --set, and for commands that take one, of --manifest and --parameter."""
+    """The values of CONFIG and --set, and of --manifest and --parameter where a command has them."""
 
     config: Path | None
     sets: tuple[str, ...]
@@ -18,7 +18,7 @@ class Source:
     parameters: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """Return the config with its overrides, and the origin of each value."""
+        """Return the config with its overrides and the origin of each value."""
         from rekindle.blocks.manifest.config import load_config
 
         if self.config is None:
@@ -30,7 +30,7 @@ class Source:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
-        It is read from a file, or rendered from a config; `on_valid_config` gets the config before it is rendered.
+        It is read from --manifest, or rendered from CONFIG after `on_valid_config` has been called with the config.
         """
         if self.manifest and (self.config or self.sets):
             raise click.UsageError(
@@ -48,5 +48,5 @@ class Source:
 
 
 def check_source(config: Any) -> None:
-    """Raises ConfigError if the data is a path that this machine, or its pods, do not have."""
+    """Raise ConfigError if data.source is a path that does not exist here, or that pods cannot see."""
     config.data.check_source()

@@ -26,10 +26,10 @@ from rekindle.view import reuse
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; Ctrl-C ends only the watch.")
 @click.option("--dry-run", is_flag=True, help="Print the Workflow without submitting it.")
 @click.option("--argo-server", metavar="URL",
-              help="Submit to this Argo Server instead of the Kubernetes API (default: ARGO_SERVER).")  # fmt: skip
+              help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).")  # fmt: skip
 @cluster_options
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: submit even if the same is already running.")
+@click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
 @no_cache_option
 def submit(
     source: Source,
@@ -44,7 +44,7 @@ def submit(
     """Run a pipeline on a cluster.
 
     The namespace comes from --namespace, else from the config or manifest, else from the kubectl context. With --watch,
-    the exit codes are those of `rekindle run`.
+    the exit codes are the same as for `rekindle run`.
 
     Example:
       rekindle submit configs/cluster.yaml --namespace models --watch
@@ -57,13 +57,13 @@ def submit(
         submitted, other_objects = source.manifests()
         _warn(submitted, source.config or source.manifest, other_objects)
         for other in other_objects:
-            click.echo(f"note: the {other.get('kind')} next to it is not submitted: `kubectl apply` it first", err=True)
+            click.echo(f"note: the {other.get('kind')} with it is not submitted: `kubectl apply` it", err=True)
         namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
-        server = ArgoServer.configured(argo_server, namespace)
+        server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
-        values = reuse.looked_up_for_cluster(submitted, pairs_of(source.parameters), not no_cache)
+        values = reuse.add_cached_on_cluster(submitted, pairs_of(source.parameters), not no_cache)
         workflow = workflows.submission(submitted, values, namespace)
         if dry_run:
             print_manifest(workflow, as_json)
@@ -126,9 +126,9 @@ def _submitted(workflow: dict[str, Any], cluster: Cluster | None, watch: bool, a
 @cluster_options
 @output_option("text", "json")
 def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
-    """Schedule a pipeline on a cluster, and print what changes.
+    """Schedule a pipeline on a cluster, and print the changes.
 
-    Applies the WorkflowTemplate and the CronWorkflow of the config; runs that have started are not affected.
+    It applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not affected.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
@@ -139,7 +139,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
-    if suspend is not None:  # on the CronWorkflow alone: the template that it runs stays the same
+    if suspend is not None:  # only in the CronWorkflow: the template stays the same
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):
@@ -157,10 +157,9 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
 def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
-    """Start the run of a schedule now.
+    """Start a run of a schedule now.
 
-    It is the run that the schedule would start, from the WorkflowTemplate that is on the cluster; a suspended schedule
-    can start one, too.
+    Like scheduled runs, it uses the WorkflowTemplate on the cluster. The schedule may be suspended.
 
     Example:
       rekindle run-now demo --namespace models --watch
@@ -168,7 +167,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
     from rekindle.cluster import workflows
 
     cluster = target.connect()
-    workflow = workflows.run_now(cluster, name)
+    workflow = workflows.scheduled_workflow(cluster, name)
     if not yes:
         _confirm_another(workflows.find_duplicate(cluster, workflow))
     workflows.submit(cluster, workflow)
@@ -182,7 +181,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 def unschedule(name: str, target: Target, as_json: bool) -> None:
     """Delete a schedule from a cluster, with its WorkflowTemplate.
 
-    Its runs stay, also one that is active. To pause a schedule: `rekindle schedule CONFIG --suspend`.
+    Its runs are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models
@@ -198,9 +197,9 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
 @click.argument("name", type=Name())
 @cluster_options
 @click.option("--cluster", is_flag=True, hidden=True, expose_value=False,
-              help="Accepted for symmetry: it always acts on a cluster.")  # fmt: skip
+              help="Accepted for symmetry: this command always acts on a cluster.")  # fmt: skip
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: delete a running run, too, without its exit steps.")
+@click.option("--yes", is_flag=True, help="Do not ask: delete the run even if it is active; its exit steps do not run.")
 def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     """Delete a run from a cluster, with its pods and its training job.
 

@@ -25,7 +25,7 @@ class Target:
 
 
 def configured(function: Any) -> Any:
-    """Add CONFIG and --set, which the command receives as `source`, with what `manifest_options` adds."""
+    """Add CONFIG and --set; the command receives them and the options of `manifest_options` as `source`."""
 
     @wraps(function)
     def command(
@@ -38,38 +38,40 @@ def configured(function: Any) -> Any:
     ) -> Any:
         return function(source=Source(config, sets, manifest, parameters), **options)
 
-    setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
+    setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override.")
     return click.argument("config", required=False, type=File())(setting(command))
 
 
 def manifest_options(function: Any) -> Any:
     """Add --manifest and --parameter, below `configured`."""
-    note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config, or a folder with all it needs."
+    note = (
+        "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a folder with all "
+        "objects that it needs."
+    )
     manifest = click.option("--manifest", metavar="FILE", type=File(), help=note)
-    return manifest(parameters_option("A workflow parameter.")(function))
+    return manifest(parameters_option("Workflow parameter.")(function))
 
 
 def no_cache_option(function: Any) -> Any:
     """Add --no-cache."""
-    note = "Compute everything, also what an earlier run has left."
-    return click.option("--no-cache", is_flag=True, help=note)(function)
+    return click.option("--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs.")(function)
 
 
 def cluster_options(function: Any) -> Any:
-    """Add --namespace and --context, which the command receives as `target`."""
+    """Add --namespace and --context; the command receives them as `target`."""
 
     @wraps(function)
     def command(*, namespace: str, context: str, **options: Any) -> Any:
         return function(target=Target(namespace, context), **options)
 
-    note = "Context of the kubeconfig (default: the current one)."
+    note = "Context of the kubeconfig (default: the current context)."
     command = click.option("--context", default="", metavar="NAME", help=note)(command)
-    note = "Namespace on the cluster (default: that of the context)."
+    note = "Namespace on the cluster (default: the namespace of the context)."
     return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(command)
 
 
 def cluster_flag(function: Any) -> Any:
-    """Add --cluster, --namespace and --context; the command receives the `cluster`, None for this machine."""
+    """Add --cluster, --namespace and --context; the command receives `cluster`, None for this machine."""
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:

@@ -26,28 +26,28 @@ def platform() -> None:
 @click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
 @click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
 @click.option("--region", default="", metavar="NAME", help="Region of the bucket.")
-@click.option("--mlflow", default="", metavar="URL", help="Address of MLflow (or --with mlflow).")
+@click.option("--mlflow", default="", metavar="URL", help="Address of an MLflow server (or use --with mlflow).")
 @click.option(
     "--with",
     "options",
     multiple=True,
     type=click.Choice(["mlflow", "minio", "frameworks", "prometheus", "retraining"]),
-    help="Add an MLflow server, a small object store, permission to apply jobs of other frameworks or to start "
-    "pipelines, or what Prometheus scrapes.",
+    help="Component to add: an MLflow server, a small object store, permission to apply jobs of other frameworks, "
+    "monitors for the Prometheus operator, or permission to start pipelines.",
 )
-@click.option("--iam", is_flag=True, help="Pods get a cloud role instead of a Secret with keys.")
+@click.option("--iam", is_flag=True, help="Use a cloud role of the pods instead of a Secret with keys.")
 @click.option("--quota", nargs=2, metavar="CPU MEMORY", help="ResourceQuota of the namespace, such as 64 256Gi.")
-@click.option("--ephemeral", is_flag=True, help="MLflow and MinIO lose their data with their pods: for trials.")
+@click.option("--ephemeral", is_flag=True, help="Keep the data of MLflow and MinIO only as long as their pods exist.")
 @click.option(
     "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image to use for rekindle, mlflow or minio."
 )
-@click.option("--operator", is_flag=True, help="Print the training operator instead, needed once per cluster.")
-def render(operator: bool, namespace: str | None, images: tuple[str, ...], **given: Any) -> None:
+@click.option("--operator", is_flag=True, help="Print the patch of the training operator, needed once per cluster.")
+def render(operator: bool, namespace: str | None, images: tuple[str, ...], **settings: Any) -> None:
     """Print the objects of a namespace, for `kubectl apply`.
 
-    Service accounts with the permissions that a pipeline uses, the addresses of the object store and MLflow, network
-    policies, and Pod Security `restricted`. No credentials: stderr shows how to create their Secret. The objects can
-    be applied repeatedly.
+    The objects are service accounts with the permissions that a pipeline uses, the addresses of the object store and
+    MLflow, network policies, and Pod Security `restricted`. Credentials are not included: stderr shows how to create
+    their Secrets. The objects can be applied repeatedly.
 
     Example:
       rekindle platform render -n models --with mlflow --with minio | kubectl apply -f -
@@ -61,21 +61,21 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
         _refuse_other_flags("operator", "namespace")
         click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
-    requested = objects.Platform(namespace or "rekindle", images=pairs_of(images), **given)
+    requested = objects.Platform(namespace or "rekindle", images=pairs_of(images), **settings)
     click.echo(objects.text(objects.render(requested)), nl=False)
     if not requested.iam:
-        how = objects.secret(requested.namespace)
-        click.echo(f"Create the Secret with the credentials of the object store:\n  {how}", err=True)
-        how = objects.secret(requested.namespace, SERVING_SECRET)
-        click.echo(f"and one for the model server, of a user who can only read releases/:\n  {how}", err=True)
+        command = objects.secret_command(requested.namespace)
+        click.echo(f"Create the Secret with the credentials of the object store:\n  {command}", err=True)
+        command = objects.secret_command(requested.namespace, SERVING_SECRET)
+        click.echo(f"and one for the model server, of a user who can only read releases/:\n  {command}", err=True)
 
 
 def _refuse_other_flags(*names: str) -> None:
     """Raise UsageError for flags that would be ignored."""
     context = click.get_current_context()
     for param in context.command.params:
-        given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-        if given and param.name not in names:
+        is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if is_given and param.name not in names:
             raise click.UsageError(f"--{names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
 
 
@@ -86,14 +86,14 @@ def _refuse_other_flags(*names: str) -> None:
     "--wait",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="How long to wait for the images of a pod (default: 180).",
+    help="Time to wait for the images of a pod (default: 180).",
 )
 @output_option("text", "json")
 def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
     """Check everything that a pipeline needs in a namespace.
 
-    That is all from the API server to access to S3 from a pod. It leaves nothing behind. Each failure comes with a
-    remedy. CONFIG names the images and priorities to check.
+    The checks range from the API server to S3 access from a pod; objects created for them are deleted. Each failure
+    comes with a remedy. CONFIG names the images and priorities to check.
 
     Example:
       rekindle platform check configs/cluster.yaml -n models
@@ -102,7 +102,7 @@ def check(source: Source, target: Target, wait: float | None, as_json: bool) -> 
 
 
 def check_namespace(source: Source, target: Target, as_json: bool, wait: float | None = None) -> int:
-    """`platform check` and `doctor --cluster`."""
+    """Run the checks of `platform check` and `doctor --cluster`; returns the exit code."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.doctor import cluster as doctor
     from rekindle.training.spec import TrainConfig
@@ -111,4 +111,4 @@ def check_namespace(source: Source, target: Target, as_json: bool, wait: float |
     settings = loaded.cluster if loaded else ClusterConfig.model_validate({})
     train = loaded.train if loaded else TrainConfig.model_validate({})
     cluster = target.connect(settings.namespace)
-    return print_checks(doctor.check(cluster, settings, train, wait or doctor.SECONDS), as_json)
+    return print_checks(doctor.check(cluster, settings, train, wait or doctor.PROBE_TIMEOUT_S), as_json)

@@ -1,6 +1,6 @@
-"""Commands that make a project and run one of its steps.
+"""Commands that create a project and run one of its steps.
 
-rekindle/__main__.py runs `rekindle step` without click, which images of steps need not contain.
+rekindle/__main__.py runs `rekindle step` without click, so images of steps need not contain click.
 """
 
 from pathlib import Path
@@ -31,11 +31,11 @@ def step(module: str, flags: tuple[str, ...]) -> int:
 
 @command
 @click.argument("folder", metavar="NAME", type=File())
-@click.option("--workload", type=click.Choice(["only"]), help="Make one workload and its config, nothing else.")
+@click.option("--workload", type=click.Choice(["only"]), help="Create only one workload and its config.")
 def init(folder: Path, workload: str | None) -> None:
-    """Make a project of your own in the folder NAME.
+    """Create a project in the folder NAME.
 
-    It has a model, a step, a pipeline, a config, tests and an image, and runs at once.
+    It contains a model, a step, a pipeline, a config, tests and a Dockerfile, and can be run as it is.
 
     Example:
       rekindle init power

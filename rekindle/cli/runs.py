@@ -20,7 +20,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.view import explain as explanation
 from rekindle.view import overview, reuse
 
-NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `logs -f` reads them while they run."
+NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
 
 
 @command
@@ -32,7 +32,7 @@ NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `
 def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
     """Run a pipeline on this machine.
 
-    It runs the same manifest as a cluster would.
+    The manifest is the same as on a cluster.
 
     Exit codes: 0 succeeded, 1 failed, 2 bad usage or config, 3 not released by the gate, 130 stopped by Ctrl-C.
 
@@ -48,23 +48,21 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
 
     with run_output(as_json):
         workflow, others = source.manifests(begin)
-        values, whole = (
-            reuse.looked_up(home(), workflow, pairs_of(source.parameters), not no_cache),
-            bool(source.manifest),
-        )
+        values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
+        full_status = bool(source.manifest)
         return foreground.run(
-            home(), workflow, values, as_json=as_json, ask=not yes, full_status=whole, other_objects=others
+            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=others
         )
 
 
 @command
 @click.argument("name", required=False, type=Name())
-@parameters_option("A value for a suspended step.")
+@parameters_option("Value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
 @ask_option
 def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | None, as_json: bool, yes: bool) -> int:
-    """Resume a run, or the suspended steps of a running one.
+    """Resume a run, or the suspended steps of an active run.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
     status` lists (default: the newest that did not succeed). If it is still running, its suspended steps are resumed.
@@ -79,7 +77,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
         from rekindle.cluster import workflows
 
         if parameters:
-            raise click.UsageError("-p is for runs on this machine. On a cluster: argo node set NAME -p NAME=VALUE.")
+            raise click.UsageError("-p needs a run on this machine; on a cluster: argo node set NAME -p NAME=VALUE.")
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
@@ -98,7 +96,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
-    Without NAME, it also lists services and deployments, on a cluster schedules.
+    Without NAME, it also lists services and deployments, or on a cluster the schedules.
 
     Example:
       rekindle status
@@ -148,7 +146,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
         if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED:
             reader.follow()
         elif not reader.print(workflow):
-            click.echo(NO_PODS.format(name), err=True)
+            click.echo(NO_LOGS.format(name), err=True)
         return
     click.get_current_context().invoke(local.logs, name=name, step=step, follow=follow, as_json=as_json)
 
@@ -158,10 +156,10 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 @cluster_flag
 @output_option("text", "json")
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
-    """Report what happened during the training of a run.
+    """Report losses and recoveries during the training of a run.
 
-    Which workers were lost and when, how soon the others continued, how much work was repeated, and where the time
-    went. NAME defaults to the newest run; it may still be running. On a cluster a pod reads the object store.
+    The report shows which workers were lost and when, how soon the others continued, how much work was repeated, and
+    where the time went. NAME defaults to the newest run; it may be active. On a cluster, a pod reads the object store.
 
     Example:
       rekindle explain
@@ -204,9 +202,9 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
     """Change the number of workers of run NAME while it trains.
 
-    WORKERS lies between train.min_workers and train.max_workers. Workers join and leave without a restart of the
-    others, and the result is the same, bit for bit. With cluster.harvest, the pods outside the job are scaled;
-    otherwise those of its PyTorchJob.
+    WORKERS must be from train.min_workers to train.max_workers. Workers join and leave without a restart of the
+    others, and the result is the same, bit for bit. The command scales the workers of the PyTorchJob, or with
+    cluster.harvest the Deployment of additional workers.
 
     Example:
       rekindle scale demo-4k2xp 4
@@ -215,7 +213,7 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
     from rekindle.view import changes
 
     result = changes.scale(homes.path() if cluster else home(), cluster, name, task, workers)
-    print_result(as_json, result, f"{name}: {workers} workers train, instead of {result['before']}")
+    print_result(as_json, result, f"{name}: changed from {result['before']} to {workers} workers")
 
 
 def _required(name: str | None, verb: str) -> str:

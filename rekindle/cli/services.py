@@ -1,4 +1,4 @@
-"""Commands for the services and deployments of this machine, and for what runs left in them."""
+"""Commands for the services and deployments of this machine, and for the data and models in them."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ commands.add_command(of_program(local.trust, "rekindle"))
 def down(as_json: bool) -> None:
     """Stop the deployments and the embedded services of this machine.
 
-    Data, models and runs are kept. It is refused while a run needs them.
+    Data, models and runs are kept. The command fails while a run needs the services.
 
     Example:
       rekindle down
@@ -40,7 +40,7 @@ def down(as_json: bool) -> None:
 @click.option("--keep-runs", type=click.IntRange(0), default=5, show_default=True,
               help="Number of runs of each pipeline to keep.")  # fmt: skip
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Remove them: without it they are only listed.")
+@click.option("--yes", is_flag=True, help="Remove the runs instead of only listing them.")
 def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
     """Remove old runs from this machine.
 
@@ -52,12 +52,12 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
     """
     from rekindle.view import artifacts
 
-    rows = artifacts.superseded(home(), keep_runs)
+    rows = artifacts.find_old_runs(home(), keep_runs)
     for row in rows if yes else []:
-        artifacts.remove(home(), row["run"])
-    what = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
-    done = f"removed {what}" if yes else f"{runs.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
-    print_result(as_json, {"removed": yes, "runs": rows}, done if rows else "nothing to remove")
+        artifacts.remove_run(home(), row["run"])
+    total = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+    text = f"removed {total}" if yes else f"{runs.table(rows)}\n\n--yes removes {total}"
+    print_result(as_json, {"removed": yes, "runs": rows}, text if rows else "nothing to remove")
 
 
 @commands.group
@@ -77,14 +77,14 @@ def list_entries(as_json: bool) -> None:
     Example:
       rekindle cache ls
     """
-    click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
+    click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "the cache is empty"))
 
 
 @cache.command("prune")
 @click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="Number of entries to keep.")
 @click.option("--days", type=float, default=90.0, show_default=True, help="Maximum age of an entry, in days.")
 @output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Delete them: without it they are only listed.")
+@click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     """Delete cached results that are too old, too many, or whose run was removed.
 
@@ -93,15 +93,15 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     Example:
       rekindle cache prune --days 30 --yes
     """
-    rows = reuse.forget(home(), keep, days, yes)
-    done = f"forgot {len(rows)}" if yes else f"{runs.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
-    print_result(as_json, {"removed": yes, "entries": rows}, done if rows else "nothing to forget")
+    rows = reuse.prune(home(), keep, days, yes)
+    text = f"deleted {len(rows)} entries" if yes else f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
+    print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
 
 
 @command
 @click.argument("name", type=Name())
 @click.argument("version", default="")
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="How long to wait for its servers.")
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="Seconds to wait for the servers.")
 @cluster_flag
 @output_option("text", "json")
 def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
@@ -109,8 +109,8 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
 
     VERSION is a version of the registered model (default: the one before the champion). Its Deployment still exists,
     with its weights, image, flags and resources: its pods are started again, it becomes the champion, and it receives
-    the traffic. If a rollback is interrupted, the same command finishes it. On a cluster, MLFLOW_TRACKING_URI,
-    S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded, and NOTIFY_URL where notifications are sent.
+    the traffic. If a rollback is interrupted, repeat the command to finish it. On a cluster, MLFLOW_TRACKING_URI,
+    S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL receives notifications.
 
     Example:
       rekindle rollback demo
@@ -119,20 +119,20 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
     from rekindle.view.changes import rollback
 
     def report(result: dict[str, str]) -> None:
-        before = f" (before: version {result['before']})" if result["before"] else ""
-        print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
+        previous = f" (before: version {result['before']})" if result["before"] else ""
+        print_result(as_json, result, f"version {result['version']} of {name} is serving{previous}")
 
     rollback(homes.path() if cluster else home(), cluster, name, version, seconds, report)
 
 
 @command
 @click.argument("name", required=False, type=Name())
-@click.option("--open/--no-open", "browser", default=False, help="Open it in a browser.")
+@click.option("--open/--no-open", "browser", default=False, help="Open the address in a browser.")
 def ui(name: str | None, browser: bool) -> None:
     """Print the address of the MLflow UI, and start it if necessary.
 
-    The page compares the runs of the experiment of the newest run; with NAME it is that of one run. The address logs a
-    browser in: it contains the token of the embedded MLflow, so give it to nobody.
+    The page compares all runs in the experiment of the newest run; with NAME it shows one run. The address contains
+    the token of the embedded MLflow: do not share it.
 
     Example:
       rekindle ui
@@ -152,9 +152,10 @@ def ui(name: str | None, browser: bool) -> None:
 @command
 @output_option("text", "json")
 def env(as_json: bool) -> None:
-    """Print the variables with which a notebook reaches runs and models.
+    """Print the environment variables that a notebook needs.
 
-    They contain the keys of the object store and the token of MLflow. The services are started if necessary.
+    With them it can access runs and models. They contain the keys of the object store and the token of MLflow. The
+    services are started if necessary.
 
     Example:
       eval "$(rekindle env)" && jupyter lab
@@ -176,7 +177,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
     """Copy a file or folder into the object store, for data.source.
 
     It prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The store is the embedded
-    one, or that of S3_ENDPOINT_URL.
+    S3, or S3_ENDPOINT_URL if set.
 
     Example:
       rekindle put payments.csv
@@ -191,13 +192,12 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 @command
 @click.argument("name", type=Name())
 @click.argument("artifact", required=False, type=Name())
-@click.option("--to", "target", type=File(), metavar="PATH", help="Where to put it (default: its name, here).")
+@click.option("--to", "target", type=File(), metavar="PATH", help="Path of the copy (default: its name, here).")
 @output_option("text", "json")
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
     """Fetch an artifact of run NAME, or list them.
 
-    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet, the rows that broke
-    a rule.
+    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet, the invalid rows.
 
     Example:
       rekindle get demo-4k2xp
@@ -207,7 +207,7 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     from rekindle.view import artifacts
 
     if not artifact:
-        click.echo(runs.show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))
+        click.echo(runs.show_tables({"artifacts": artifacts.list_artifacts(home(), name)}, as_json, ""))
         return
     target = target or Path(Path(artifact).name)
     artifacts.fetch(home(), name, artifact, target)

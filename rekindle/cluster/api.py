@@ -1,10 +1,10 @@
 """Access to the Kubernetes API in one namespace: plain data in, plain data out, errors with a remedy.
 
-    cluster = Cluster.connect(context="prod", namespace="models")     # defaults: those of kubectl
+    cluster = Cluster.connect(context="prod", namespace="models")     # defaults: as kubectl
     cluster.create(WORKFLOWS, manifest)
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
-Calls are retried for some seconds when the connection is lost or the server overloaded, a watch without limit.
+A call is retried for some seconds if the connection is lost or the server is overloaded, a watch without limit.
 Importing this module is cheap; `connect` imports the kubernetes client (half a second).
 """
 
@@ -20,25 +20,25 @@ from rekindle.errors import without_user
 
 Object = dict[str, Any]
 TIMEOUT = (4, 30)  # seconds to connect, and to wait for a response
-WATCH_SECONDS = 45  # of one watch request; a connection that died silently is detected soon after
+WATCH_SECONDS = 45  # duration of one watch request; a dead connection is detected soon after it
 RETRYABLE = (429, 500, 502, 503, 504)
 BACKOFF = 0.3  # seconds before the second repetition of a request, then twice as long each time
-CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry at once
-STARTUP_SECONDS = 30.0  # a server that has just restarted may not know its users and roles yet
+CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
+STARTUP_SECONDS = 30.0  # a restarted server may not have loaded its users and roles for this long
 
 
 @dataclass(frozen=True)
 class Resource:
-    """The path of one kind in the API."""
+    """A kind of objects, by its path in the API."""
 
     api: str
     plural: str
     namespaced: bool = True
 
-    def path(self, namespace: str, name: str = "", part: str = "") -> str:
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         scope = f"namespaces/{namespace}" if self.namespaced else ""
         root = "apis" if "/" in self.api else "api"
-        return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, name, part)))
+        return "/" + "/".join(filter(None, (root, self.api, scope, self.plural, name, subresource)))
 
 
 WORKFLOWS = Resource("argoproj.io/v1alpha1", "workflows")
@@ -53,12 +53,12 @@ class Cluster:
 
     def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
         self.client, self.context, self.namespace = client, context, namespace
-        self.flags = flags  # of kubectl and rekindle, to select this cluster and namespace
+        self.flags = flags  # for kubectl and rekindle, to select this cluster and namespace
         self.server: str = without_user(client.configuration.host)
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
-        """Like kubectl, from KUBECONFIG, ~/.kube/config, or the pod this runs in. Raises ConfigError."""
+        """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or this pod's account. Raises ConfigError."""
         from kubernetes.client import ApiClient
         from urllib3 import Retry
 
@@ -72,14 +72,14 @@ class Cluster:
         return cls(ApiClient(settings), context_name, namespace or default_namespace, flags)
 
     def in_namespace(self, namespace: str) -> "Cluster":
-        """The same cluster with another namespace."""
+        """Return the same cluster with another namespace."""
         return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:
         return self.call("GET", resource.path(self.namespace, name))
 
     def find(self, resource: Resource, name: str) -> Object | None:
-        """The object, or None if there is none."""
+        """Return the object, None if it does not exist."""
         try:
             return self.get(resource, name)
         except ApiError as error:
@@ -103,7 +103,7 @@ class Cluster:
         return self.call("POST", resource.path(self.namespace), body, {"dryRun": "All"} if dry_run else {})
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Raises ApiError 409 if the object has changed since `body` was read."""
+        """Replace an object. Raises ApiError 409 if it has changed since `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
@@ -111,9 +111,9 @@ class Cluster:
         return self.call("PATCH", resource.path(self.namespace, name), change, {"dryRun": "All"} if dry_run else {})
 
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
-        """Delete an object; with `propagationPolicy="Foreground"` it stays until all that it owns is deleted.
+        """Delete an object if it exists.
 
-        An object that does not exist is no error.
+        With `propagationPolicy="Foreground"` it exists until all objects that it owns are deleted.
         """
         try:
             self.call("DELETE", resource.path(self.namespace, name), options)
@@ -124,7 +124,7 @@ class Cluster:
     def call(
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, accept: str = ""
     ) -> Object:
-        """Send one request, retried where that can help. Raises ApiError."""
+        """Send a request, retried if that can help; returns the response. Raises ApiError."""
         data = self._request(method, path, body, query, accept).data or b"{}"
         try:
             return json.loads(data)
@@ -132,7 +132,7 @@ class Cluster:
             raise ApiError(f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}") from None
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
-        """The lines of a streamed response. Raises ApiError, also when the connection is lost."""
+        """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost."""
         from urllib3.exceptions import HTTPError
 
         response = self._request("GET", path, query=query, timeout=(TIMEOUT[0], silence))
@@ -144,28 +144,28 @@ class Cluster:
             response.close()
 
     def log(self, pod: str, container: str, silence: float = 10, **query: str) -> Iterator[bytes]:
-        """The lines of a container's log. Raises ApiError, also after `silence` seconds without a line."""
+        """Yield the lines of a container's log. Raises ApiError, also after `silence` seconds without a line."""
         path = PODS.path(self.namespace, pod, "log")
         return self.lines(path, {"container": container, **query}, silence)
 
     def watch(
-        self, resource: Resource, name: str = "", labels: str = "", lost: Callable[[ApiError], None] | None = None
+        self, resource: Resource, name: str = "", labels: str = "", on_lost: Callable[[ApiError], None] | None = None
     ) -> Iterator[tuple[str, Object]]:
         """Yield ("ADDED" | "MODIFIED" | "DELETED", object) without end, existing objects first.
 
-        Resumes after an expired resource version, a server restart and a lost connection; calls `lost` while the
+        Resumes after an expired resource version, a server restart and a lost connection; calls `on_lost` while the
         server is unreachable. Raises ApiError for permanent errors: no permission, no such kind.
         """
         select = {"fieldSelector": f"metadata.name={name}"} if name else {}
         select |= {"labelSelector": labels} if labels else {}
-        known: dict[str, Object] = {}  # by uid
+        seen: dict[str, Object] = {}  # by uid
         version, pause = "", 0.1
         last_success: float | None = None
         while True:
             began = time.monotonic()
             try:
                 if not version:
-                    version, changes = self._relist(resource, select, known)
+                    version, changes = self._relist(resource, select, seen)
                     last_success = time.monotonic()
                     yield from changes
                 query = {**select, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
@@ -175,7 +175,7 @@ class Cluster:
                     last_success, pause = time.monotonic(), 0.1
                     version = changed["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
-                        _record_event(known, kind, changed)
+                        _record_event(seen, kind, changed)
                         yield kind, changed
             except ApiError as error:
                 if error.code == 410:
@@ -184,27 +184,27 @@ class Cluster:
                     error.code not in (0, *RETRYABLE) and time.monotonic() - last_success > STARTUP_SECONDS
                 ):
                     raise
-                elif lost and error.reason != CONNECTION_LOST:
-                    lost(error)
+                elif on_lost and error.reason != CONNECTION_LOST:
+                    on_lost(error)
             if time.monotonic() - began > WATCH_SECONDS / 2:
                 pause = 0.1
-            time.sleep(pause)  # also after a watch that ended normally: some proxies end every watch at once
+            time.sleep(pause)  # even if the watch ended normally: some proxies end every watch at once
             pause = min(5.0, pause * 2)
 
     def _relist(
-        self, resource: Resource, select: Mapping[str, str], known: dict[str, Object]
+        self, resource: Resource, select: Mapping[str, str], seen: dict[str, Object]
     ) -> tuple[str, list[tuple[str, Object]]]:
-        """List the objects; returns the resource version, and the events since `known`, which is updated."""
+        """List the objects; returns the resource version and the events since `seen`, which is updated."""
         page = self.call("GET", resource.path(self.namespace), query=select)
         current = {listed["metadata"]["uid"]: listed for listed in page["items"] or []}
-        changes = [("DELETED", known[uid]) for uid in known if uid not in current]
+        changes = [("DELETED", seen[uid]) for uid in seen if uid not in current]
         changes += [
-            ("MODIFIED" if uid in known else "ADDED", listed)
+            ("MODIFIED" if uid in seen else "ADDED", listed)
             for uid, listed in current.items()
-            if uid not in known or listed["metadata"]["resourceVersion"] != known[uid]["metadata"]["resourceVersion"]
+            if uid not in seen or listed["metadata"]["resourceVersion"] != seen[uid]["metadata"]["resourceVersion"]
         ]
-        known.clear()
-        known.update(current)
+        seen.clear()
+        seen.update(current)
         return page["metadata"]["resourceVersion"], changes
 
     def _request(
@@ -229,8 +229,8 @@ class Cluster:
             response = self.client.call_api(*request, _request_timeout=timeout).response
         except (HTTPError, OSError, ApiException) as error:
             raise ApiError(
-                f"{self.server} does not answer ({_cause(error)}): is the cluster up, and context {self.context!r} "
-                "the one you mean (`kubectl config get-contexts`)?"
+                f"{self.server} does not answer ({_cause(error)}): check that the cluster is up and that context "
+                f"{self.context!r} is the right one (`kubectl config get-contexts`)."
             ) from error
         if response.status < 300:
             return response
@@ -248,15 +248,15 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
     return event["type"], event["object"]
 
 
-def _record_event(known: dict[str, Object], kind: str, changed: Object) -> None:
+def _record_event(seen: dict[str, Object], kind: str, changed: Object) -> None:
     if kind == "DELETED":
-        known.pop(changed["metadata"]["uid"], None)
+        seen.pop(changed["metadata"]["uid"], None)
     else:
-        known[changed["metadata"]["uid"]] = changed
+        seen[changed["metadata"]["uid"]] = changed
 
 
 def _cause(error: Exception) -> str:
-    """The innermost cause, without the exceptions of urllib3 around it."""
+    """Return the innermost cause as text, without the exceptions that urllib3 wraps around it."""
     reason: Any = getattr(error, "reason", None) or error
     text = str(getattr(reason, "reason", None) or reason).rpartition(": ")[2].rpartition("] ")[2].strip().rstrip(")")
     return text or type(error).__name__

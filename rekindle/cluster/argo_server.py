@@ -1,6 +1,6 @@
 """Submits through an Argo server, for users who cannot reach the Kubernetes API.
 
-    server = ArgoServer.configured("https://argo.example.com", "models")   # or from ARGO_SERVER
+    server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
 It reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
@@ -31,17 +31,17 @@ class ArgoServer:
             self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
 
     @classmethod
-    def configured(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """The server of --argo-server or of ARGO_SERVER."""
+    def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
+        """Return the server at `url` or ARGO_SERVER, None if neither is set."""
         url = url or os.environ.get("ARGO_SERVER")
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Raises ConfigError if the server rejects the workflow, RekindleError if it is unavailable."""
+        """Create a workflow. Raises ConfigError if the server rejects it, RekindleError if the server fails."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:
-        """The name of an active run with equal manifest and parameters."""
+        """Return the name of an active run with the same manifest and parameters, or None."""
         active = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
         for running in active.get("items") or []:
             if same_manifest(running, workflow) and arguments(running) == arguments(workflow):
@@ -49,19 +49,19 @@ class ArgoServer:
         return None
 
     def _request(self, method: str, **options: Any) -> Object:
-        """Raises RekindleError for errors of access or of the server, ConfigError for those of the workflow."""
+        """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
         from requests import RequestException
 
         try:
-            # `verify` of the session would not prevail over REQUESTS_CA_BUNDLE
+            # REQUESTS_CA_BUNDLE would override `verify` of the session
             url = f"{self.address}/api/v1/workflows/{self.namespace}"
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
                 return response.json()
         except RequestException as error:
             raise RekindleError(
-                f"{self.url} does not answer as an Argo server ({without_user(str(error))}): is --argo-server (or "
-                "ARGO_SERVER) right? Without it, the Kubernetes API is used."
+                f"{self.url} does not answer as an Argo server ({without_user(str(error))}): correct "
+                "--argo-server (or ARGO_SERVER); without it, the Kubernetes API is used."
             ) from error
         try:
             message = response.json()["message"]
@@ -72,7 +72,7 @@ class ArgoServer:
             raise RekindleError(f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one).")
         if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} is in trouble: {message}. Submit again when it works; without "
+                f"the Argo server {self.url} failed: {message}. Submit again when it works; without "
                 "--argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
         raise ConfigError(f"{self.url} refuses the workflow: {message}")

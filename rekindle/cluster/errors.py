@@ -1,4 +1,4 @@
-"""Errors of the API server, as messages that say what to change."""
+"""Errors of the API server, as messages with a remedy."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from rekindle.errors import ConfigError, RekindleError
 
 
 class ApiError(RekindleError):
-    """A rejected request, or no response (`code` 0). `code` is the HTTP status, `reason` that of Kubernetes."""
+    """A rejected request, or no response (`code` 0). `code` is the HTTP status, `reason` is set by Kubernetes."""
 
     def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
         super().__init__(message)
@@ -21,13 +21,13 @@ class BadObject(ApiError, ConfigError):
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
-# HTTP status, pattern of the server's message, our message. The first match applies; its groups are filled in.
+# HTTP status, pattern of the server's message, our message with the groups of the pattern. The first match applies.
 RULES: tuple[tuple[int, str, str], ...] = (
-    (401, "", "{server} does not know you: the credentials of context {context!r} are wrong or have expired. Log in "
+    (401, "", "{server} rejects the credentials of context {context!r}: they are wrong or have expired. Log in "
               "again (your provider's `get-credentials`), or choose another --context."),
     (403, r"exceeded quota: (?P<quota>[^,]+), (?P<what>.*)",
-          "the quota {quota!r} of namespace {namespace} is used up ({what}): wait for other runs to end, lower what "
-          "the config requests (cluster.pods), or have the ResourceQuota raised."),
+          "the quota {quota!r} of namespace {namespace} is used up ({what}): wait for other runs to end, lower the "
+          "requests of the config (cluster.pods), or have the ResourceQuota raised."),
     (403, r"violates PodSecurity (?P<what>.*)",
           "namespace {namespace} enforces PodSecurity, which this violates: {what}."),
     (403, r"because it is being terminated", "namespace {namespace} is being deleted: choose another --namespace."),
@@ -35,15 +35,14 @@ RULES: tuple[tuple[int, str, str], ...] = (
           "{user} may not {may} {what} in namespace {namespace}: it needs a Role with that verb. " + PLATFORM +
           " creates the roles that Rekindle needs; an administrator of the cluster must bind one to you."),
     (404, r'namespaces "(?P<what>[^"]+)" not found',
-          "there is no namespace {what}: create it and what it needs with " + PLATFORM + ", or choose another "
-          "--namespace."),
+          "namespace {what} does not exist: create it with " + PLATFORM + ", or choose another --namespace."),
     (404, r"page not found|could not find the requested resource",
-          "{server} does not know {kind}: {owner} is not installed there, or in another version. `rekindle doctor "
-          "--cluster` shows what is missing."),
-    (404, "", "there is no {kind} {name!r} in namespace {namespace}. `rekindle status --cluster` lists all runs."),
+          "{server} does not have the kind {kind}: {owner} is not installed there, or in another version. `rekindle "
+          "doctor --cluster` shows all missing kinds."),
+    (404, "", "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster` lists all runs."),
     (409, "already exists", "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
           "name (metadata.generateName creates one for each run)."),
-    (409, "", "{kind} {name!r} was changed by somebody else in the meantime: try again."),
+    (409, "", "{kind} {name!r} was changed by another client at the same time: try again."),
     (413, "", "the object is larger than Kubernetes accepts (about 1.5 MB): split the pipeline or shorten its texts."),
     (500, r'failed calling webhook "(?P<hook>[^"]+)"(?P<what>.*)',
           "the webhook {hook} does not answer{what}. Its pods must run again (`kubectl get pods -A`); "
@@ -61,7 +60,7 @@ PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request 
 
 
 def api_error(code: int, body: bytes, path: str, server: str, context: str, namespace: str) -> ApiError:
-    """The error for a response with HTTP status `code`."""
+    """Return the error for a response with HTTP status `code`."""
     status = _status(body)
     message = str(status.get("message") or body.decode(errors="replace")[:500]).strip()
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
@@ -83,7 +82,7 @@ def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping
 
 
 def _status(body: bytes) -> dict[str, Any]:
-    """The Status object of Kubernetes; {} if a proxy or an aggregated API server sent something else."""
+    """Parse the Status object of Kubernetes; {} if a proxy or an aggregated API server sent something else."""
     try:
         status = json.loads(body)
     except ValueError:
@@ -92,7 +91,7 @@ def _status(body: bytes) -> dict[str, Any]:
 
 
 def _target(path: str) -> dict[str, str]:
-    """`/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp` → kind, name and the owner of the kind."""
+    """Parse `/apis/argoproj.io/v1alpha1/namespaces/models/workflows/demo-4k2xp` into kind, name and owner."""
     parts = path.strip("/").split("/")
     group, parts = (parts[1], parts[3:]) if parts[0] == "apis" and len(parts) > 3 else ("", parts[2:])
     if len(parts) > 2 and parts[0] == "namespaces":

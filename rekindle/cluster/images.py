@@ -16,27 +16,27 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
 Name = Literal["train", "serve", "mlflow", "project"]
-# build arguments by image; the default image runs every kind of pod
+# flags of the builder by image; `train` runs every kind of pod
 ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
-    "project": [],  # of the project's own Dockerfile, on top of the first
+    "project": [],  # built from the project's Dockerfile, on top of `train`
 }
 REMEDIES = {  # by the builder's command
     "build": "Behind a proxy or with another index, pass flags to the builder: rekindle images build ... -- "
     "--build-arg PIP_INDEX_URL=...",
-    "push": "Log in to the registry (docker login, buildah login). If it has no TLS, add --insecure with buildah; "
-    'docker takes only those of localhost and of "insecure-registries" in /etc/docker/daemon.json.',
-    "image": "Is the image still there?",
+    "push": "Log in to the registry (docker login, buildah login). For a registry without TLS, add --insecure with "
+    'buildah; docker accepts only localhost and the "insecure-registries" in /etc/docker/daemon.json.',
+    "image": "Check that the image still exists.",
 }
-# `docker info` fails without the daemon; buildah needs none
+# commands that succeed if the builder works; docker needs its daemon
 TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
 @dataclass(frozen=True)
 class Image:
-    """A built image. Only a pushed one has a `digest`, which names it in its registry."""
+    """A built image; `digest` names it in its registry once it is pushed."""
 
     tag: str
     id: str
@@ -44,34 +44,36 @@ class Image:
 
     @property
     def repository(self) -> str:
-        """The tag without its version; the port of a registry is no version."""
+        """The tag without its version; a colon in the registry's name precedes a port."""
         return self.tag.rpartition(":")[0] if ":" in self.tag.rpartition("/")[2] else self.tag
 
     @property
     def pinned(self) -> str:
-        """The name of exactly this image for a manifest; "" before it is pushed."""
+        """The name of exactly this image for a manifest, "" if it is not pushed."""
         return f"{self.repository}@{self.digest}" if self.digest else ""
 
 
-def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, more: Sequence[str] = ()) -> Image:
-    """Build an image as `tag`; `more` are flags for the builder, such as --build-arg. Its output goes to stderr.
+def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, flags: Sequence[str] = ()) -> Image:
+    """Build an image as `tag`; `flags` are passed to the builder, whose output goes to stderr.
 
-    `insecure`: the registry has no TLS, or no certificate that this machine knows.
+    `insecure`: push without TLS, or to a registry whose certificate this machine does not trust.
 
     Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
     root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
     file = root / "images/Dockerfile"
     if name != "project" and not (root / "uv.lock").is_file():
-        raise ConfigError(f"{root} has no uv.lock: images are built from a clone of the repository, not from a wheel.")
+        raise ConfigError(f"{root}/uv.lock is missing: images are built from a clone, not from a wheel.")
     if name == "project" and (root == project.REFERENCE or not file.is_file()):
-        raise ConfigError(f"{file} is not that of a project of your own: `rekindle init NAME` makes one with an image.")
+        raise ConfigError(
+            f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project with one."
+        )
     tool = _tool()
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
-        flags = ["--layers"] if tool == "buildah" else []  # docker caches layers by default
-        flags += ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
-        _run(tool, "build", *flags, *ARGUMENTS[name], *more, str(root))
+        cache = ["--layers"] if tool == "buildah" else []  # docker caches layers by default
+        files = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
+        _run(tool, "build", *cache, *files, *ARGUMENTS[name], *flags, str(root))
         image = Image(tag, id_file.read_text().strip())
         return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure)) if push else image
 
@@ -82,7 +84,7 @@ def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
         flags = ["--tls-verify=false"] if insecure else []
         _run("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
-    _run("docker", "push", image.tag)  # its daemon knows which registries are insecure: those of localhost are
+    _run("docker", "push", image.tag)  # its daemon lists the registries without TLS
     digests = json.loads(_run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag))
     return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
 
@@ -92,15 +94,15 @@ def _tool() -> str:
         if shutil.which(tool) and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
             return tool
     installed = [tool for tool in TOOLS if shutil.which(tool)]
-    why = f"{' and '.join(installed)} fails here (is the daemon running?)" if installed else "neither is on the PATH"
+    cause = f"{' and '.join(installed)} fails (is the daemon running?)" if installed else "neither is on the PATH"
     raise ConfigError(
-        f"images are built with docker or buildah, and {why}. Install one (apt-get install buildah), start docker, or "
+        f"images are built with docker or buildah, and {cause}. Install one (apt-get install buildah), start docker or "
         "build on another machine: images/Dockerfile needs only the repository."
     )
 
 
 def _run(*command: str) -> str:
-    """The stdout of the builder, which is copied to stderr: our stdout is for the result."""
+    """Run the builder; returns its stdout, which is also copied to stderr: our stdout is for the result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         output = ""

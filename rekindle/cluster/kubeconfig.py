@@ -2,7 +2,7 @@
 
     settings, context, namespace = load(None)    # for the kubernetes client; names of the context and its namespace
 
-Whatever is wrong, and whatever the client raises for it, the result is one ConfigError that names the file.
+All errors of the client become a ConfigError that names the file.
 """
 
 import base64
@@ -21,7 +21,7 @@ from rekindle.errors import ConfigError, did_you_mean
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REGENERATE_HINT = "your provider's `get-credentials` command writes a new one; `kubectl cluster-info` tests it."
-# what the client raises for malformed files
+# exceptions of the client for malformed files
 INVALID = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError)
 
 
@@ -29,12 +29,12 @@ class Settings(client.Configuration):
     """Strips the line break at the end of a token file, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        with _captured_errors():  # of a credential plugin: the server's 401 follows
+        with _captured_errors():  # of a credential plugin: the server answers 401
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
 def load(context: str | None) -> tuple[Settings, str, str]:
-    """Raises ConfigError."""
+    """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
     settings, files = Settings(), _files()
     if context is None and not files and IN_POD.exists():
         with _config_errors("the ServiceAccount of this pod"):
@@ -46,7 +46,7 @@ def load(context: str | None) -> tuple[Settings, str, str]:
         )
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
-        for file in files:  # the client's parser has no bounds
+        for file in files:  # the client's parser does not limit the size
             _content(file)
         listed: tuple[Any, Any] = config.list_kube_config_contexts(source)
         entries, current = listed
@@ -54,7 +54,7 @@ def load(context: str | None) -> tuple[Settings, str, str]:
         name = context or str(current["name"])
         if name not in contexts:
             hint = did_you_mean(name, set(contexts)) or f" Known contexts: {', '.join(contexts)}."
-            raise ConfigError(f"--context {name}: the kubeconfig has no such context.{hint}")
+            raise ConfigError(f"--context {name}: the kubeconfig does not contain it.{hint}")
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
         if errors:  # the client continues without credentials
@@ -68,15 +68,15 @@ def load(context: str | None) -> tuple[Settings, str, str]:
 
 @contextmanager
 def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None]:
-    """Raise a ConfigError for whatever the client raises."""
+    """Raise the errors of the client as ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except INVALID as error:
         problems = ((f"the kubeconfig {file}", _problem(file)) for file in files or [])
-        where, what = next((pair for pair in problems if pair[1]), (source, _describe(error)))
-        raise ConfigError(f"{where} cannot be used: {what}. Correct it; {REGENERATE_HINT}") from error
+        culprit, problem = next((pair for pair in problems if pair[1]), (source, _describe(error)))
+        raise ConfigError(f"{culprit} cannot be used: {problem}. Correct it; {REGENERATE_HINT}") from error
 
 
 def _content(file: str) -> Any:
@@ -88,7 +88,7 @@ def _content(file: str) -> Any:
 
 
 def _problem(file: str) -> str:
-    """What is wrong with a file, without its values, which are credentials; "" if nothing is."""
+    """Describe the first problem of a file without its values, which are credentials; "" if it is valid."""
     try:
         content = _content(file)
     except INVALID as error:
@@ -102,10 +102,10 @@ def _problem(file: str) -> str:
         for entry in entries:
             fields = entry.get(kind) or {}
             if not isinstance(fields, dict):
-                return f"{kind}s: what {entry['name']} has as its {kind} must have fields"
+                return f"{kind}s: the {kind} of {entry['name']} must have fields"
             for key, value in fields.items():
                 if key.endswith("-data") and not _is_base64(value):
-                    return f"{kind}s: {key} of {entry['name']} must be base64, and is not"
+                    return f"{kind}s: {key} of {entry['name']} must be base64"
     return ""
 
 
@@ -127,7 +127,7 @@ def _describe(error: BaseException) -> str:
 
 @contextmanager
 def _captured_errors() -> Iterator[list[str]]:
-    """Collect the errors that the client logs, such as those of a credential plugin, instead of printing them."""
+    """Collect the errors that the client logs, such as failures of a credential plugin, instead of printing them."""
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -139,6 +139,6 @@ def _captured_errors() -> Iterator[list[str]]:
 
 
 def _files() -> list[str]:
-    """The existing files that kubectl would read."""
+    """List the existing files that kubectl would read."""
     paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     return [path for path in paths.split(os.pathsep) if Path(path).expanduser().is_file()]

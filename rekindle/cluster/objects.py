@@ -1,4 +1,4 @@
-"""The objects that commands change on a cluster, by kind."""
+"""Objects that commands change on a cluster."""
 
 from rekindle.cluster.api import SERVICES, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
@@ -13,21 +13,19 @@ KINDS = {
 
 
 class ClusterObjects:
-    """What `rekindle rollback` and `rekindle scale` change in one namespace."""
+    """The objects of one namespace, as `rekindle rollback` and `rekindle scale` access them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def find(self, kind: str, name: str) -> Object | None:
-        """The object, or None."""
         return self.cluster.find(KINDS[kind], name)
 
     def deployments(self, model: str) -> list[Object]:
-        """The Deployments of a model."""
         return self.cluster.list_objects(KINDS["Deployment"], f"app.kubernetes.io/name={model}")
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, or only try it. Raises ApiError, and Conflict for another resourceVersion."""
+        """Apply a merge patch. Raises ApiError, Conflict if the resourceVersion has changed."""
         try:
             self.cluster.patch(KINDS[kind], name, change, dry_run)
         except ApiError as error:

@@ -1,8 +1,8 @@
-"""Renders what a namespace needs before pipelines run in it: the objects of configs/platform, with values.
+"""Renders the objects of configs/platform, which a namespace needs before pipelines run in it.
 
     rekindle platform render -n models --bucket models --mlflow https://mlflow.example.com | kubectl apply -f -
 
-Credentials are referenced by name only: `secret(namespace)` shows how to create their Secret.
+Credentials are referenced by name only: `secret_command(namespace)` creates their Secret.
 """
 
 import re
@@ -61,18 +61,20 @@ class Platform:
             if url and (parts.scheme not in ("http", "https") or not parts.netloc):
                 raise ConfigError(f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].')
             if url and name == "endpoint" and parts.path.strip("/"):
-                raise ConfigError(f'the endpoint is "{url}": a path is not possible, --bucket names the bucket.')
+                raise ConfigError(f'the endpoint is "{url}": it must not have a path; --bucket names the bucket.')
         for name in self.images:
             if name not in IMAGES:
-                raise ConfigError(f'there is no image "{name}".{did_you_mean(name, set(IMAGES))}')
+                raise ConfigError(
+                    f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
+                )
         if self.endpoint and "minio" in self.options:
             raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds another: choose one of the two.")
         if self.mlflow and "mlflow" in self.options:
             raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds another: choose one of the two.")
         if not self.mlflow and "mlflow" not in self.options:
-            raise ConfigError("there is no MLflow: give its address (--mlflow URL), or add one (--with mlflow).")
+            raise ConfigError("MLflow is missing: give its address (--mlflow URL), or add a server (--with mlflow).")
         if self.iam and "minio" in self.options:
-            raise ConfigError("MinIO knows no cloud roles: leave out --iam, and create its Secret.")
+            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create its Secret.")
 
     @property
     def values(self) -> dict[str, str]:
@@ -96,18 +98,18 @@ class Platform:
 
 
 def render(platform: Platform) -> list[Manifest]:
-    """Every object, in the order in which they must be applied."""
+    """Return all objects, in the order to apply them."""
     files = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
     objects = [manifest for file in files for manifest in _objects(file, platform.values, platform.namespace)]
     (serving,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving"))
-    serving["spec"]["egress"] += _ways_to_store(platform)
+    serving["spec"]["egress"] += _egress_to_store(platform)
     if platform.iam:
         _remove_secret(objects)
     return _without_claims(objects) if platform.ephemeral else objects
 
 
 def operator(namespace: str = "kubeflow") -> list[Manifest]:
-    """A patch of the training operator in its namespace; configs/platform/operator.yaml shows how to apply it."""
+    """Return a patch of the training operator; configs/platform/operator.yaml shows how to apply it."""
     return list(_objects("operator", {}, namespace))
 
 
@@ -115,29 +117,29 @@ def text(objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, objects))
 
 
-def secret(namespace: str, name: str = SECRET) -> str:
-    """The command that creates a Secret, with its values in neither the process list nor the shell's history."""
+def secret_command(namespace: str, name: str = SECRET) -> str:
+    """Return the command to create a Secret; it keeps the values out of process lists and the shell's history."""
     command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
     return f"{command}    # FILE: the lines AWS_ACCESS_KEY_ID=... and AWS_SECRET_ACCESS_KEY=..."
 
 
-def _ways_to_store(platform: Platform) -> list[Manifest]:
-    """What a NetworkPolicy must let out for the object store; one in the cluster by its pods, whose port may differ."""
+def _egress_to_store(platform: Platform) -> list[Manifest]:
+    """Return egress rules for the object store; in the cluster it is selected by pods, as their port may differ."""
     parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
     name, _, rest = (parts.hostname or "").partition(".")
     if rest.split(".")[1:2] == ["svc"]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
         pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}} if "minio" in platform.options else {}
-        ways: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
+        egress: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
     else:
-        ways = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
-    if platform.iam:  # where the clouds give out the credentials of a role
-        ways += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
-    return ways
+        egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
+    if platform.iam:  # the services that issue the credentials of a role
+        egress += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
+    return egress
 
 
 def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
-    """(API group, resource, verb) of every permission that a file of configs/platform grants."""
+    """Yield (API group, resource, verb) of each permission that a file of configs/platform grants."""
     for manifest in _objects(name, {"namespace": "any"}, "any"):
         for rule in manifest.get("rules", []):
             for group in rule["apiGroups"]:
@@ -169,7 +171,7 @@ def _substitute(node: Any, values: dict[str, str]) -> Any:
 
 
 def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
-    """The bucket in the terms of Argo's artifact repository."""
+    """Return the bucket as Argo's artifact repository."""
     parts = urlsplit(endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com")
     repository: dict[str, Any] = {"bucket": platform.bucket, "endpoint": parts.netloc}
     if parts.scheme == "http":
@@ -183,7 +185,7 @@ def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
 
 
 def _remove_secret(objects: list[Manifest]) -> None:
-    """Remove references to the Secret, which does not exist where pods have a cloud role."""
+    """Remove references to the Secret, which does not exist if pods have a cloud role."""
     for spec in _pod_specs(objects):
         for container in spec["containers"]:
             container["envFrom"] = [e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET]

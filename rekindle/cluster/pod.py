@@ -1,4 +1,4 @@
-"""One pod of ours in the namespace: its manifest, how it is made, and what became of its containers."""
+"""Runs a small pod in a namespace, and reads its log and the states of its containers."""
 
 import time
 import uuid
@@ -22,12 +22,12 @@ PULL_FAILED = (
 
 
 @contextmanager
-def running(
+def run_pod(
     cluster: Cluster, name: str, config: ClusterConfig, images: dict[str, str], args: Sequence[str], seconds: float
 ) -> Iterator[Object]:
-    """A small pod, `name` with a suffix, once its containers have ended or after `seconds`; it is deleted again."""
+    """Run a pod named `name`-SUFFIX; yield it once its containers have ended, at most after `seconds`; delete it."""
     settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
-    pod = manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
+    pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
     _create(cluster, pod)
     try:
         yield _wait(cluster, pod["metadata"]["name"], seconds)
@@ -35,13 +35,13 @@ def running(
         cluster.delete(PODS, pod["metadata"]["name"], gracePeriodSeconds=0)
 
 
-def output(cluster: Cluster, pod: Object) -> list[str]:
-    """The lines of the log of the container `main`."""
+def read_log(cluster: Cluster, pod: Object) -> list[str]:
+    """Return the lines of the log of container `main`."""
     return [line.decode(errors="replace") for line in cluster.log(pod["metadata"]["name"], "main")]
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Raises ApiError; then no pod is left, even if the response of a successful request was lost."""
+    """Create a pod. After an ApiError it does not exist, even if the response of a successful request was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
@@ -54,7 +54,7 @@ def _create(cluster: Cluster, pod: Object) -> None:
 
 
 def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
-    """The pod once each container has exited or cannot start, at the latest after `seconds`."""
+    """Return the pod once each container has exited or cannot start, at most after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         pod = cluster.get(PODS, name)
@@ -66,19 +66,19 @@ def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
 
 
 def container_states(pod: Object) -> dict[str, Any]:
-    """By container: waiting, running or terminated, with details."""
+    """Map each container to its state: waiting, running or terminated, with details."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return {status["name"]: status.get("state") or {} for status in statuses}
 
 
-def manifest(
+def pod_manifest(
     name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str], args: Sequence[str]
 ) -> Object:
-    """A pod like those of steps: container `main` runs `args`, the others only show that their image is there."""
+    """Return a pod like a step's: container `main` runs `args`, the others only test their image."""
     containers = [
         pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
         for key, image in images.items()
     ]
-    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # the network knows steps by that one
+    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # network policies select steps by the second
     spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}

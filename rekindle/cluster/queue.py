@@ -1,6 +1,6 @@
-"""What the jobs of a run wait for in the queue of a shared cluster.
+"""Reports why the jobs of a run wait in the queue of a shared cluster.
 
-    waiting(cluster, "demo-4k2xp")
+    describe_waiting(cluster, "demo-4k2xp")
     # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota for cpu ..."]
 
 Source: Kueue 0.19, Workload (v1beta2; v1beta1 has the same fields).
@@ -13,7 +13,7 @@ VERSIONS = ("v1beta2", "v1beta1")
 
 
 def workloads(cluster: Cluster) -> list[Object]:
-    """Those of the namespace; none where there is no Kueue, or they may not be read."""
+    """Return the Workloads of the namespace; [] without Kueue, or without permission to read them."""
     for version in VERSIONS:
         try:
             return cluster.list_objects(Resource(f"kueue.x-k8s.io/{version}", "workloads"))
@@ -25,42 +25,43 @@ def workloads(cluster: Cluster) -> list[Object]:
     return []
 
 
-def waiting(cluster: Cluster, run: str) -> list[str]:
-    """A line for each job of the run that its queue holds back, in the words of Kueue."""
-    queued = sorted((work for work in workloads(cluster) if _pending(work)), key=_rank)
-    own = [work for work in queued if _owner(work).startswith(f"{run}-")]
+def describe_waiting(cluster: Cluster, run: str) -> list[str]:
+    """Return a line for each job of the run that its queue holds back, with Kueue's reason."""
+    queued = sorted((workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank)
+    of_run = [workload for workload in queued if _owner(workload).startswith(f"{run}-")]
     lines = []
-    for work in [work for work in own if not _of_pod(work)]:
-        queue = work["spec"]["queueName"]
-        before = [_owner(other) for other in queued[: queued.index(work)] if other["spec"]["queueName"] == queue]
-        behind = f", behind {' '.join(before[:3])}" if before else ""
-        behind += f" and {len(before) - 3} more" if len(before) > 3 else ""
-        lines.append(f"{_owner(work).removeprefix(f'{run}-')} waits in the queue {queue}{behind}: {_reason(work)}")
-    if pods := [work for work in own if _of_pod(work)]:
+    for workload in [workload for workload in of_run if not _is_of_pod(workload)]:
+        queue = workload["spec"]["queueName"]
+        ahead = [_owner(other) for other in queued[: queued.index(workload)] if other["spec"]["queueName"] == queue]
+        behind = f", behind {' '.join(ahead[:3])}" if ahead else ""
+        behind += f" and {len(ahead) - 3} more" if len(ahead) > 3 else ""
+        job = _owner(workload).removeprefix(f"{run}-")
+        lines.append(f"{job} waits in the queue {queue}{behind}: {_reason(workload)}")
+    if pods := [workload for workload in of_run if _is_of_pod(workload)]:
         lines.append(f"{len(pods)} more workers wait for idle quota in the queue {pods[0]['spec']['queueName']}")
     return lines
 
 
-def _condition(work: Object, kind: str) -> Object:
-    conditions = (work.get("status") or {}).get("conditions") or []
+def _condition(workload: Object, kind: str) -> Object:
+    conditions = (workload.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
-def _pending(work: Object) -> bool:
-    return all(_condition(work, kind).get("status") != "True" for kind in ("Admitted", "Finished"))
+def _is_pending(workload: Object) -> bool:
+    return all(_condition(workload, kind).get("status") != "True" for kind in ("Admitted", "Finished"))
 
 
-def _reason(work: Object) -> str:
-    return _condition(work, "QuotaReserved").get("message") or "Kueue has not looked at it yet"
+def _reason(workload: Object) -> str:
+    return _condition(workload, "QuotaReserved").get("message") or "Kueue has not processed it yet"
 
 
-def _rank(work: Object) -> tuple[int, str]:
-    return -work["spec"].get("priority", 0), work["metadata"]["creationTimestamp"]
+def _rank(workload: Object) -> tuple[int, str]:
+    return -workload["spec"].get("priority", 0), workload["metadata"]["creationTimestamp"]
 
 
-def _owner(work: Object) -> str:
-    return next((owner["name"] for owner in work["metadata"].get("ownerReferences") or []), "")
+def _owner(workload: Object) -> str:
+    return next((owner["name"] for owner in workload["metadata"].get("ownerReferences") or []), "")
 
 
-def _of_pod(work: Object) -> bool:
-    return any(owner["kind"] == "Pod" for owner in work["metadata"].get("ownerReferences") or [])
+def _is_of_pod(workload: Object) -> bool:
+    return any(owner["kind"] == "Pod" for owner in workload["metadata"].get("ownerReferences") or [])

@@ -1,6 +1,6 @@
-"""Runs a module in a pod of the namespace, with the addresses and keys that steps have; the pod is deleted again.
+"""Runs a module in a pod of the namespace, with the addresses and keys of steps; the pod is deleted afterwards.
 
-answers = ask(cluster, workflow, "rekindle.view.explain", ...)
+answers = run_module(cluster, workflow, "rekindle.view.explain", ...)
 """
 
 import json
@@ -12,37 +12,38 @@ from rekindle.cluster.api import Cluster, Object
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
-SECONDS = 180.0  # for the pod to start, run and end
+POD_TIMEOUT_S = 180.0  # for the pod to start, run and end
 
 
-def ask(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
-    """The JSON objects that `python -m MODULE ARGS` prints, each a line, in the image of the run.
+def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
+    """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints, one per line.
 
-    Raises ApiError, RekindleError if it fails or takes longer than SECONDS.
+    Raises ApiError, RekindleError if it fails or takes longer than POD_TIMEOUT_S.
     """
     image = _image_of(workflow)
-    what = f"the pod that reads the object store, of {image}, "
+    subject = f"the pod that reads the object store, of {image},"
     config = ClusterConfig.model_validate({"image": image})
-    with pod.running(cluster, "rekindle", config, {"main": image}, ["-m", module, *args], SECONDS) as ended_pod:
+    with pod.run_pod(cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S) as ended_pod:
         state = pod.container_states(ended_pod).get("main", {})
         ended, waiting = state.get("terminated"), state.get("waiting") or {}
         if not ended:
-            why = waiting.get("message") or waiting.get("reason") or "no node has taken it"
-            raise RekindleError(f"{what}has not ended in {SECONDS:g} s: {why}.")
-        lines = pod.output(cluster, ended_pod)
+            cause = waiting.get("message") or waiting.get("reason") or "it was not scheduled"
+            raise RekindleError(f"{subject} has not ended in {POD_TIMEOUT_S:g} s: {cause}.")
+        lines = pod.read_log(cluster, ended_pod)
     if ended["exitCode"]:
-        raise RekindleError(f"{what}ended with code {ended['exitCode']}: {lines[-1].strip() if lines else 'no output'}")
+        reason = lines[-1].strip() if lines else "no output"
+        raise RekindleError(f"{subject} ended with code {ended['exitCode']}: {reason}")
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def _image_of(workflow: Object) -> str:
-    """The image of the first step of a run that has the engine. Raises RekindleError if it has none."""
+    """Return the image of the run's first step of Rekindle. Raises RekindleError without such a step."""
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
-        words = [*(container.get("command") or []), *(container.get("args") or [])]
-        if words[1:4] == ["-m", "rekindle", "step"]:  # not a user's own container
+        command = [*(container.get("command") or []), *(container.get("args") or [])]
+        if command[1:4] == ["-m", "rekindle", "step"]:  # not a user's own container
             return str(container["image"])
     raise RekindleError(
-        f"{workflow['metadata']['name']} has no step of Rekindle, and only the image of one can read what the run left "
-        "in the object store."
+        f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only be read with the "
+        "image of such a step."
     )

@@ -1,4 +1,4 @@
-"""How many workers train, changed while they do: `rekindle scale`. The result does not depend on it."""
+"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on it."""
 
 import re
 from typing import Any
@@ -11,43 +11,40 @@ ROLES = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Have `workers` train in the training `task` of a run; gives what changed.
+    """Set the number of workers of the training `task` of a run; returns the change.
 
-    The pods beside the job come and go if there are such (cluster.harvest), else those of a PyTorchJob.
-    Raises ConfigError if there is no such training, or it cannot have that many.
+    It scales the Deployment of additional workers if it exists (cluster.harvest), else the PyTorchJob.
+    Raises ConfigError if the training does not run, or may not have this number of workers.
     """
     name = f"{run}-{task}"
     deployment, job = objects.find("Deployment", name), objects.find("PyTorchJob", name)
     template = _template(deployment or {}, "spec") or _template(job or {}, "spec", ROLES, "Worker")
     if not template:
         raise ConfigError(
-            f"run {run} has no training {task} whose workers can change now: it must be running, in a PyTorchJob or "
-            "with cluster.harvest; --task names another one."
+            f"training {task} of run {run} cannot be scaled: it must be running, as a PyTorchJob or with "
+            "cluster.harvest. Use --task for another training."
         )
-    least, most, share = (
-        _number(template, "min-workers", 1),
-        _number(template, "max-workers", workers),
-        _share(template),
-    )
-    if not least <= workers <= most or workers % share:
+    least, most = _number(template, "min-workers", 1), _number(template, "max-workers", workers)
+    per_pod = _workers_per_pod(template)
+    if not least <= workers <= most or workers % per_pod:
         raise ConfigError(
             f"{workers} workers: {name} may have {least} (train.min_workers) to {most} (train.max_workers)"
-            + (f", in steps of {share}, the GPUs of a pod." if share > 1 else ".")
+            + (f", in multiples of {per_pod}, the GPUs of a pod." if per_pod > 1 else ".")
         )
     if deployment:
-        kind, pods = "Deployment", (workers - least) // share
-        before, change = deployment["spec"].get("replicas", 1) * share + least, {"replicas": pods}
+        kind, pods = "Deployment", (workers - least) // per_pod
+        previous, change = deployment["spec"].get("replicas", 1) * per_pod + least, {"replicas": pods}
     elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
         raise ConfigError(
-            f"{name} waits in a queue of Kueue, which would stop all of it for one worker more: set cluster.harvest, "
-            "which makes the workers beyond train.min_workers pods of their own."
+            f"{name} is queued by Kueue, which would stop the whole job to add a worker: set cluster.harvest, so that "
+            "workers beyond train.min_workers are separate pods."
         )
     else:
-        kind, pods = "PyTorchJob", workers // share
-        before = ((job or {})["spec"][ROLES]["Worker"].get("replicas", 1)) * share
+        kind, pods = "PyTorchJob", workers // per_pod
+        previous = ((job or {})["spec"][ROLES]["Worker"].get("replicas", 1)) * per_pod
         change = {ROLES: {"Worker": {"replicas": pods}}}
     objects.patch(kind, name, {"spec": change})
-    return {"workflow": run, "task": task, "workers": workers, "before": before}
+    return {"workflow": run, "task": task, "workers": workers, "before": previous}
 
 
 def _template(obj: Object, *path: str) -> Object:
@@ -61,8 +58,7 @@ def _number(template: Object, flag: str, default: int) -> int:
     return next((int(match[1]) for match in texts if match), default)
 
 
-def _share(template: Object) -> int:
-    """Workers of a pod."""
+def _workers_per_pod(template: Object) -> int:
     env = {item["name"]: item.get("value") for item in template["containers"][0].get("env") or []}
     gpus = [int(n) for key, n in (template["containers"][0]["resources"].get("limits") or {}).items() if "/" in key]
     return int(env.get("PET_NPROC_PER_NODE") or sum(gpus) or 1)

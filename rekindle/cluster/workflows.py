@@ -3,7 +3,7 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo compressed are decompressed; those that it keeps in its database are missing.
+Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in its database are missing.
 """
 
 import base64
@@ -34,10 +34,10 @@ SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a ret
 
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
-    """The Workflow to create: with a name, the parameters and the hash of the manifest. Raises ConfigError."""
-    own_manifest, reference = _without_reference(manifest, parameters)
+    """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises ConfigError."""
+    own_spec, reference = _without_reference(manifest, parameters)
     identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
-    workflow = manifests.workflow(own_manifest, parameters, here=False, identity=identity)
+    workflow = manifests.workflow(own_spec, parameters, here=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
@@ -73,7 +73,7 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 
 
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
-    """The name of an active run with equal manifest and parameters."""
+    """Return the name of an active run with the same manifest and parameters, or None."""
     for listed in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
         if same_manifest(listed, workflow) and (running := cluster.find(WORKFLOWS, listed["metadata"]["name"])):
             phase = (running.get("status") or {}).get("phase")
@@ -88,34 +88,34 @@ def same_manifest(workflow: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
-    """The spec of a run; of a run of a template, with the template's."""
+    """Return the spec of a run, with the spec of its WorkflowTemplate if it has one."""
     stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
     return workflow["spec"] | stored
 
 
 def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that affect what a run does."""
+    """Return the parameters that affect the result of a run, by name."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     return {p["name"]: p.get("value") for p in parameters if p["name"] not in PROVENANCE}
 
 
 def read(cluster: Cluster, name: str) -> Object:
-    """A workflow with its nodes. Raises ConfigError if there is none."""
+    """Return a workflow with its nodes. Raises ConfigError if it does not exist."""
     return decompress_nodes(_existing(cluster, WORKFLOWS, "workflow", name))
 
 
 def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
     if found := cluster.find(resource, name):
         return found
-    known = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
+    existing = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
     raise ConfigError(
-        f"there is no {kind} {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
-        + did_you_mean(name, known)
+        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
+        + did_you_mean(name, existing)
     )
 
 
 def newest(cluster: Cluster) -> str:
-    """The newest run. Raises ConfigError if there is none."""
+    """Return the name of the newest run. Raises ConfigError without runs."""
     runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not runs:
         raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
@@ -123,7 +123,7 @@ def newest(cluster: Cluster) -> str:
 
 
 def decompress_nodes(workflow: Object) -> Object:
-    """The workflow with the nodes that Argo compressed because there are many."""
+    """Return the workflow with its nodes, which Argo compresses if they are many."""
     status = dict(workflow.get("status") or {})
     if text := status.pop("compressedNodes", None):
         try:
@@ -137,14 +137,14 @@ def decompress_nodes(workflow: Object) -> Object:
 
 
 def compress_nodes(workflow: Object) -> Object:
-    """The inverse of `decompress_nodes`."""
+    """Invert `decompress_nodes`."""
     status = dict(workflow["status"])
     nodes = json.dumps(status.pop("nodes")).encode()
     return workflow | {"status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}}
 
 
 def is_offloaded(workflow: Mapping[str, Any]) -> bool:
-    """Whether Argo keeps the nodes in its database, which only an Argo server can read."""
+    """True if Argo keeps the nodes in its database, which only an Argo server can read."""
     status = workflow.get("status") or {}
     return bool(status.get("offloadNodeStatusVersion")) and not status.get("nodes")
 
@@ -158,14 +158,14 @@ def stop(cluster: Cluster, name: str) -> None:
 
 
 def delete(cluster: Cluster, name: str) -> None:
-    """Delete a run and all that it owns, the Workflow last: its name is free only when nothing is left."""
+    """Delete a run and all objects that it owns, the Workflow last, so that its name is reused only after them."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
 def resume(cluster: Cluster, name: str) -> str:
-    """Resume a suspended run as `argo resume` does, retry a failed one as `argo retry` does; returns what was done.
+    """Resume a suspended run as `argo resume` does, or retry a failed run as `argo retry` does; returns a description.
 
-    Completed steps keep their outputs. Raises ConfigError if there is nothing to do.
+    Completed steps keep their outputs. Raises ConfigError if the run is neither suspended nor failed.
     """
     workflow = cluster.find(WORKFLOWS, name) or read(cluster, name)
     nodes = decompress_nodes(workflow)
@@ -183,7 +183,7 @@ def resume(cluster: Cluster, name: str) -> str:
 
 
 def _release(workflow: Object) -> Object:
-    """Raises ConfigError if it is not suspended."""
+    """Return the workflow without its suspension. Raises ConfigError if it is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
     waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
     name = workflow["metadata"]["name"]
@@ -204,7 +204,7 @@ def _release(workflow: Object) -> Object:
 
 
 def _retry(workflow: Object) -> Object:
-    """Like FormulateRetryWorkflow of Argo: drop failed nodes, set the groups around them to Running."""
+    """Remove failed nodes and set the groups around them to Running, like FormulateRetryWorkflow of Argo."""
     metadata, spec, status = dict(workflow["metadata"]), dict(workflow["spec"]), dict(workflow["status"])
     labels = {**metadata.get("labels", {}), names.PHASE: "Running"}
     for label in (names.COMPLETED, names.ARCHIVING_STATUS):
@@ -224,7 +224,7 @@ def _retry(workflow: Object) -> Object:
             node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
     status |= remaining | {
         "phase": "Running",
-        "startedAt": timestamp(time.time()),  # from which the deadline of the workflow counts
+        "startedAt": timestamp(time.time()),  # start of the workflow's deadline
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
         "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],
@@ -236,7 +236,7 @@ def _retry(workflow: Object) -> Object:
 
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
-    """Delete the pods of `nodes`: those of new attempts have the same names. Raises ApiError."""
+    """Delete the pods of `nodes`: pods of new attempts get the same names. Raises ApiError."""
     for pod in cluster.list_objects(PODS, f"{names.WORKFLOW}={name}", metadata_only=True):
         if (pod["metadata"].get("annotations") or {}).get(names.NODE_ID) in nodes:
             cluster.delete(PODS, pod["metadata"]["name"])
@@ -253,18 +253,18 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
     yield from apply(cluster, CRONS, cron)
 
 
-def run_now(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
-    """The Workflow that the schedule `name` would create now, to be submitted. Raises ConfigError if there is none."""
+def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if it does not exist."""
     cron = _existing(cluster, CRONS, "schedule", name)
-    known = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
-    workflow = submission(known, parameters, cluster.namespace)
+    plain = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
+    workflow = submission(plain, parameters, cluster.namespace)
     if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
         workflow["metadata"]["annotations"][SHA256] = sha256  # of the template, as in the runs of the schedule
     return workflow
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate; its runs, which it owns, stay. Raises ConfigError if it is none."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if it does not exist."""
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") == name:
@@ -293,7 +293,7 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """`spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`: each difference; items of a list by name, if they have one."""
+    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`, list items by name or index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")

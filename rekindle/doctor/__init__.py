@@ -1,1 +1,1 @@
-"""Whether a machine, a cluster or a pod has all that a run needs."""
+"""Checks that a machine, a cluster or a pod has everything that a run needs."""

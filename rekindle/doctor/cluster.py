@@ -1,9 +1,9 @@
-"""Checks whether pipelines can run in a namespace, by trying it on the cluster; each failure has a remedy.
+"""Checks that pipelines can run in a namespace, by test objects on the cluster; each failure has a remedy.
 
     for result in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(result)
 
-Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod tests the object store
-and MLflow and is deleted again. What the user may not read is reported as a warning.
+Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod that is deleted
+afterwards tests the object store and MLflow. A missing permission to read is a warning.
 """
 
 import json
@@ -20,8 +20,8 @@ from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster import platform, queue
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.pod import manifest
-from rekindle.doctor.pod import SECONDS, checks_from_pod
+from rekindle.cluster.pod import pod_manifest
+from rekindle.doctor.pod import PROBE_TIMEOUT_S, checks_from_pod
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.training.spec import TrainConfig
 
@@ -35,7 +35,7 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 KINDS = {
     "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
 }
-# what `cluster.backend` needs: the kinds by API, and where its job is created
+# kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKENDS_NEED: dict[str, dict[str, tuple[str, ...]]] = {
     "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
@@ -53,7 +53,7 @@ CONTROLLERS = {
     "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
     "training operator": ("control-plane=kubeflow-training-operator", OPERATOR, INSTALL["kubeflow.org/v1"]),
 }
-# what the commands of `rekindle` need: (group, resource, verbs)
+# permissions that the commands of `rekindle` need: (group, resource, verbs)
 USER_RULES = (
     ("argoproj.io", "workflows", "get list watch create update patch delete"),
     ("argoproj.io", "workflowtemplates", "get create update delete"),
@@ -61,39 +61,39 @@ USER_RULES = (
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
-WITH_ROLE = " Not needed where pods have a cloud role."
+WITH_ROLE = " Not needed if pods have a cloud role."
 RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
-def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = SECONDS) -> list[Check]:
-    """Run every check, in order. An error of one check is its result; the others still run.
+def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S) -> list[Check]:
+    """Run all checks, in order. An error of one check is its result; the others still run.
 
-    `seconds`: how long to wait for the pod, which takes minutes to start if its image must be pulled.
+    `seconds`: time limit of the pod, which takes minutes to start if its image must be pulled.
     """
     results = [_api_server(cluster)]
     if not results[0].ok:
         return results
     render = RENDER.format(cluster.namespace)
-    create_secret = platform.secret(cluster.namespace) + WITH_ROLE
+    create_secret = platform.secret_command(cluster.namespace) + WITH_ROLE
     checks: dict[str, Iterator[Check]] = {
-        "kinds": kinds(cluster, config.backend),
-        "controllers": controllers(cluster, config.backend),
-        "gang": gang(cluster, config.gang, config.queue),
-        "namespace": namespace(cluster),
-        "your rights": user_rights(cluster),
-        "account": account(cluster, config),
-        "serving account": serving_account(cluster, config.serving_account),
+        "kinds": check_kinds(cluster, config.backend),
+        "controllers": check_controllers(cluster, config.backend),
+        "gang": check_gang(cluster, config.gang, config.queue),
+        "namespace": check_namespace(cluster),
+        "your rights": check_user_rights(cluster),
+        "account": check_account(cluster, config),
+        "serving account": check_serving_account(cluster, config.serving_account),
         "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
-        "artifact repository": artifact_repository(cluster),
-        # without keys pods need a cloud role, which the check of the object store tests
+        "artifact repository": check_artifact_repository(cluster),
+        # without keys pods need a cloud role, which the object store check tests
         "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
-        "serving credentials": serving_credentials(cluster),
-        "admission": admission(cluster, config),
+        "serving credentials": check_serving_credentials(cluster),
+        "admission": check_admission(cluster, config),
         **(
-            {"webhook": webhook(cluster, config, train), "init container": init_container(cluster)}
+            {"webhook": check_webhook(cluster, config, train), "init container": check_init_container(cluster)}
             if config.backend == "pytorchjob"
-            else {"job": job(cluster, config, train)}
+            else {"job": check_job(cluster, config, train)}
         ),
         "probe": checks_from_pod(cluster, config, seconds),
     }
@@ -102,7 +102,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
             for result in check_results:
                 results.append(result)
         except RekindleError as error:
-            required = getattr(error, "code", 0) != 403  # a missing permission to look is not a failure
+            required = getattr(error, "code", 0) != 403  # a missing permission to read is not a failure
             results.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required))
     return results
 
@@ -112,14 +112,14 @@ def _api_server(cluster: Cluster) -> Check:
         version = cluster.call("GET", "/version")
     except ApiError as error:
         return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
-    numbers = tuple(int(re.sub(r"\D", "", version[part]) or 0) for part in ("major", "minor"))
+    numbers = tuple(int(re.sub(r"\D", "", version[field]) or 0) for field in ("major", "minor"))
     detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
     remedy = f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
     return Check("API server", numbers >= KUBERNETES, detail, remedy)
 
 
-def kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
-    """Whether the kinds of which workflows consist are defined, in the right versions."""
+def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Check that the kinds of the objects in workflows are defined, in the right versions."""
     for api, required in (KINDS | BACKENDS_NEED[backend]).items():
         defined = _kinds(cluster, api)
         missing = [kind for kind in required if kind not in defined]
@@ -128,7 +128,7 @@ def kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
 
 
 def _kinds(cluster: Cluster, api: str) -> set[str]:
-    """The kinds that are defined in a version of an API group."""
+    """Return the kinds that are defined in a version of an API group."""
     try:
         return {resource["name"] for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()}
     except ApiError as error:
@@ -137,12 +137,12 @@ def _kinds(cluster: Cluster, api: str) -> set[str]:
         return set()
 
 
-def controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
-    """Whether they run, watch this namespace, and are new enough."""
+def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
+    """Check that the controllers run, watch this namespace, and are new enough."""
     for name, (label, oldest, remedy) in CONTROLLERS.items():
         if name == "training operator" and backend != "pytorchjob":
             continue
-        running = next(filter(_ready, cluster.list_objects(ALL_PODS, label)), None)
+        running = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not running:
             remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
@@ -160,53 +160,52 @@ def controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         yield Check(name, supported and sees_namespace, detail, remedy)
 
 
-def gang(cluster: Cluster, wanted: str, name: str) -> Iterator[Check]:
-    """Whether the operator, or Kueue, does what `cluster.gang` asks for: otherwise a job starts piecemeal, or never."""
-    if wanted == "kueue":
+def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
+    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` asks for it."""
+    if scheduler == "kueue":
         apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
         api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
-        found = "there is Kueue" if api else "there is no Kueue"
-        yield Check("gang", bool(api), found, "Install Kueue, or leave cluster.gang empty.")
+        detail = f"Kueue is {'installed' if api else 'not installed'}"
+        yield Check("gang", bool(api), detail, "Install Kueue, or leave cluster.gang empty.")
         if api:
             queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
-            found = (
-                f"it leads to ClusterQueue {queues[name]['spec']['clusterQueue']}"
-                if name in queues
-                else "it is not here"
-            )
+            queue_spec = queues.get(queue_name, {}).get("spec")
+            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "it is not in this namespace"
             remedy = (
-                f"Set cluster.queue to one of this namespace ({', '.join(sorted(queues)) or 'it has none'}), or ask "
+                f"Set cluster.queue to a LocalQueue of the namespace ({', '.join(sorted(queues)) or 'none exist'}), or "
+                f"ask the platform team for a LocalQueue {queue_name}."
             )
-            yield Check(f"queue {name}", name in queues, found, f"{remedy}the platform team for a LocalQueue {name}.")
-    elif wanted:
-        scheduler = presets()["gang"][wanted]["pods"]["schedulerName"]
+            yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
+    elif scheduler:
+        expected = presets()["gang"][scheduler]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
             container = operator["spec"]["containers"][0]
-            given = _flag([*(container.get("command") or []), *(container.get("args") or [])], "--gang-scheduler-name")
-            detail = f"the training operator has --gang-scheduler-name={given}" if given else "it has no gang scheduler"
-            remedy = f"Give the training operator the argument --gang-scheduler-name={scheduler}."
-            yield Check("gang", given == scheduler, detail, remedy)
+            flag = "--gang-scheduler-name"
+            actual = _flag([*(container.get("command") or []), *(container.get("args") or [])], flag)
+            detail = f"the training operator {f'has {flag}={actual}' if actual else f'does not have {flag}'}"
+            remedy = f"Give the training operator the argument {flag}={expected}."
+            yield Check("gang", actual == expected, detail, remedy)
 
 
-def namespace(cluster: Cluster) -> Iterator[Check]:
+def check_namespace(cluster: Cluster) -> Iterator[Check]:
     level = _enforced_level(cluster)
     remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
-    yield Check("PodSecurity", level == "restricted", f"{level or 'nothing'} is enforced", remedy, required=False)
+    yield Check("PodSecurity", level == "restricted", f"enforced level: {level or 'none'}", remedy, required=False)
 
 
-def user_rights(cluster: Cluster) -> Iterator[Check]:
-    """What the user may do; each command of `rekindle` needs a part of it."""
+def check_user_rights(cluster: Cluster) -> Iterator[Check]:
+    """Check the user's permissions; each command of `rekindle` needs some of them."""
     rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
     denied = _denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
     yield Check("your rights", not denied, denied or f"{len(rules)} of {len(rules)} granted", remedy)
 
 
-def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Whether the account of workflows exists, may do what a pipeline does, and has a token for Argo's container."""
+def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+    """Check that the account of workflows exists, has a pipeline's permissions and a token for Argo's executor."""
     name, remedy = config.service_account, RENDER.format(cluster.namespace)
     if not cluster.find(ACCOUNTS, name):
-        yield Check("account", False, f"there is no ServiceAccount {name}", remedy)
+        yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
         return
     rules = [rule for rule in platform.rules() if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"]
     needed = {api.partition("/")[0] for api in BACKENDS_NEED[config.backend]} - {"kubeflow.org"}
@@ -224,24 +223,25 @@ def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
 
 
-def serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
-    """Whether the account of the model server exists: without it no pod of it is created."""
-    found = cluster.find(ACCOUNTS, name)
-    detail = f"there is {'a' if found else 'no'} ServiceAccount {name}"
-    yield Check("serving account", bool(found), detail, RENDER.format(cluster.namespace))
+def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
+    """Check that the account of the model server exists, which its pods need to be created."""
+    exists = bool(cluster.find(ACCOUNTS, name))
+    detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
+    yield Check("serving account", exists, detail, RENDER.format(cluster.namespace))
 
 
-def serving_credentials(cluster: Cluster) -> Iterator[Check]:
-    """Whether the model server has keys, and keys of its own."""
-    remedy = f"{platform.secret(cluster.namespace, pods.SERVING_SECRET)}, of a user who can only read releases/."
-    (found,) = _keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEYS, remedy + WITH_ROLE, False)
-    same = found.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
-    detail = "the keys with which pipelines write: whoever takes a server over has the bucket" if same else found.found
-    yield Check(found.name, found.ok and not same, detail, found.remedy, required=False)
+def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
+    """Check that the model server has keys, and not the keys of the pipelines."""
+    command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
+    remedy = f"{command}, of a user who can only read releases/.{WITH_ROLE}"
+    (check,) = _keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEYS, remedy, False)
+    same = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
+    detail = "pipelines use the same keys: a compromised server could write to the bucket" if same else check.found
+    yield Check(check.name, check.ok and not same, detail, check.remedy, required=False)
 
 
-def artifact_repository(cluster: Cluster) -> Iterator[Check]:
-    """Whether Argo uses the same bucket as the steps."""
+def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
+    """Check that Argo uses the same bucket as the steps."""
     settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
     bucket, endpoint = _repository(cluster)
     of_steps = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
@@ -255,34 +255,40 @@ def artifact_repository(cluster: Cluster) -> Iterator[Check]:
 def _keys(
     cluster: Cluster, title: str, resource: Resource, name: str, keys: Sequence[str], remedy: str, required: bool = True
 ) -> Iterator[Check]:
-    """Whether a ConfigMap or Secret has a value for each key."""
+    """Check that a ConfigMap or Secret has a value for each key."""
     data = _data(cluster, resource, name)
     missing = [key for key in keys if not data.get(key)]
-    has = f"no {' and no '.join(missing)}" if missing else " and ".join(keys)
     kind = "Secret" if resource == SECRETS else "ConfigMap"
-    yield Check(title, not missing, f"{kind} {name} has {has}", remedy, required)
+    yield Check(
+        title,
+        not missing,
+        f"{kind} {name} {'lacks' if missing else 'has'} {' and '.join(missing or keys)}",
+        remedy,
+        required,
+    )
 
 
-def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Whether a pod of each kind is admitted: by PodSecurity, quota, LimitRange, PriorityClass and account."""
+def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
+    """Check that pods of each kind pass admission: PodSecurity, quota, LimitRange, PriorityClass and account."""
     for name in DEFAULTS:
         settings = config.pod(name)
         settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
         try:
-            cluster.create(
-                PODS, manifest(f"rekindle-{name}", config, settings, {"main": settings.image}, []), dry_run=True
-            )
+            pod = pod_manifest(f"rekindle-{name}", config, settings, {"main": settings.image}, [])
+            cluster.create(PODS, pod, dry_run=True)
         except ApiError as error:
-            yield Check(f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or what refuses it.")
+            yield Check(
+                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses it."
+            )
         else:
             yield Check(f"pod of {name}", True, "would be admitted")
 
 
-def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Whether the job of the config is admitted, and one that only the webhook can refuse is not."""
+def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Check that the job of the config is admitted, and a job that only the webhook can refuse is refused."""
     job = _job(config, train)
     invalid_job = json.loads(json.dumps(job).replace('"name": "pytorch"', '"name": "another"'))
-    ok, detail = False, "a job without its main container was admitted: no webhook looks at jobs"
+    ok, detail = False, "a job without its main container was admitted: the webhook does not validate jobs"
     try:
         cluster.create(JOBS, job, dry_run=True)
         try:
@@ -296,32 +302,32 @@ def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iter
     yield Check("webhook", ok, detail, remedy)
 
 
-def job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """Whether the job of the config would be created: JobSet refuses what needs a feature gate that is off."""
+def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Check that the job of the config would be created: JobSet may refuse it if a feature gate is off."""
     group, kind = _job(config, train), BACKENDS[config.backend].kind
     try:
         cluster.create(Resource(group["apiVersion"], f"{group['kind'].lower()}s"), group, dry_run=True)
     except ApiError as error:
-        remedy = (
-            "Turn JobSet's feature gate RestartJob on, or take cluster.restart_job out." if config.restart_job else ""
-        )
-        yield Check("job", False, str(error), remedy or f"Change what refuses it, or cluster.backend ({kind}).")
+        remedy = f"Change the policy that refuses it, or cluster.backend ({kind})."
+        if config.restart_job:
+            remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
+        yield Check("job", False, str(error), remedy)
     else:
         yield Check("job", True, f"{group['kind']} would be created")
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """The job of the config, or its runtime, without the labels that only a workflow can fill in."""
+    """Return the job of the config, or its runtime, with placeholder labels instead of a workflow's."""
     backend = BACKENDS[config.backend]
     group = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
     of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
     return json.loads(json.dumps(group).replace(of_workflow, name))
 
 
-def init_container(cluster: Cluster) -> Iterator[Check]:
-    """Whether the operator hardens the init container that it adds: `restricted` refuses workers otherwise."""
+def check_init_container(cluster: Cluster) -> Iterator[Check]:
+    """Check that the operator hardens the init container that it adds: `restricted` refuses workers otherwise."""
     if _enforced_level(cluster) != "restricted":
-        yield Check("init container", True, "not restricted here")
+        yield Check("init container", True, "not needed: the namespace does not enforce `restricted`")
         return
     template = ""
     for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
@@ -330,18 +336,18 @@ def init_container(cluster: Cluster) -> Iterator[Check]:
             if name := (volume.get("configMap") or {}).get("name"):
                 template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
     ok = "allowPrivilegeEscalation: false" in template
-    detail = "the operator has a hardened template" if ok else "the operator's own is not hardened: workers are refused"
+    detail = f"the operator's template is {'hardened' if ok else 'not hardened: workers are refused'}"
     remedy = "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle -f -"
     yield Check("init container", ok, detail, remedy)
 
 
 def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
-    """The rules that are not granted, as text."""
+    """Return the rules that are not granted, as text."""
     denied: dict[str, list[str]] = {}
     for group, resource, verb in rules:
-        plural, _, part = resource.partition("/")
+        plural, _, subresource = resource.partition("/")
         attributes = {"namespace": cluster.namespace, "group": group, "resource": plural, "verb": verb}
-        spec = {**subject, "resourceAttributes": attributes | ({"subresource": part} if part else {})}
+        spec = {**subject, "resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
         answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
         if not answer["status"].get("allowed"):
             denied.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
@@ -349,7 +355,7 @@ def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str
 
 
 def _repository(cluster: Cluster) -> tuple[str, str]:
-    """Bucket and endpoint of the default artifact repository of the namespace."""
+    """Return bucket and endpoint of the default artifact repository of the namespace."""
     config_map = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
     annotations = (config_map.get("metadata") or {}).get("annotations") or {}
     key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
@@ -362,7 +368,7 @@ def _repository(cluster: Cluster) -> tuple[str, str]:
 
 
 def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
-    """The data of a ConfigMap or Secret; {} if it does not exist."""
+    """Return the data of a ConfigMap or Secret; {} if it does not exist."""
     return (cluster.find(resource, name) or {}).get("data") or {}
 
 
@@ -370,12 +376,12 @@ def _enforced_level(cluster: Cluster) -> str:
     return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(POD_SECURITY, "")
 
 
-def _ready(pod: Object) -> bool:
+def _is_ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _flag(args: list[str], flag: str) -> str:
-    """The value of `--flag VALUE` or `--flag=VALUE`."""
+    """Return the value of `--flag VALUE` or `--flag=VALUE`, or ""."""
     match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
     return match[1] if match else ""

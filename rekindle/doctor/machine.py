@@ -1,9 +1,9 @@
-"""Checks that this machine has everything that Rekindle needs, and that it works; each failure has a remedy.
+"""Checks that this machine has everything that Rekindle needs; each failure has a remedy.
 
     for check in check(Path(".rekindle")): print(check)
 
-The checks write to the object store, query MLflow and bind addresses. Services that they start are stopped again.
-With S3_ENDPOINT_URL or MLFLOW_TRACKING_URI set, the services there are checked instead.
+The checks write to the object store, query MLflow and bind addresses. They stop the services that they start.
+If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, that service is checked instead.
 """
 
 import os
@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 
 PYTHON = (3, 11)
 GIB = 1 << 30
-DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
-SHARED = 1 * GIB  # bytes of shared memory for the snapshots of the workers of a small model
-FILES = 1024  # minimum limit of open files per process
+MIN_DISK, MIN_MEMORY = 5 * GIB, 3 * GIB  # free bytes
+MIN_SHARED_MEMORY = 1 * GIB  # free bytes, for the snapshots of the workers of a small model
+MIN_OPEN_FILES = 1024  # per process
 
 
 def check(home: Path) -> list[Check]:
-    """Every check, in order. Those of services take seconds."""
-    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shared, files, clock]
+    """Run all checks, in order. The checks of services take seconds."""
+    machine: list[Callable[[Path], Check]] = [
+        *(check_python, check_packages, check_system, check_home, check_disk, check_memory, check_shared_memory),
+        *(check_open_files, check_clock),
+    ]
     results = [check_one(home) for check_one in machine]
     results += [
-        bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),  # each pod has its own
-        namespaces(),
+        check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
+        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),  # each pod has its own
+        check_namespaces(),
     ]
     if not all(result.ok for result in results if result.required):
         skipped = "not checked: fix the failures above first"
@@ -50,18 +53,18 @@ def check(home: Path) -> list[Check]:
     cluster = LocalCluster(home)
     running = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
     try:
-        return [*results, store(cluster), mlflow(cluster)]
+        return [*results, check_store(cluster), check_mlflow(cluster)]
     finally:
         if not running:
             cluster.services.down()
 
 
-def python(_: Path) -> Check:
+def check_python(_: Path) -> Check:
     ok = sys.version_info >= PYTHON
     return Check("Python", ok, platform.python_version(), "Rekindle needs 3.11 or newer: make PYTHON=python3.11 run")
 
 
-def packages(_: Path) -> Check:
+def check_packages(_: Path) -> Check:
     """Check the packages of `rekindle[all]` by metadata: importing them takes seconds."""
     try:
         from packaging.requirements import Requirement
@@ -89,13 +92,13 @@ def _applies(needed: "Requirement", extra: str) -> bool:
     return needed.marker is None or needed.marker.evaluate({"extra": extra})
 
 
-def system(_: Path) -> Check:
+def check_system(_: Path) -> Check:
     detail = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
     remedy = "Rekindle runs pods on Linux (loopback addresses, PR_SET_PDEATHSIG): use a Linux machine or container."
     return Check("system", sys.platform == "linux", detail, remedy)
 
 
-def folder(home: Path) -> Check:
+def check_home(home: Path) -> Check:
     remedy = f"Make {home} writable, or run rekindle in another directory."
     try:
         homes.check(home)
@@ -109,22 +112,22 @@ def folder(home: Path) -> Check:
     return Check("home", True, f"{home.resolve()} can be written")
 
 
-def disk(home: Path) -> Check:
+def check_disk(home: Path) -> Check:
     existing = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
     free = shutil.disk_usage(existing).free
-    remedy = f"Free {DISK // GIB} GiB on that disk (`rekindle down`, then remove old runs from {home}/runs)."
-    return Check("disk", free >= DISK, f"{free / GIB:.1f} GiB free", remedy)
+    remedy = f"Free {MIN_DISK // GIB} GiB on that disk (`rekindle down`, then remove old runs from {home}/runs)."
+    return Check("disk", free >= MIN_DISK, f"{free / GIB:.1f} GiB free", remedy)
 
 
-def memory(_: Path) -> Check:
+def check_memory(_: Path) -> Check:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    remedy = f"Close programs until {MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
-    return Check("memory", free >= MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
+    remedy = f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
+    return Check("memory", free >= MIN_MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
 
 
-def shared(_: Path) -> Check:
-    """Workers keep their newest snapshots there, three each."""
+def check_shared_memory(_: Path) -> Check:
+    """Check the shared memory, where each worker keeps its three newest snapshots."""
     from rekindle.training.checkpoint import snapshot_file
 
     directory = snapshot_file.directory()
@@ -132,25 +135,27 @@ def shared(_: Path) -> Check:
     detail = f"{free / GIB:.1f} GiB free in {directory}"
     remedy = (
         "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
-        f"larger: mount -o remount,size={2 * SHARED // GIB}G {directory}, in Docker: docker run "
-        f"--shm-size={2 * SHARED // GIB}g"
+        f"larger: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
+        f"--shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
-    return Check("shared memory", free >= SHARED, detail, remedy, required=False)
+    return Check("shared memory", free >= MIN_SHARED_MEMORY, detail, remedy, required=False)
 
 
-def files(_: Path) -> Check:
+def check_open_files(_: Path) -> Check:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Check("open files", limit >= FILES, f"{limit} allowed", f"Raise the limit: ulimit -n {FILES}")
+    return Check(
+        "open files", limit >= MIN_OPEN_FILES, f"{limit} allowed", f"Raise the limit: ulimit -n {MIN_OPEN_FILES}"
+    )
 
 
-def clock(_: Path) -> Check:
-    """A clock behind the installed files breaks signatures, certificates and comparisons of times."""
+def check_clock(_: Path) -> Check:
+    """Check the clock: if it is behind the installed files, signatures, certificates and time comparisons fail."""
     behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check("clock", behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock.")
 
 
-def bind(name: str, address: str, remedy: str) -> Check:
+def check_bind(name: str, address: str, remedy: str) -> Check:
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
@@ -158,7 +163,7 @@ def bind(name: str, address: str, remedy: str) -> Check:
     return Check(name, True, f"{address} can be bound")
 
 
-def namespaces() -> Check:
+def check_namespaces() -> Check:
     remedy = (
         "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
     )
@@ -166,17 +171,17 @@ def namespaces() -> Check:
     return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)
 
 
-def store(cluster: LocalCluster) -> Check:
+def check_store(cluster: LocalCluster) -> Check:
     from rekindle.doctor import probe
 
     remedy = "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
     try:
-        return Check("object store", *probe.store(cluster.store()), remedy)
+        return Check("object store", *probe.check_store(cluster.store()), remedy)
     except RekindleError as error:
         return Check("object store", False, str(error), remedy)
 
 
-def mlflow(cluster: LocalCluster) -> Check:
+def check_mlflow(cluster: LocalCluster) -> Check:
     log = cluster.services.folder / "mlflow.log"
     remedy = f"Correct or unset {REAL['mlflow']}." if os.environ.get(REAL["mlflow"]) else f"See {log}, then try again."
     try:

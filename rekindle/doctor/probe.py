@@ -1,4 +1,4 @@
-"""Tests the object store and MLflow from this machine or pod, with the settings that every step gets.
+"""Tests the object store and MLflow from this machine or pod, with the settings of steps.
 
     python -m rekindle.doctor.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
     python -m rekindle.doctor.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
@@ -15,40 +15,40 @@ from concurrent.futures import ThreadPoolExecutor
 from rekindle.errors import ConfigError, Conflict, RekindleError, say
 from rekindle.storage import Store
 
-RACERS = 8
+WRITERS = 8
 Finding = tuple[bool, str]
 
 
-def store(objects: Store) -> Finding:
-    """Test the conditional writes on which checkpoints and the registry rely."""
+def check_store(objects: Store) -> Finding:
+    """Test the conditional writes that checkpoints and the registry need."""
     key = f"doctor/{uuid.uuid4().hex}"
 
-    def create(racer: int) -> bool:
+    def create(writer: int) -> bool:
         try:
-            objects.put(key, b"%d" % racer, if_absent=True)
+            objects.put(key, b"%d" % writer, if_absent=True)
             return True
         except Conflict:
             return False
 
     try:
-        with ThreadPoolExecutor(RACERS) as pool:
-            winners = sum(pool.map(create, range(RACERS)))
-        stale = objects.get_with_etag(key)[1]
+        with ThreadPoolExecutor(WRITERS) as pool:
+            winners = sum(pool.map(create, range(WRITERS)))
+        stale_etag = objects.get_with_etag(key)[1]
         objects.put(key, b"newer")
         overwritten = True
         try:
-            objects.put(key, b"stale", if_match=stale)
+            objects.put(key, b"stale", if_match=stale_etag)
         except Conflict:
             overwritten = objects.get(key) != b"newer"
     finally:
         objects.delete([key])
-    stale_write = "a stale write was accepted" if overwritten else "a stale write was refused"
-    message = f"{objects.address}: {winners} of {RACERS} racing creators won, {stale_write}"
+    stale_write = f"a stale write was {'accepted' if overwritten else 'refused'}"
+    message = f"{objects.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
     return winners == 1 and not overwritten, message
 
 
-def tracking() -> Finding:
-    """Search for a run, with the credentials that a step would use."""
+def check_mlflow() -> Finding:
+    """Search for a run, with the credentials of a step."""
     from rekindle import tracking
 
     tracking.find_run("rekindle-doctor", "none")
@@ -59,7 +59,7 @@ def make_bucket(objects: Store) -> None:
     """Create the bucket unless it exists. Raises StorageError."""
     try:
         next(objects.list("doctor/"), None)
-    except ConfigError:  # the store answers, but has no such bucket
+    except ConfigError:  # the store answers, but the bucket does not exist
         objects.client.create_bucket(Bucket=objects.bucket)
 
 
@@ -82,8 +82,8 @@ def main() -> int:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "object store": lambda: store(Store.from_env().short_retries()),
-    "MLflow": tracking,
+    "object store": lambda: check_store(Store.from_env().short_retries()),
+    "MLflow": check_mlflow,
 }
 
 if __name__ == "__main__":

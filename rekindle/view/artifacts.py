@@ -1,4 +1,4 @@
-"""What lies in the object store of this machine: the artifacts of runs, and data to run on."""
+"""Artifacts of runs and input data in the object store of this machine."""
 
 import shutil
 from collections import Counter
@@ -14,8 +14,8 @@ from rekindle.errors import ConfigError, NotFound, did_you_mean
 from rekindle.local.cluster import LocalCluster
 
 
-def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
-    """The artifacts of a run, each with the number of its files and their bytes. Raises ConfigError if it has none."""
+def list_artifacts(home: Path, run: str) -> list[dict[str, Any]]:
+    """Return the artifacts of a run, with their number of files and bytes. Raises ConfigError without artifacts."""
     prefix = f"{run}/"
     files, sizes = Counter[str](), Counter[str]()
     for entry in LocalCluster(home).store().list(prefix):
@@ -23,24 +23,24 @@ def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
         files[name] += 1
         sizes[name] += entry.size
     if not files:
-        raise ConfigError(f'the run "{run}" has no artifacts: `rekindle status` lists the runs.')
+        raise ConfigError(f'the run "{run}" does not have artifacts: `rekindle status` lists the runs.')
     return [{"artifact": name, "files": files[name], "bytes": sizes[name]} for name in files]
 
 
-def superseded(home: Path, keep: int) -> list[dict[str, Any]]:
-    """The runs that have ended and are not among the newest `keep` of their pipeline, each with its bytes.
+def find_old_runs(home: Path, keep: int) -> list[dict[str, Any]]:
+    """Return the runs that have ended and are not among the newest `keep` of their pipeline, with their bytes.
 
-    What they released stays: a release is a copy of its own. So does a run whose outputs one that stays has taken.
+    A run is kept if a kept run reuses its outputs. Releases do not need their run: they are copies.
     """
     store, kept, rows, used = LocalCluster(home).store(), Counter[str](), [], set[str]()
-    for name in overview.names(home):  # the newest first
+    for name in overview.names(home):  # newest first
         workflow = RunFiles(home, name).workflow()
         labels = workflow["metadata"].get("labels") or {}
         pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
         phase = overview.state(home, name)["phase"]
         kept[pipeline] += phase in FINISHED
         if phase not in FINISHED or kept[pipeline] <= keep or name in used:
-            used |= {at.partition("/")[0] for at in reused_tasks(workflow).values()}
+            used |= {location.partition("/")[0] for location in reused_tasks(workflow).values()}
         else:
             files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
             size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))
@@ -48,7 +48,7 @@ def superseded(home: Path, keep: int) -> list[dict[str, Any]]:
     return rows
 
 
-def remove(home: Path, name: str) -> None:
+def remove_run(home: Path, name: str) -> None:
     """Remove a run from this machine: its artifacts, then its logs and its history. Raises Busy if it is running."""
     files, store = RunFiles(home, name), LocalCluster(home).store()
     files.lock()
@@ -62,19 +62,19 @@ def remove(home: Path, name: str) -> None:
 def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
     """Copy an artifact, or part of one (`prepare/dataset/rejects.parquet`), to `target`. Raises ConfigError."""
     if target.exists():
-        raise ConfigError(f"{target} exists already: move it away, or give another place with --to.")
+        raise ConfigError(f"{target} exists already: move it away, or give another path with --to.")
     try:
         LocalCluster(home).store().download(f"{run}/{artifact.strip('/')}", target)
     except NotFound as error:
-        names = [row["artifact"] for row in artifacts(home, run)]
+        names = [row["artifact"] for row in list_artifacts(home, run)]
         raise ConfigError(
             f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} It has {", ".join(names)}; '
-            "a path within one is possible, too."
+            "give one of them, or a path inside one."
         ) from error
 
 
 def put(home: Path, path: Path, uri: str) -> str:
-    """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs); gives the URI.
+    """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs); returns the URI.
 
     Raises ConfigError.
     """
@@ -84,6 +84,6 @@ def put(home: Path, path: Path, uri: str) -> str:
     store = LocalCluster(home).store()
     parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))
     if parts.scheme != "s3" or parts.netloc != store.bucket or not parts.path.strip("/"):
-        raise ConfigError(f"{uri} is no place for data here: it must be s3://{store.bucket}/KEY.")
+        raise ConfigError(f"{uri} is not a valid target: it must be s3://{store.bucket}/KEY.")
     store.upload(path, parts.path.strip("/"))
     return parts.geturl()

@@ -1,4 +1,4 @@
-"""What commands change of what runs, here or on a cluster: an earlier release serves again, other workers train."""
+"""`rekindle rollback` and `rekindle scale`, on this machine or on a cluster."""
 
 import json
 import os
@@ -23,41 +23,41 @@ from rekindle.storage import Store
 def rollback(
     home: Path, cluster: Cluster | None, model: str, version: str, seconds: float, report: Callable[[Result], None]
 ) -> None:
-    """Let `version` of the model answer again (empty: the one before the champion), or finish what was interrupted.
+    """Roll a model back to `version` (empty: the version before the champion), or finish an interrupted rollback.
 
-    Calls `report`, then tells people, if the config that it was trained with says so.
+    Calls `report`, then sends the notification that the config of the model asks for.
     """
 
-    def ended(result: Result) -> None:
+    def finish(result: Result) -> None:
         report(result)
         try:
-            _tell(model, result)
+            _notify(model, result)
         except RekindleError as error:
             say(f"notification not sent: {error}")
 
     objects = _objects(home, cluster)
-    roll_back(objects, Store.from_env().short_retries(), model, version, seconds, ended)
+    roll_back(objects, Store.from_env().short_retries(), model, version, seconds, finish)
 
 
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Have `workers` train in the training `task` of a run. Raises ConfigError if it cannot have them."""
+    """Set the number of workers of the training `task` of a run. Raises ConfigError if it cannot be changed."""
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
     if (phase := runs.state(home, run)["phase"]) != "Running":
-        raise ConfigError(f"run {run} is {phase}, and only one that trains can be scaled: `rekindle resume {run}`.")
+        raise ConfigError(f"run {run} is {phase}: only a running training can be scaled (`rekindle resume {run}`).")
     return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
 
 
-def _tell(model: str, result: dict[str, str]) -> None:
+def _notify(model: str, result: dict[str, str]) -> None:
     if not (champion := tracking.champion(model)):
         return
     settings = tracking.params_of(champion.run_id)
     workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
-    notify = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
-    notify |= {"events": json.loads(notify["events"])} if notify else {}
-    config = parse_section(NotifyConfig, notify, "notify")
-    before = f" (before: version {result['before']})" if result["before"] else ""
-    text = f"version {result['version']} answers again{before}, by `rekindle rollback`."
+    values = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
+    values |= {"events": json.loads(values["events"])} if values else {}
+    config = parse_section(NotifyConfig, values, "notify")
+    previous = f" (before: version {result['before']})" if result["before"] else ""
+    text = f"version {result['version']} is serving again{previous}, by `rekindle rollback`."
     send(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
 
 

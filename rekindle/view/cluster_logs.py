@@ -3,7 +3,7 @@
     Logs(cluster, "demo-4k2xp", out).follow()     # until the run has completed and all lines are written
 
 Each running container is read by its own thread; a broken connection resumes where it stopped, so no line is repeated.
-Pods may be deleted and recreated under the same name. `archived` has the logs of those that are gone.
+Pods may be deleted and recreated under the same name. `read_archived` reads the logs of deleted pods.
 
     python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "line": ...} for each line of these objects
 """
@@ -29,11 +29,12 @@ from rekindle.cluster.errors import ApiError
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
-EXECUTOR = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")  # lines that the executor adds to the log of a step
+EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")  # added to the log of a step
+Line = tuple[str, str]  # label and text
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE = 300.0  # seconds without a line before reconnecting, in case the connection died silently
-DRAIN = 5.0  # seconds to read the last lines of a completed run
-PROGRESS_EVERY = 3.0
+SILENCE_TIMEOUT_S = 300.0  # without a line before reconnecting, in case the connection died silently
+DRAIN_TIMEOUT_S = 5.0  # to read the last lines of a completed run
+PROGRESS_INTERVAL_S = 3.0
 
 
 class Logs:
@@ -50,19 +51,19 @@ class Logs:
         self.failed: Exception | None = None
 
     def print(self, workflow: Object) -> int:
-        """Write the current logs, those of pods that are gone from the archive; returns the number of pods and lines.
+        """Write the current logs; returns the number of pods and of archived lines.
 
-        Argo keeps a finished run's logs per step, and its pods may go one by one: each step is read where it is.
+        Argo archives logs per step, and pods may be deleted one by one: the logs of deleted pods come from the archive.
         """
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         labels = {label_of(self.name, pod) for pod in pods}
         count = len([label for label in labels if self.step in label])
-        for label, line in archived(self.cluster, workflow, self.step, labels):
+        for label, line in read_archived(self.cluster, workflow, self.step, labels):
             self._write(label, line)
             count += 1
         for pod in pods:
-            for container, starts in _started(pod):
+            for container, starts in _started_containers(pod):
                 self._read(pod, container, starts, follow=False)
         return count
 
@@ -73,10 +74,10 @@ class Logs:
         self.ended.wait()
         if self.failed:
             raise self.failed
-        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed the last
+        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed some
             self._start_readers(pod)
         self.completed.set()
-        deadline = time.monotonic() + DRAIN
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
         for reader in list(self.readers.values()):
             reader.join(max(0.0, deadline - time.monotonic()))
         self.drained.set()
@@ -109,7 +110,7 @@ class Logs:
 
     def _start_readers(self, pod: Object) -> None:
         with self.lock:
-            for container, starts in _started(pod):
+            for container, starts in _started_containers(pod):
                 key = (pod["metadata"]["uid"], container, starts)
                 if key not in self.readers:
                     self.readers[key] = self._start_thread(self._read, pod, container, starts, True)
@@ -125,7 +126,7 @@ class Logs:
             self._write(label, line)
 
     def _lines(self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False) -> Iterator[str]:
-        """The lines since one start of a container, each once, also after reconnecting."""
+        """Yield the lines since one start of a container, each once, also after reconnecting."""
         query = {"timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
@@ -134,12 +135,13 @@ class Logs:
             skip, began = written, last
             try:
                 since = {"sinceTime": re.sub(r"\.\d+", "", last)} if last else {}  # the API takes whole seconds
-                for raw in self.cluster.log(pod["metadata"]["name"], container, SILENCE, **query, **since):
-                    at, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
-                    if at < began or (at == began and skip > 0):
-                        skip -= at == began
+                for raw in self.cluster.log(pod["metadata"]["name"], container, SILENCE_TIMEOUT_S, **query, **since):
+                    time_of_line, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+                    if time_of_line < began or (time_of_line == began and skip > 0):
+                        skip -= time_of_line == began
                         continue
-                    last, written, pause = at, (written + 1 if at == last else 1), 0.2
+                    written, pause = (written + 1 if time_of_line == last else 1), 0.2
+                    last = time_of_line
                     yield text
             except ApiError as error:
                 if error.code in (400, 404):  # no log yet, or the pod is deleted
@@ -147,14 +149,14 @@ class Logs:
                 if error.code in (401, 403):
                     raise
             else:
-                if not follow or not self._runs(pod, container, starts):
+                if not follow or not self._is_running(pod, container, starts):
                     return
             if not follow or self.drained.wait(pause):
                 return
             pause = min(5.0, pause * 2)
 
-    def _runs(self, pod: Object, container: str, starts: int) -> bool:
-        """Whether more lines may follow: the kubelet also ends a stream when it rotates the log."""
+    def _is_running(self, pod: Object, container: str, starts: int) -> bool:
+        """Return True if more lines may follow: the kubelet also ends a stream when it rotates the log."""
         try:
             now = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
@@ -176,14 +178,14 @@ class Logs:
 
 
 def label_of(name: str, pod: Mapping[str, Any]) -> str:
-    """`ship.release` for a step, `train-worker-0` for a pod of a step's job."""
+    """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's job."""
     metadata = pod["metadata"]
     node = (metadata.get("annotations") or {}).get(NODE_NAME)
     return re.sub(r"^[.-]", "", (node or metadata["name"]).removeprefix(name))
 
 
-def _started(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The containers that may have written logs, each with its restart count."""
+def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the containers that may have written logs, with their restart counts."""
     status = pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         name, state, restarts = container["name"], container.get("state") or {}, container["restartCount"]
@@ -192,25 +194,25 @@ def _started(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
-    """The last lines of a pod of these steps, preferably one that reports an error; "" if all are deleted."""
+    """Return the last lines of a pod of these steps, preferably with an error; "" if all pods are deleted."""
     texts = []
     for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
-            texts += [_tail_of(cluster, pod, container, size) for container, _ in _started(pod)]
+            texts += [_tail_of(cluster, pod, container, size) for container, _ in _started_containers(pod)]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
 
 def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int) -> str:
     try:
         lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(size))
-        return b"".join(line for line in lines if not EXECUTOR.search(line)).decode(errors="replace")
-    except ApiError:  # deleted meanwhile, or reading is forbidden: report the failure without it
+        return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(errors="replace")
+    except ApiError:  # the pod was deleted, or reading is forbidden: report the failure without its log
         return ""
 
 
-def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yield (label, line) of the logs that Argo has saved of these steps, without those whose pods are `present`.
+def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()) -> Iterator[Line]:
+    """Yield (label, line) of the logs that Argo has archived, for steps whose pods are not `present`.
 
     A pod reads the object store. Raises ApiError or RekindleError if it fails.
     """
@@ -228,12 +230,12 @@ def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[
             ):
                 keys[key] = label
     if keys:
-        for said in remote.ask(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            yield keys[said["key"]], said["line"]
+        for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
+            yield keys[record["key"]], record["line"]
 
 
 def _print_stored(keys: Iterable[str]) -> None:
-    """What lies under the keys, each line as an object; a key under which there is nothing says so."""
+    """Print each line of the objects `keys` as JSON; a missing object is one line that says so."""
     from rekindle.storage import NotFound, Store
 
     store = Store.from_env()
@@ -241,7 +243,7 @@ def _print_stored(keys: Iterable[str]) -> None:
         try:
             lines = store.get(key).decode(errors="replace").splitlines()
         except NotFound:
-            lines = [f"{store.uri(key)} is gone"]
+            lines = [f"{store.uri(key)} does not exist"]
         for line in lines:
             print(json.dumps({"key": key, "line": line}))
 
@@ -249,7 +251,7 @@ def _print_stored(keys: Iterable[str]) -> None:
 class TrainingProgress:
     """The progress of the training of a run, polled from the logs of its workers while `of` is called.
 
-    Where no worker runs, what its queue says of it.
+    While no worker runs, it is the reason why the job waits in its queue.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -278,12 +280,12 @@ class TrainingProgress:
                             progress[pod["metadata"]["name"]] = text
                             break
                 else:
-                    lines = [] if progress else queue.waiting(self.cluster, self.name)
+                    lines = [] if progress else queue.describe_waiting(self.cluster, self.name)
                     progress |= {f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2] for line in lines}
             except ApiError:  # the next poll may succeed
                 progress = self.progress
             self.progress = progress
-            time.sleep(PROGRESS_EVERY)
+            time.sleep(PROGRESS_INTERVAL_S)
 
 
 if __name__ == "__main__":

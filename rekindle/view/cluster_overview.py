@@ -17,7 +17,7 @@ from rekindle.view.overview import run_row
 
 
 def everything(cluster: Cluster, as_json: bool) -> str:
-    """Runs, newest first, and schedules."""
+    """Return the tables of runs, newest first, and schedules."""
     workflows = cluster.list_objects(WORKFLOWS)
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
     runs = [_run(workflow) for workflow in workflows]
@@ -27,14 +27,14 @@ def everything(cluster: Cluster, as_json: bool) -> str:
 
 
 def run(cluster: Cluster, name: str, as_json: bool) -> str:
-    """The steps of one run. Raises ConfigError if there is none."""
+    """Return the steps of a run. Raises ConfigError if it does not exist."""
     workflow = read(cluster, name)
     if as_json:
         return json.dumps(as_object(workflow), indent=2)
     status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
-    held = queue.waiting(cluster, name) if status.get("phase") not in COMPLETED else []
-    return "\n".join([steps_table(name, status) + note, *held])
+    queued = queue.describe_waiting(cluster, name) if status.get("phase") not in COMPLETED else []
+    return "\n".join([steps_table(name, status) + note, *queued])
 
 
 def _run(workflow: Object) -> dict[str, str]:

@@ -3,7 +3,7 @@
     watch(cluster, "demo-4k2xp", as_json=False)
     # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the watch
 
-With `as_json` stdout gets exactly one object; everything else goes to stderr.
+With `as_json`, stdout gets exactly one object; everything else goes to stderr.
 """
 
 import json
@@ -23,7 +23,7 @@ PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
-    """Show a run until it completes. Raises ConfigError if there is none."""
+    """Show a run until it completes. Raises ConfigError if it does not exist."""
     workflow = read(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
@@ -49,7 +49,7 @@ def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> O
             shown.say(f"waiting for the cluster: {error}")
         unreachable = True
 
-    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=report_lost):
+    for kind, workflow in cluster.watch(WORKFLOWS, name=name, on_lost=report_lost):
         if unreachable:
             shown.say("the cluster answers again")
         unreachable = False
@@ -66,20 +66,21 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run; returns the exit code."""
     metadata, status = workflow["metadata"], workflow["status"]
     labels = metadata.get("labels") or {}
-    ours = labels.get(PART_OF) == "rekindle"
-    code = outcome.exit_code(status, ours)
+    is_rekindle = labels.get(PART_OF) == "rekindle"
+    code = outcome.exit_code(status, is_rekindle)
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
         print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
     if code in (0, outcome.NOT_RELEASED):
-        (sys.stderr if as_json else sys.stdout).write(outcome.success(status, _facts(cluster, labels, endpoint), ours))
+        text = outcome.success(status, _facts(cluster, labels, endpoint), is_rekindle)
+        (sys.stderr if as_json else sys.stdout).write(text)
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
     return code
 
 
 def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """The run as `-o json` prints it."""
+    """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
     sha256 = (metadata.get("annotations") or {}).get(SHA256)
     facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
@@ -87,7 +88,7 @@ def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _endpoint(cluster: Cluster, name: str | None) -> str | None:
-    """The URL of the pipeline's deployment inside the cluster, if it exists."""
+    """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
         service = cluster.find(SERVICES, name) if name else None
     except ApiError:  # no permission to read Services: not a failure of the run
@@ -111,14 +112,14 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
             f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
         )
     step = summary.failed_step(summary.steps(name, status))
-    log = place = ""
+    log = command = ""
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
         log = cluster_logs.tail(cluster, name, [attempt, step.name])
-        place = f"rekindle logs {name} {step.name}{cluster_flags(cluster)}" if log else ""
-    return summary.failure(name, status, log, place, f"rekindle resume {name}{cluster_flags(cluster)}")
+        command = f"rekindle logs {name} {step.name}{cluster_flags(cluster)}" if log else ""
+    return summary.failure(name, status, log, command, f"rekindle resume {name}{cluster_flags(cluster)}")
 
 
 def cluster_flags(cluster: Cluster) -> str:
-    """The flags that select this cluster and namespace."""
+    """Return the flags that select this cluster and namespace."""
     return " --cluster" + cluster.flags

@@ -1,4 +1,4 @@
-"""Reports what happened during the training of a run, from its ledger: `rekindle explain`.
+"""Reports on the trainings of a run, from their ledgers: `rekindle explain`.
 
 python -m rekindle.view.explain WORKFLOW TASK...    in a pod: {TASK: {"words": [...], ...}}
 """
@@ -25,9 +25,9 @@ LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)")
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
-    """The report on the trainings of a run (default: the newest), which may still be running.
+    """Return the report on the trainings of a run (default: the newest), which may be active.
 
-    Raises ConfigError if there is no such run or it trains nothing, StorageError if the object store is unavailable.
+    Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store is unavailable.
     """
     name = name or runs.newest(home)
     phase = runs.state(home, name)["phase"]
@@ -36,7 +36,7 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
-    """The same for a run on a cluster, whose object store a pod reads: it may be out of reach from here.
+    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable from here.
 
     Raises ConfigError, ApiError, RekindleError if the pod fails.
     """
@@ -45,12 +45,12 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     name = name or workflows.newest(cluster)
     workflow = workflows.read(cluster, name)
     tasks = _tasks(name, workflows.spec_of(workflow))
-    *_, answer = remote.ask(cluster, workflow, "rekindle.view.explain", name, *tasks)
+    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.explain", name, *tasks)
     return _report(name, (workflow.get("status") or {}).get("phase") or "Pending", answer, as_json)
 
 
 def reports(store: "Store", name: str, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """By training: what its ledger adds up to, in words and numbers. Raises StorageError."""
+    """Return the summary of each training's ledger, as lines of text and numbers. Raises StorageError."""
     from rekindle.training.ledger.accounting import summarize
     from rekindle.training.ledger.events import read
     from rekindle.training.ledger.text import describe
@@ -62,7 +62,7 @@ def reports(store: "Store", name: str, tasks: Iterable[str]) -> dict[str, dict[s
 def _tasks(name: str, manifest: Any) -> list[str]:
     tasks = sorted(set(LEDGERS.findall(json.dumps(manifest))))
     if not tasks:
-        raise ConfigError(f"{name} has no training of ours: `rekindle status {name}` shows its steps.")
+        raise ConfigError(f"{name} does not train with Rekindle: `rekindle status {name}` shows its steps.")
     return tasks
 
 
@@ -71,8 +71,8 @@ def _report(name: str, phase: str, trainings: Mapping[str, dict[str, Any]], as_j
         content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
         return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
     titles = {task: [] if len(trainings) == 1 else [f"{task}:"] for task in trainings}
-    parts = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
-    return visible("\n".join([f"{name}: {phase}", *parts]))
+    lines = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
+    return visible("\n".join([f"{name}: {phase}", *lines]))
 
 
 if __name__ == "__main__":

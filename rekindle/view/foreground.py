@@ -1,4 +1,4 @@
-"""A run of a pipeline in the foreground: what argolocal shows, and the model, its verdict and where it answers.
+"""A run of a pipeline in the foreground: the display of argolocal, plus the model, its verdict and its endpoint.
 
 run(home, manifest, parameters, as_json=False, ask=True)     # → also 3: not released by the gate
 """
@@ -31,7 +31,7 @@ def run(
 
     `full_status`: print notes of `lint`, and add the status to the JSON output.
     """
-    # what Rekindle renders for a cluster is known not to matter here
+    # notes on manifests that Rekindle rendered would only be noise
     local = foreground.begun(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
     return Pipeline(local, manifest).run(as_json=as_json, ask=ask, full_status=full_status)
 
@@ -41,15 +41,15 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
     if not (local := foreground.resumed(LocalCluster(home), name, values, as_json)):
         return 0
     pipeline = Pipeline(local, local.workflow)
-    return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.ours)
+    return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.is_rekindle)
 
 
 class Pipeline(foreground.Foreground):
-    """Runs one workflow, which may be one that Rekindle rendered (`ours`)."""
+    """Runs a workflow; `is_rekindle` if Rekindle rendered it."""
 
     def __init__(self, local: LocalRun, manifest: Mapping[str, Any]) -> None:
         super().__init__(local)
-        self.manifest, self.ours = manifest, self._label("part-of") == "rekindle"
+        self.manifest, self.is_rekindle = manifest, self._label("part-of") == "rekindle"
 
     def begin(self) -> None:
         """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
@@ -61,7 +61,7 @@ class Pipeline(foreground.Foreground):
         return LogProgress(self.name, self.local.files.logs).of(row)
 
     def exit_code(self, status: Status) -> int:
-        return outcome.exit_code(status, self.ours)
+        return outcome.exit_code(status, self.is_rekindle)
 
     def succeeded(self, code: int) -> bool:
         return code in (0, outcome.NOT_RELEASED)
@@ -79,13 +79,13 @@ class Pipeline(foreground.Foreground):
             "try it": endpoint and f"curl -s {model}/example | curl -s {model}:predict -d @-",
             "mlflow": "rekindle ui" if outcome.parameters(status).get("run_id") else None,
         }
-        return outcome.success(status, facts, self.ours)
+        return outcome.success(status, facts, self.is_rekindle)
 
     def _label(self, name: str) -> str | None:
         return self.local.workflow["metadata"]["labels"].get(f"app.kubernetes.io/{name}")
 
     def _endpoint(self) -> str | None:
-        """The URL of the pipeline's Service, if a deployment that runs is behind it."""
+        """Return the URL of the pipeline's Service, if its deployment is running."""
         cluster, name = LocalCluster(self.local.cluster.home), self._label("name")
         if not name or not (service := cluster.find("Service", name)):
             return None

@@ -1,4 +1,4 @@
-"""What became of the model of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit code."""
+"""Outcome of a run, from Argo's WorkflowStatus as plain data: verdict, metrics, release, exit code."""
 
 import json
 import math
@@ -15,27 +15,27 @@ VERDICTS = {
     "release": "released",
     "keep": "not released",
     "same": "nothing to release: this model is already serving",
-    "taken back": "its canary did worse, and what served before serves on",
+    "taken back": "its canary did worse, so the previous version keeps serving",
 }
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """The object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, status, ...)."""
+    """Return the object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, ...)."""
     values = parameters(status)
-    known = {key: values.get(key) for key in ("model_sha256", "verdict", "reason")}
-    judged = {"metrics": metrics(values), "verdicts": verdicts(status)}
-    found = {"manifest_sha256": None} | known | judged | {"endpoint": None, "run_id": values.get("run_id")}
-    return summary.as_json(name, status, **found | facts)
+    fields = {"manifest_sha256": None} | {key: values.get(key) for key in ("model_sha256", "verdict", "reason")}
+    fields |= {"metrics": metrics(values), "verdicts": verdicts(status), "endpoint": None}
+    fields |= {"run_id": values.get("run_id")}
+    return summary.as_json(name, status, **fields | facts)
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """The global outputs of the workflow (globalName), by name; what a canary found replaces the gate's verdict."""
+    """Return the global outputs of the workflow (globalName), by name. A rolled-back canary overrides the verdict."""
     found = outputs(status)
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                found.setdefault("run_id", p["value"])  # of the last step, where no other made it
+                found.setdefault("run_id", p["value"])  # of the last step, if it is not a global output
             if p["name"] == "canary" and verdict == "taken back":
                 found |= {"verdict": verdict, "reason": reason}
     return found
@@ -54,7 +54,7 @@ def verdicts(status: Status) -> list[dict[str, Any]]:
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
-    """The metrics of the candidate by name, None for what is not a number; empty if nothing was judged."""
+    """Return the metrics of the candidate by name, None for NaN or infinity; {} without an evaluation."""
     try:
         numbers = json.loads(values.get("metrics") or "{}")
     except ValueError:
@@ -62,12 +62,12 @@ def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
-    """The outcome, one line per fact. `facts` (endpoint, where to look, ...) precede the duration.
+def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) -> str:
+    """Return the outcome, one line per fact. `facts` (endpoint, commands, ...) precede the duration.
 
-    Only if `ours`, the outputs are a verdict and metrics.
+    If not `is_rekindle`, the outputs of the workflow are not interpreted.
     """
-    values = parameters(status) if ours else {}
+    values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
     figures = [f"{name} {value:.4g}" for name, value in metrics(values).items() if value is not None]
     lines = {
@@ -77,25 +77,25 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
         **facts,
         "took": duration(took),
     }
-    several = verdicts(status) if ours and not values.get("verdict") else []
-    judged = [f"{verdict['task']}: {verdict['verdict']}. {verdict['reason']}" for verdict in several]
-    rows = [("judged", text) for text in judged] + list(lines.items())
-    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
+    evaluations = verdicts(status) if is_rekindle and not values.get("verdict") else []
+    rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
+    rows += list(lines.items())
+    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if is_rekindle]
     return lines_of(rows)
 
 
 def _verdict(status: Status, verdict: str) -> str:
-    """What became of the model: a verdict alone releases nothing."""
+    """Describe the verdict, and whether the model was released: a verdict alone releases nothing."""
     released = releases(status)
     if not verdict:
         return f"released: {', '.join(sorted(released))}" if released else ""
     if verdict == "release" and not released:
-        return "release: it may be released; this pipeline has not done so"
+        return "release: the model passed the gate, but this pipeline has not released it"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 
 def releases(status: Status) -> list[str]:
-    """The steps that registered a version, each with it: `release 3`."""
+    """Return the steps that registered a version, with the version: `release 3`."""
     return [
         f"{node['displayName'].partition('(')[0]} {version}"
         for node in (status.get("nodes") or {}).values()
@@ -104,19 +104,19 @@ def releases(status: Status) -> list[str]:
 
 
 def _released(node: Mapping[str, Any]) -> str:
-    """The version that a step registered, if it is one that does."""
+    """Return the version that a step registered, or ""."""
     values = outputs(node)
     return values.get("version", "") if {"model_uri", "content"} <= values.keys() else ""
 
 
-def exit_code(status: Status, ours: bool) -> int:
-    """The exit code of a completed run; 2 if a step of `ours` rejected its config."""
+def exit_code(status: Status, is_rekindle: bool) -> int:
+    """Return the exit code of a completed run; 2 if a step of Rekindle rejected its config."""
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
-        return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    if not ours:
+        return 2 if is_rekindle and str(ConfigError.exit_code) in codes else 1
+    if not is_rekindle:
         return 0
-    if one := parameters(status).get("verdict"):
-        return NOT_RELEASED if one in ("keep", "taken back") else 0
-    several = {verdict["verdict"] for verdict in verdicts(status)}
-    return NOT_RELEASED if "keep" in several and "same" not in several and not releases(status) else 0
+    if verdict := parameters(status).get("verdict"):
+        return NOT_RELEASED if verdict in ("keep", "taken back") else 0
+    found = {row["verdict"] for row in verdicts(status)}
+    return NOT_RELEASED if "keep" in found and "same" not in found and not releases(status) else 0

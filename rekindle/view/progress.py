@@ -8,14 +8,14 @@ from rekindle.training.metrics import PROGRESS
 
 
 def progress_in(log: str) -> str:
-    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or ""."""
+    """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress in a log, or ""."""
     matches = PROGRESS.findall(log)
     if not matches:
         return ""
     step, total, loss, rate, eta, validation = matches[-1]
-    left = duration(float(eta))
+    remaining = duration(float(eta))
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
+    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {remaining} left".replace(",", " "))
 
 
 class LogProgress(LogErrors):

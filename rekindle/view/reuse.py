@@ -1,4 +1,4 @@
-"""What need not run because an earlier run has left it: looked up for a run, listed and forgotten."""
+"""Cached results of earlier runs: looked up for a run, listed and pruned."""
 
 import os
 import time
@@ -16,45 +16,45 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-def looked_up(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
-    """`parameters` of a run on this machine, with what is known of its tasks."""
-    if not _asks(manifest, parameters):
+def add_cached(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
+    """Return `parameters` of a run on this machine with the cached results of its tasks."""
+    if not _uses_cache(manifest, parameters):
         return parameters
     cluster = LocalCluster(home)
-    return _with_known(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
+    return _look_up(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
 
 
-def looked_up_for_cluster(manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
-    """The same of a run on a cluster, whose object store is that of S3_BUCKET; without it, its pods look."""
-    if not _asks(manifest, parameters):
+def add_cached_on_cluster(manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
+    """Return `parameters` of a cluster's run with the cached results in S3_BUCKET. Without it, pods look them up."""
+    if not _uses_cache(manifest, parameters):
         return parameters
     if reuse and not os.environ.get("S3_BUCKET"):
         return parameters
     from rekindle.storage import Store
 
-    return _with_known(manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None)
+    return _look_up(manifest, parameters, reuse, Store.from_env().short_retries() if reuse else None, None)
 
 
 def entries(home: Path) -> list[dict[str, Any]]:
-    """The table of what is known, the newest first."""
+    """Return the table of cached results, newest first."""
     from rekindle.cache import entries
 
-    known = sorted(entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made)
-    return [_row(entry) for entry in known]
+    newest_first = sorted(entries.entries(LocalCluster(home).store()), key=lambda entry: -entry.made)
+    return [_row(entry) for entry in newest_first]
 
 
-def forget(home: Path, keep: int, days: float, really: bool) -> list[dict[str, Any]]:
-    """What does not count any more, or is too much; removed if `really`."""
+def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, Any]]:
+    """Return invalid and surplus cache entries; delete them if `delete`."""
     from rekindle.cache import entries
 
     store = LocalCluster(home).store()
     stale = entries.stale(store, keep, days)
-    if really and stale:
+    if delete and stale:
         entries.remove(store, [entry for entry, _ in stale])
-    return [_row(entry) | {"why": why} for entry, why in stale]
+    return [_row(entry) | {"why": reason} for entry, reason in stale]
 
 
-def _asks(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
+def _uses_cache(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
     if CACHED in parameters or any(shape_errors(manifest)):
         return False
     from rekindle.cache import plan
@@ -62,20 +62,20 @@ def _asks(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> bool:
     return plan.has_reuse(manifest)
 
 
-def _with_known(
+def _look_up(
     manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool, store: "Store | None", bucket: Any
 ) -> dict[str, str]:
     from rekindle.cache import plan
 
-    known: list[plan.Found] = []
+    lookups: list[plan.Found] = []
     try:
         if reuse and store:
-            known = plan.look_up(manifest, parameters, store, on_cluster=bucket is None, bucket=bucket)
+            lookups = plan.look_up(manifest, parameters, store, on_cluster=bucket is None, bucket=bucket)
     except RekindleError as error:
-        say(f"what earlier runs left is not known, so everything is computed: {error}")
-    if found := [f"{item.task} ({item.entry.at})" for item in known if item.entry]:
+        say(f"the cache is unavailable, so everything is computed: {error}")
+    if found := [f"{item.task} ({item.entry.at})" for item in lookups if item.entry]:
         say(f"cached: {', '.join(found)}; --no-cache computes them again")
-    return parameters | {CACHED: plan.parameter(manifest, known, reuse)}
+    return parameters | {CACHED: plan.parameter(manifest, lookups, reuse)}
 
 
 def _row(entry: Any) -> dict[str, Any]:

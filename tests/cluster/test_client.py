@@ -185,5 +185,5 @@ def test_what_a_real_server_refuses_is_understood(client: Client, monkeypatch: p
         weak.list_objects(WORKFLOWS)
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "weak").write_text(json.dumps(config))
-    with pytest.raises(ApiError, match="does not know you"):
+    with pytest.raises(ApiError, match="rejects the credentials"):
         Cluster.connect(namespace=client.kube.namespace).list_objects(WORKFLOWS)

@@ -265,7 +265,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_sound_namespace(place: Place) -> 
     checks = examined(place)
     wrong = {name: check["found"] for name, check in checks.items() if not check["ok"]}
     assert wrong.keys() <= {"init container"}, wrong  # the operator is the cluster's, and may lack its template
-    assert "1 of 8 racing creators won" in checks["object store from a pod"]["found"]
+    assert "1 of 8 concurrent creates succeeded" in checks["object store from a pod"]["found"]
     assert checks["MLflow from a pod"]["ok"] and checks[f"image {place.image}"]["ok"]
 
 

@@ -18,7 +18,7 @@ import pytest
 from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
-from tests.rekindle.cli.own import make
+from tests.rekindle.cli.user_project import make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
@@ -46,7 +46,7 @@ def project_shell(tmp_path: Path, s3_environment: dict[str, str], mlflow_server:
 def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
     done = typed("rekindle sweep configs/demo.yaml")
     assert done.returncode == 2, done.stderr
-    assert "pipelines.training is no search" in done.stderr and "section `sweep`" in done.stderr
+    assert "pipelines.training is not a sweep" in done.stderr and "section `sweep`" in done.stderr
     assert "no runs" in typed("rekindle status").stdout
 
 

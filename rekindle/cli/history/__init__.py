@@ -1,1 +1,1 @@
-"""Commands about runs of the past."""
+"""The commands `rekindle backfill` and `rekindle sweep`."""

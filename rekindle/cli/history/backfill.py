@@ -1,4 +1,4 @@
-"""The command that catches up with scheduled runs."""
+"""The command `rekindle backfill`: missed runs of a schedule."""
 
 import json
 from datetime import UTC, datetime
@@ -19,29 +19,24 @@ DAY = click.DateTime(["%Y-%m-%d"])
 @command
 @configured
 @click.option("--from", "first", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
-@click.option("--to", "last", type=DAY, required=True, metavar="DATE", help="Last day.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Runs at a time.")
+@click.option("--to", "last", type=DAY, required=True, metavar="DATE", help="Last day, included.")
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")
 @cluster_flag
 @output_option("text", "json")
 def backfill(
-    source: Source,
-    first: datetime,
-    last: datetime,
-    parallel: int,
-    cluster: Cluster | None,
-    as_json: bool,
+    source: Source, first: datetime, last: datetime, parallel: int, cluster: Cluster | None, as_json: bool
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.
 
-    One run for each time of schedule.cron between two days. Each is judged and recorded, and none is released. The same
-    command again goes on where it was stopped or killed. On a cluster the runs are made of the schedule CONFIG made
-    there. Exit codes: 0 all succeeded, 1 one failed, 2 bad usage or config.
+    It starts one run for each time of schedule.cron between two days. Models are evaluated and recorded, but none is
+    released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the
+    schedule that `rekindle schedule CONFIG` applied. Exit codes: 0 all succeeded, 1 one failed, 2 bad usage or config.
 
     Example:
       rekindle backfill configs/demo.yaml --from 2026-03-01 --to 2026-05-31 --parallel 2
     """
     from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
-    from rekindle.view.history.backfill import backfill, runner
+    from rekindle.view.history.backfill import backfill, week_runner
     from rekindle.view.history.weeks import table, weeks
 
     with errors_as_json(as_json):
@@ -49,8 +44,8 @@ def backfill(
         if not cluster:
             check_source(settings)
         manifest = render_manifest(settings)
-        past = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
-        run = runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
-    rows = backfill(past, run, parallel, lambda line: click.echo(line, err=True))
+        scheduled = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
+        run = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
+    rows = backfill(scheduled, run, parallel, lambda line: click.echo(line, err=True))
     click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

@@ -1,4 +1,4 @@
-"""The command that searches hyper-parameters."""
+"""The command `rekindle sweep`."""
 
 import json
 from contextlib import nullcontext, redirect_stdout
@@ -19,38 +19,31 @@ from rekindle.errors import ConfigError
 from rekindle.view import reuse
 
 
-def check_search(config: Any) -> None:
-    """Raise ConfigError if the pipeline is no search, or its data is not there."""
+def check_sweep(config: Any) -> None:
+    """Raise ConfigError if the config is not a sweep, or its data does not exist."""
     from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
         raise ConfigError(
-            f"{config.pipeline} is no search: a config for `rekindle sweep` has `pipeline: pipelines.sweep` and a "
-            "section `sweep`, as configs/sweep.yaml has. `rekindle run` runs this one."
+            f"{config.pipeline} is not a sweep: a config for `rekindle sweep` needs `pipeline: pipelines.sweep` and a "
+            "section `sweep`, see configs/sweep.yaml. To run this config, use `rekindle run`."
         )
     check_source(config)
 
 
 @command
 @configured
-@click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of a run instead, also while it runs.")
+@click.option("--of", "name", type=Name(), metavar="RUN", help="Run whose trials to show instead of starting one.")
 @cluster_flag
 @output_option("text", "json")
 @ask_option
 @no_cache_option
-def sweep(
-    source: Source,
-    name: str | None,
-    cluster: Cluster | None,
-    as_json: bool,
-    yes: bool,
-    no_cache: bool,
-) -> int:
-    """Search hyper-parameters on this machine, and list the trials.
+def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bool, yes: bool, no_cache: bool) -> int:
+    """Run a sweep of hyper-parameters, and list its trials.
 
-    CONFIG has a section `sweep`. Trials train side by side, the better ones go on from where they paused, and the best
-    is the candidate. It is a run like any other: `rekindle resume` goes on with it, `rekindle submit CONFIG` runs it on
-    a cluster. Exit codes: as of `rekindle run`.
+    CONFIG has a section `sweep`. Trials train in parallel on this machine, the best trials of each rung continue from
+    where they paused, and the best of the last rung is the candidate. A sweep is a run like any other: `rekindle
+    resume` resumes it, `rekindle submit CONFIG` runs it on a cluster. Exit codes: the same as for `rekindle run`.
 
     Example:
       rekindle sweep configs/sweep.yaml --set sweep.trials=18
@@ -59,25 +52,25 @@ def sweep(
     from rekindle.view.history import trials
 
     if bool(name) == bool(source.config):
-        raise click.UsageError("give a config to search, or --of RUN to show the trials of a run.")
+        raise click.UsageError("give a config with a section `sweep`, or --of RUN to show the trials of a run.")
     if name:
         with run_output(as_json):
-            known = trials.on_cluster(cluster, name) if cluster else trials.here(home(), name)
-        table = "\n".join(known["table"])
-        click.echo(json.dumps({"workflow": name, "trials": known["trials"]}, indent=2) if as_json else table)
+            listed = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
+        table = "\n".join(listed["table"])
+        click.echo(json.dumps({"workflow": name, "trials": listed["trials"]}, indent=2) if as_json else table)
         return 0
     if cluster:
-        raise click.UsageError("a search on a cluster is a run: `rekindle submit CONFIG`, then --of RUN --cluster.")
+        raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
     from rekindle.view import foreground
 
     with run_output(as_json):
-        workflow, _ = source.manifests(check_search)
-        values = reuse.looked_up(home(), workflow, {}, not no_cache)
+        workflow, _ = source.manifests(check_sweep)
+        values = reuse.add_cached(home(), workflow, {}, not no_cache)
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
         result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
-        known = trials.here(home(), result["workflow"])
-    listing = json.dumps(result | {"trials": known["trials"]})
-    click.echo(listing if as_json else "\n".join(["", *known["table"]]))
+        listed = trials.trials_here(home(), result["workflow"])
+    listing = json.dumps(result | {"trials": listed["trials"]})
+    click.echo(listing if as_json else "\n".join(["", *listed["table"]]))
     return code

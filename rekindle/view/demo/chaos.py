@@ -47,7 +47,7 @@ class Plan:
     workers: int = 3
     seconds: float = 3.0  # between attacks
     steps: int = 1500
-    seed: int = 0  # of the random choice of victims
+    seed: int = 0  # for the random choice of victims
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     homes.make(cluster.home)
     folder.mkdir(parents=True)
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
-    with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
+    with _stop_on_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
         recording.activity = "preparing the data"
         view.tick()
         config = configure(plan)
@@ -108,14 +108,14 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 
 
 def configure(plan: Plan) -> Any:
-    """The config of both trainings."""
+    """Return the config of both trainings."""
     train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
     sets = [f"train.{name}={value}" for name, value in train.items()]
     return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
-    """Key prefix and digest of the dataset; prepared once, as its key is the hash of its definition."""
+    """Prepare the dataset unless it exists; returns key prefix and digest. The key is the hash of its definition."""
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
     prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -129,12 +129,12 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
 
 
 def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
-    """The PyTorchJob of the rendered manifest, filled in as Argo would for the workflow `name`."""
+    """Return the PyTorchJob of the rendered manifest, with the values that Argo would fill in for workflow `name`."""
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    filled = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is known: both train
+    filled = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is cached: both train
     for tag, value in (filled | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)
@@ -152,7 +152,7 @@ def train_undisturbed(training: Training, recording: Recording, view: View) -> N
 
 
 def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
-    """Attack each time every process has recovered, until no attack is left."""
+    """Attack each time all processes have recovered, until all attacks are done."""
     rng, pending, last_attack = random.Random(plan.seed), list(ATTACKS), time.monotonic()
     for _ in training.poll_until_done():
         recording.disturbed.record_step(training.step)
@@ -165,7 +165,7 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
             training.repeated.clear()
         if not (recording.attacks or recording.healthy):
             last_attack = time.monotonic()  # the first attack waits until all have started
-        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # every attack happens, however fast the machine
+        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # all attacks must happen, even on a fast machine
         late = training.step >= share * plan.steps
         due = recording.healthy and time.monotonic() - last_attack >= plan.seconds
         if pending and 0 < training.step < plan.steps and (due or (late and recording.training)):
@@ -179,18 +179,19 @@ def execute(attack: Attack, training: Training, recording: Recording, rng: rando
     """Send the signal; returns the record to follow from now on."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
-    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first those whose restart has no backoff
+    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first the workers that restart without backoff
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
     pids = {pid for name in names for pid in targets(attack, training, name)}
-    now, before = recording.disturbed.seconds, (training.step, training.groups, len(training.resumed))
+    seconds = recording.disturbed.seconds
+    progress = training.step, training.groups, len(training.resumed)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, attack.number)
-    return AttackRecord(now, attack.describe(names), tuple(names), attack.number, pids, *before)
+    return AttackRecord(seconds, attack.describe(names), tuple(names), attack.number, pids, *progress)
 
 
 def targets(attack: Attack, training: Training, name: str) -> list[int]:
-    """The pids of a pod that an attack signals."""
+    """Return the pids of a pod that an attack signals."""
     if attack.target == "all":
         return training.processes(name)
     pid = training.trainer(name) if attack.target == "trainer" else training.launcher(name)
@@ -201,7 +202,7 @@ def follow(record: AttackRecord, training: Training, recording: Recording) -> No
     """Update the record of an attack with its consequences."""
     if record.settled:
         return
-    since = recording.disturbed.seconds - record.at
+    since = recording.disturbed.seconds - record.seconds
     if record.number == signal.SIGSTOP and since >= RESUME_AFTER and record.pids:
         for pid in record.pids:
             with suppress(ProcessLookupError):
@@ -228,7 +229,7 @@ def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
 
 
 def as_object(recording: Recording) -> dict[str, Any]:
-    """What `-o json` prints."""
+    """Return the object that `-o json` prints."""
     times = recording.recoveries
     recovery = {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)} if times else {}
     return {
@@ -242,8 +243,8 @@ def as_object(recording: Recording) -> dict[str, Any]:
 
 
 @contextmanager
-def _stopped_by_signals(folder: Path) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP stop the demo in order; further signals are ignored meanwhile."""
+def _stop_on_signals(folder: Path) -> Iterator[None]:
+    """Stop the demo cleanly on Ctrl-C, SIGTERM and SIGHUP; further signals are ignored while it stops."""
     with StopSignals() as signals:
         try:
             yield

@@ -1,7 +1,7 @@
 """One training as real processes that can be observed and signalled: a rendered PyTorchJob on the local controller.
 
     with Training(cluster, folder, job) as training:
-        for _ in training.poll_until_done():        # a hundred times a second, until the model is there
+        for _ in training.poll_until_done():        # a hundred times a second, until the model is complete
             print(training.step, training.members, training.state("worker-0"))
 
 Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the newest step of each
@@ -30,18 +30,18 @@ from rekindle.training.membership.protocol import PORT
 from rekindle.training.metrics import PROGRESS
 from rekindle.training.spec import TrainingSpec
 
-OBSERVE_INTERVAL = 0.01  # seconds
-POLL_INTERVAL = 0.05  # seconds
-GRACE = 0.3  # seconds for the processes to end when the demo is stopped
-CHILDREN_GRACE = 1.0  # seconds more for their children, which die with them
-TOLERATED_LAG = 5  # steps by which the observation of one worker may lag behind another's
+OBSERVE_INTERVAL_S = 0.01
+POLL_INTERVAL_S = 0.05
+GRACE_S = 0.3  # for the processes to end when the demo is stopped
+CHILDREN_GRACE_S = 1.0  # additional time for their children, which die with them
+TOLERATED_LAG = 5  # steps that the observation of one worker may lag behind another's
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
 RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
 
 
 class DemoCluster(LocalCluster):
-    """The local cluster without MLflow, which the demo does not use."""
+    """The local cluster without MLflow."""
 
     def configmap(self, name: str) -> dict[str, str]:
         return self.services.store()
@@ -81,19 +81,19 @@ class Training:
 
     def __exit__(self, *_: object) -> None:
         pids = [pid for name in self.names for pid in self.processes(name)]
-        self.controller.stop(GRACE)
+        self.controller.stop(GRACE_S)
         self.controller.delete(self.name)
         self.secret.delete(self.name)
-        until = time.monotonic() + CHILDREN_GRACE
+        until = time.monotonic() + CHILDREN_GRACE_S
         while time.monotonic() < until and any(start_time(pid) for pid in pids):  # workers die with their launchers
-            time.sleep(OBSERVE_INTERVAL)
+            time.sleep(OBSERVE_INTERVAL_S)
 
-    def poll_until_done(self, patience: float = 120) -> Iterator[None]:
-        """Observe the job until its model is complete. Raises RekindleError if it fails or makes no progress."""
+    def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
+        """Observe the job until its model is complete. Raises RekindleError if it fails or stalls."""
         last_poll = last_step = time.monotonic()
         while True:
-            now, before = time.monotonic(), self.step
-            if now - last_poll >= POLL_INTERVAL or not self.pods:
+            now, last_seen = time.monotonic(), self.step
+            if now - last_poll >= POLL_INTERVAL_S or not self.pods:
                 last_poll = now
                 self.controller.poll()
                 status = (self.controller.read(self.name) or {}).get("status") or {}
@@ -102,14 +102,16 @@ class Training:
                         raise RekindleError(failed["message"])
                     return
             self._observe()
-            last_step = now if self.step != before else last_step
-            if now - last_step > patience:
-                raise RekindleError(f"no step since {patience:.0f} s: the logs are in {self.controller.run / 'logs'}.")
+            last_step = now if self.step != last_seen else last_step
+            if now - last_step > step_timeout_s:
+                raise RekindleError(
+                    f"no step since {step_timeout_s:.0f} s: the logs are in {self.controller.run / 'logs'}."
+                )
             yield
-            time.sleep(OBSERVE_INTERVAL)
+            time.sleep(OBSERVE_INTERVAL_S)
 
     def sha256(self) -> str:
-        """The identity of the finished model."""
+        """Return the sha256 of the finished model."""
         return json.loads(self.cluster.store().get(f"{self.inputs.out}/model.json"))["sha256"]
 
     @property
@@ -118,22 +120,22 @@ class Training:
         return {name: job.pods[self._pod(name)] for name in self.names if self._pod(name) in job.pods} if job else {}
 
     def launcher(self, name: str) -> int | None:
-        """The pid of a pod's first process."""
+        """Return the pid of a pod's first process."""
         pod = self.pods.get(name)
         return pod.process.pid if pod and pod.process else None
 
     def trainer(self, name: str) -> int | None:
-        """The pid of the process that trains in a worker's pod; the launcher's first child only loads torch."""
+        """Return the pid of the process that trains in a worker's pod; the launcher's first child only loads torch."""
         launcher = self.launcher(name)
         return next(iter(children_of(launcher)[1:]), None) if launcher else None
 
     def processes(self, name: str) -> list[int]:
-        """All pids of a pod."""
+        """Return all pids of a pod."""
         launcher = self.launcher(name)
         return [launcher, *children_of(launcher)] if launcher else []
 
     def state(self, name: str) -> str:
-        """The state of a pod: a key of screen.STYLES."""
+        """Return the state of a pod: a key of screen.STYLES."""
         if not self.launcher(name):
             return "dead"
         if name == COORDINATOR:
@@ -141,12 +143,11 @@ class Training:
         pid = self.trainer(name)
         if pid is None or not self.groups:
             return "dead" if self.groups else "starting"
-        if stopped(pid):
+        if is_stopped(pid):
             return "stopped"
         return "training" if name in self.members else "recovering"
 
     def accepts_connections(self) -> bool:
-        """Whether the coordinator accepts connections."""
         pid = self.launcher(COORDINATOR)
         if pid and pid != self._answering_pid:
             with suppress(OSError):
@@ -181,21 +182,21 @@ class Tail:
     """Reads the complete new lines of a file that others append to."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.place = path, 0
+        self.path, self.offset = path, 0
 
     def lines(self) -> list[str]:
         try:
             with self.path.open("rb") as file:
-                file.seek(self.place)
+                file.seek(self.offset)
                 lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
-        self.place += len(lines) + len(end)
+        self.offset += len(lines) + len(end)
         return lines.decode(errors="replace").splitlines()
 
 
 def children_of(pid: int) -> list[int]:
-    """The living children of all threads of a process."""
+    """Return the pids of the living children of all threads of a process."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -203,8 +204,8 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def stopped(pid: int) -> bool:
-    """Whether the process is stopped by SIGSTOP."""
+def is_stopped(pid: int) -> bool:
+    """Return True if the process is stopped by SIGSTOP."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

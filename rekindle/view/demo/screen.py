@@ -48,7 +48,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 class AttackRecord:
     """One attack and its consequences. Times are seconds since the attack, None until known."""
 
-    at: float  # seconds since the training began
+    seconds: float  # since the training began
     description: str  # "SIGKILL worker-1"
     victims: tuple[str, ...]
     number: int  # the signal
@@ -62,12 +62,12 @@ class AttackRecord:
 
     @property
     def settled(self) -> bool:
-        """Whether training made progress again and every victim is back."""
+        """True if training made progress again and every victim is back."""
         return self.next_step is not None and self.back is not None
 
     def as_object(self) -> dict[str, Any]:
         record = {
-            "seconds": round(self.at, 3),
+            "seconds": round(self.seconds, 3),
             "attack": self.description,
             "victims": list(self.victims),
             "step": self.step,
@@ -117,8 +117,8 @@ class Run:
         return (self._step_at(until) - self._step_at(since)) / (until - since) if until > since else 0.0
 
     def _step_at(self, moment: float) -> int:
-        before = bisect_right(self.steps, moment, key=itemgetter(0))
-        return self.steps[before - 1][1] if before else 0
+        count = bisect_right(self.steps, moment, key=itemgetter(0))
+        return self.steps[count - 1][1] if count else 0
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Recording:
     disturbed: Run
     timelines: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (start, state)
     attacks: list[AttackRecord] = field(default_factory=list)
-    activity: str = ""  # what is being prepared or trained
+    activity: str = ""  # current phase of the demo
     equal: bool | None = None
 
     def record_state(self, process: str, state: str) -> None:
@@ -140,13 +140,13 @@ class Recording:
 
     @property
     def training(self) -> bool:
-        """Whether any worker is training again since the last attack."""
+        """True if any worker is training again since the last attack."""
         recovered = not self.attacks or self.attacks[-1].next_step is not None
         return recovered and "training" in self.states
 
     @property
     def healthy(self) -> bool:
-        """Whether every process has recovered from every attack."""
+        """True if every process has recovered from every attack."""
         return self.training and self.states <= HEALTHY_STATES and all(attack.settled for attack in self.attacks)
 
     @property
@@ -169,7 +169,7 @@ class View(Protocol):
 
 @contextmanager
 def on_screen(recording: Recording, out: TextIO) -> Iterator[View]:
-    """The view that fits `out`."""
+    """Return a live picture for a terminal, else plain lines."""
     if not is_terminal(out):
         lines = Lines(recording, out)
         yield lines
@@ -177,7 +177,7 @@ def on_screen(recording: Recording, out: TextIO) -> Iterator[View]:
         return
     console = Console(file=out, highlight=False)
     picture = Picture(recording, console)
-    with Live(get_renderable=picture.drawn, console=console, refresh_per_second=8) as live:
+    with Live(get_renderable=picture.draw, console=console, refresh_per_second=8) as live:
         yield picture
         live.vertical_overflow = "visible"
 
@@ -199,7 +199,7 @@ class Lines:
         for attack in recording.attacks[self.reported_attacks :]:
             if not (attack.settled or recording.disturbed.ended):
                 break
-            self._write(f"{attack.at:5.1f} s  {attack.description} at step {attack.step} → {attack.outcome()}")
+            self._write(f"{attack.seconds:5.1f} s  {attack.description} at step {attack.step} → {attack.outcome()}")
             self.reported_attacks += 1
         for run in (recording.undisturbed, recording.disturbed):
             if run.ended and run not in self.finished:
@@ -227,18 +227,18 @@ class Picture:
     def tick(self) -> None:
         """Nothing to do: the live display redraws by itself."""
 
-    def drawn(self) -> Group:
-        """The current picture."""
-        recording, parts = self.recording, list[Any]()
+    def draw(self) -> Group:
+        """Draw the current picture."""
+        recording, elements = self.recording, list[Any]()
         if recording.activity and not recording.undisturbed.began:
-            parts.append(Text(recording.activity, "dim"))
+            elements.append(Text(recording.activity, "dim"))
         if recording.undisturbed.began:
-            parts.append(self._trainings())
+            elements.append(self._trainings())
         if recording.disturbed.began:
-            parts += [Text(), self._timelines(), Text(), self._attacks()]
+            elements += [Text(), self._timelines(), Text(), self._attacks()]
         if recording.equal is not None:
-            parts += [Text(), self._conclusion()]
-        return Group(*parts)
+            elements += [Text(), self._conclusion()]
+        return Group(*elements)
 
     def _trainings(self) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -260,7 +260,7 @@ class Picture:
         spans = list(pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1)))
         table = Table.grid(padding=(0, 2))
         for process, history in list(self.recording.timelines.items()):
-            hits = [run.began + attack.at for attack in self.recording.attacks if process in attack.victims]
+            hits = [run.began + attack.seconds for attack in self.recording.attacks if process in attack.victims]
             styles = [
                 ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_notable(history, a, b)]
                 for a, b in spans
@@ -281,7 +281,8 @@ class Picture:
         for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
             times = [f"[green]{took:.2f} s" if took is not None else "…" for took in (attack.next_step, attack.back)]
             lost = "…" if attack.next_step is None else f"[yellow]{attack.lost}" if attack.lost else "[green]nothing"
-            table.add_row(f"[dim]{attack.at:.1f} s", attack.description, str(attack.step), times[0], lost, times[1])
+            start = f"[dim]{attack.seconds:.1f} s"
+            table.add_row(start, attack.description, str(attack.step), times[0], lost, times[1])
         return table
 
     def _conclusion(self) -> Panel:
@@ -295,9 +296,9 @@ class Picture:
 
 
 def most_notable(history: list[tuple[float, str]], since: float, until: float) -> str:
-    """The state to show for a process between two times: the most severe of several."""
-    before = [state for start, state in history if start <= since][-1:]
-    seen = {"", *before, *(state for start, state in history if since < start < until)}
+    """Return the most severe state of a process between two times."""
+    initial = [state for start, state in history if start <= since][-1:]
+    seen = {"", *initial, *(state for start, state in history if since < start < until)}
     return next(state for state in STYLES if state in seen)
 
 
@@ -305,8 +306,8 @@ def summary(recording: Recording) -> str:
     """`9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`"""
     times, lost = recording.recoveries, recording.lost
     took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)" if times else ""
-    parts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
-    return "; ".join(filter(None, parts))
+    facts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
+    return "; ".join(filter(None, facts))
 
 
 def conclusion(recording: Recording) -> str:

@@ -1,1 +1,1 @@
-"""Runs of the past: the weeks that a schedule missed."""
+"""Backfill of scheduled runs, and the trials of sweeps."""

@@ -1,4 +1,4 @@
-"""The trials of a search, best first, while it runs or afterwards: `rekindle sweep --of RUN`.
+"""The trials of a sweep, best first, during or after it: `rekindle sweep --of RUN`.
 
 python -m rekindle.view.history.trials WORKFLOW SWEEP      in a pod: {"trials": [...], "table": [...]}
 """
@@ -20,18 +20,18 @@ from rekindle.training.search.study import FOLDER, Study
 Trials = dict[str, Any]
 
 
-def here(home: Path, name: str) -> Trials:
-    """Of a run on this machine. Raises ConfigError if it is no search."""
-    return _of(LocalCluster(home).store(), name, _section(name, RunFiles(home, name).workflow()["spec"]))
+def trials_here(home: Path, name: str) -> Trials:
+    """Return the trials of a run on this machine. Raises ConfigError if it is not a sweep."""
+    return _read(LocalCluster(home).store(), name, _section(name, RunFiles(home, name).workflow()["spec"]))
 
 
-def on_cluster(cluster: Cluster, name: str) -> Trials:
-    """Of a run on a cluster, whose object store a pod reads. Raises ConfigError, ApiError, RekindleError."""
+def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
+    """Return the trials of a run on a cluster; a pod reads them. Raises ConfigError, ApiError, RekindleError."""
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read(cluster, name)
     section = json.dumps(_section(name, workflows.spec_of(workflow)))
-    *_, answer = remote.ask(cluster, workflow, "rekindle.view.history.trials", name, section)
+    *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, section)
     return answer
 
 
@@ -39,15 +39,17 @@ def _section(name: str, spec: dict[str, Any]) -> Any:
     parameters = {item["name"]: item.get("value") for item in (spec.get("arguments") or {}).get("parameters") or []}
     section = json.loads(parameters.get("config") or "{}").get("sweep")
     if not section:
-        raise ConfigError(f"{name} is no search: `rekindle sweep CONFIG` makes one, `rekindle status` lists the runs.")
+        raise ConfigError(
+            f"{name} is not a sweep: `rekindle sweep CONFIG` starts a sweep, `rekindle status` lists runs."
+        )
     return section
 
 
-def _of(store: Store, name: str, section: Any) -> Trials:
+def _read(store: Store, name: str, section: Any) -> Trials:
     study = Study(store, f"{name}/{FOLDER}", Sweep.model_validate(section))
     study.read()
     return {"trials": report.rows(study), "table": report.table(study)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_of(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]))))
+    print(json.dumps(_read(Store.from_env(), sys.argv[1], json.loads(sys.argv[2]))))

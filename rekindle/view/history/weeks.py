@@ -1,4 +1,4 @@
-"""The runs that a schedule would have started between two days, and what became of each."""
+"""The runs that a schedule would have started between two days, and their results."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -13,13 +13,13 @@ from rekindle.blocks.manifest.provenance import BACKFILL, SCHEDULED
 from rekindle.errors import ConfigError
 from rekindle.view import outcome
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-HASH = 3  # characters of the manifest's in a name: as long as that of a scheduled run
+BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+HASH_LENGTH = 3  # of the manifest hash in a name, which is then as long as the name of a scheduled run
 
 
 @dataclass(frozen=True)
 class Week:
-    """One run of the past; its `name` is a function of the manifest and of its time."""
+    """A past run of the schedule; its `name` is derived from the manifest and its time."""
 
     time: datetime
     name: str
@@ -29,59 +29,61 @@ class Week:
         return {SCHEDULED: timestamp(self.time.timestamp()), BACKFILL: "true"}
 
     def row(self, status: Status) -> dict[str, Any]:
-        """What the run came to: the same for the same manifest, data and champion, however often it was killed."""
+        """Return the result of the run; it depends on manifest, data and champion, not on interruptions."""
         outputs = outcome.parameters(status)
         row = {
             "scheduled": self.parameters[SCHEDULED],
             "workflow": self.name,
             "phase": status.get("phase") or "Pending",
         }
-        row |= {"gate": _judged(status), "reason": outputs.get("reason"), "metrics": outcome.metrics(outputs)}
+        row |= {"gate": _gate_result(status), "reason": outputs.get("reason"), "metrics": outcome.metrics(outputs)}
         return row | {"model_sha256": outputs.get("model_sha256")}
 
 
 def weeks(config: Config, manifest_hash: str, first: date, last: date, now: datetime) -> list[Week]:
-    """The scheduled runs on the days from `first` to `last` (of the schedule's time zone), the oldest first.
+    """Return the scheduled runs on the days from `first` to `last` (of the schedule's time zone), oldest first.
 
-    Raises ConfigError if there is none, or one in the future.
+    Raises ConfigError without runs, or with runs in the future.
     """
     schedule = config.schedule
     times = list(cron.run_times(schedule.cron, schedule.timezone, first, last)) if first <= last else []
     if not times:
         raise ConfigError(
-            f"schedule.cron ({schedule.cron}) has no run from {first} to {last}: give days with one in between."
+            f"schedule.cron ({schedule.cron}) does not start a run from {first} to {last}: give other days."
         )
     if times[-1] > now:
         raise ConfigError(
-            f"--to is {last}: the run of {times[-1]:%Y-%m-%d %H:%M} UTC is still to come. Give a day before."
+            f"--to is {last}: the run of {times[-1]:%Y-%m-%d %H:%M} UTC is in the future. Give an earlier day."
         )
-    return [Week(time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH]}") for time in times]
+    return [
+        Week(time, f"{config.name}-{_base36(int(time.timestamp()))}-{manifest_hash[:HASH_LENGTH]}") for time in times
+    ]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each week."""
+    """Format a line for each week."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
 
     def cells(row: dict[str, Any]) -> dict[str, str]:
-        known = {name: row["metrics"].get(name) for name in names}
-        figures = {name: "" if value is None else f"{value:.4g}" for name, value in known.items()}
-        judged = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
-        return judged | figures | {"weights": (row["model_sha256"] or "")[:12]}
+        metrics = {name: row["metrics"].get(name) for name in names}
+        figures = {name: "" if value is None else f"{value:.4g}" for name, value in metrics.items()}
+        result = {"scheduled": row["scheduled"], "phase": row["phase"], "gate": row["gate"] or ""}
+        return result | figures | {"weights": (row["model_sha256"] or "")[:12]}
 
     return runs.table([cells(row) for row in rows])
 
 
-def _judged(status: Status) -> str | None:
-    """What the gate said; None where nothing was judged, or several models were."""
+def _gate_result(status: Status) -> str | None:
+    """Return the result of the gate; None without an evaluation, or if several differ."""
     nodes = (status.get("nodes") or {}).values()
     outputs = [output for node in nodes for output in (node.get("outputs") or {}).get("parameters") or []]
-    said = {output.get("value") for output in outputs if output["name"] == "judged"}
-    return said.pop() if len(said) == 1 else None
+    results = {output.get("value") for output in outputs if output["name"] == "judged"}
+    return results.pop() if len(results) == 1 else None
 
 
 def _base36(number: int) -> str:
     text = ""
     while number:
         number, digit = divmod(number, 36)
-        text = DIGITS[digit] + text
+        text = BASE36_DIGITS[digit] + text
     return text

@@ -1,4 +1,4 @@
-"""A folder that a stranger made: whatever can be planted in it leaves a file in `marks` if it is executed."""
+"""An untrusted folder: each planted file creates a file in `marks` if it is executed."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from argolocal.common.processes import start_time
 
-# a library's name, the standard library's, or one that Python looks for by itself
+# names of libraries, of standard library modules, and of modules that Python imports by itself
 MODULES = (
     *("argparse", "asyncio", "base64", "contextlib", "dataclasses", "hashlib", "json", "logging", "pathlib", "random"),
     *("re", "runpy", "signal", "sitecustomize", "socket", "subprocess", "tempfile", "typing", "usercustomize", "uuid"),
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Folder:
-    """The folder, a process that its files would have ended, and a port to which they would have sent something."""
+    """The folder, a process that its files try to end, and a port that they try to connect to."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.marks, self.secret = root / "fetched", root / "marks", root / "secret"
@@ -64,16 +64,16 @@ class Folder:
         self.victim.wait()
 
     def executed(self) -> set[str]:
-        """The planted files that were executed."""
+        """Return the planted files that were executed."""
         return {path.read_text() for path in self.marks.iterdir()}
 
-    def mine(self, name: str) -> str:
-        """Python code that says that the file `name` was executed."""
+    def mark_code(self, name: str) -> str:
+        """Return Python code that marks the file `name` as executed."""
         mark = str(self.marks / name.replace("/", "!"))
         return f"with open({mark!r}, 'w') as _mark: _mark.write({name!r})\n"
 
-    def shell(self, name: str) -> str:
-        """The same as a shell command."""
+    def mark_command(self, name: str) -> str:
+        """Return a shell command that marks the file `name` as executed."""
         return f"echo -n {shlex.quote(name)} > {shlex.quote(str(self.marks / name.replace('/', '!')))}"
 
     def plant_modules(self, folder: Path, names: tuple[str, ...] = MODULES) -> None:
@@ -81,10 +81,10 @@ class Folder:
         for name in names:
             file = folder / f"{name}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(self.mine(str(file.relative_to(self.root))))
+            file.write_text(self.mark_code(str(file.relative_to(self.root))))
 
     def plant_project(self) -> None:
-        """Plant what a project has, and what programs read in their working directory."""
+        """Plant a project, and files that programs read in their working directory."""
         self.plant_modules(self.root, (*MODULES, *OWN))
         texts = {
             "pyproject.toml": "[tool.rekindle]\n",
@@ -102,19 +102,21 @@ class Folder:
             (self.root / name).write_text(text)
 
     def plant_repository(self) -> None:
-        """Make it a git repository whose own configuration names programs, with a file that is changed."""
+        """Make it a git repository with a changed file, whose configuration names programs."""
         git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
         (self.root / ".gitattributes").write_text("* filter=evil\n")
         for command in (["init", "-q"], ["add", "pyproject.toml", ".gitattributes"], ["commit", "-qm", "all"]):
             subprocess.run([*git, *command], cwd=self.root, check=True)
-        settings = {name: self.shell(f"git {name}") for name in ("core.fsmonitor", "core.sshCommand", "core.pager")}
-        settings |= {f"filter.evil.{name}": f"{self.shell('git ' + name)}; cat" for name in ("clean", "smudge")}
-        settings |= {"filter.evil.process": self.shell("git process"), "filter.evil.required": "true"}
+        settings = {
+            name: self.mark_command(f"git {name}") for name in ("core.fsmonitor", "core.sshCommand", "core.pager")
+        }
+        settings |= {f"filter.evil.{name}": f"{self.mark_command('git ' + name)}; cat" for name in ("clean", "smudge")}
+        settings |= {"filter.evil.process": self.mark_command("git process"), "filter.evil.required": "true"}
         for name, value in settings.items():
             subprocess.run(["git", "config", name, value], cwd=self.root, check=True)
         for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
             (self.root / ".git/hooks").mkdir(exist_ok=True)
-            (self.root / ".git/hooks" / hook).write_text(f"#!/bin/sh\n{self.shell('git ' + hook)}\n")
+            (self.root / ".git/hooks" / hook).write_text(f"#!/bin/sh\n{self.mark_command('git ' + hook)}\n")
             (self.root / ".git/hooks" / hook).chmod(0o755)
         with (self.root / "pyproject.toml").open("a") as file:
             file.write("# changed\n")
@@ -124,9 +126,9 @@ class Folder:
         return f"http://127.0.0.1:{self.listener.port}"
 
     def plant_home(self) -> None:
-        """Plant a home with everything that this machine could be made to do by one."""
+        """Plant a home with everything that a home could make this machine do."""
         victim = {"pid": self.victim.pid, "since": start_time(self.victim.pid)}
-        program = ["sh", "-c", self.shell("Deployment")]
+        program = ["sh", "-c", self.mark_command("Deployment")]
         container = {"name": "main", "image": "any", "command": program}
         labels = {"app": "evil", "app.kubernetes.io/name": "evil"}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
@@ -171,6 +173,6 @@ class Folder:
         self.plant_modules(self.home, (*MODULES, *OWN))
 
     def content(self) -> dict[str, bytes]:
-        """Every file of the home."""
+        """Return the content of every file of the home."""
         files = (path for path in self.home.rglob("*") if path.is_file() or path.is_symlink())
         return {str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""The command `rekindle` as a user meets it: real processes, their output and exit codes."""
+"""The command `rekindle`: output and exit codes of real processes."""
 
 import contextlib
 import json
@@ -38,12 +38,12 @@ def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 
 @cache
 def prompt() -> Prompt:
-    """The one of this process; it ends with it."""
+    """Return the prompt of this process."""
     return Prompt(ROOT, os.environ).__enter__()
 
 
 def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
-    """A manifest that runs the given (name, shell script) one after the other."""
+    """Return a manifest that runs (name, shell script) pairs one after the other."""
     tasks, templates = [], []
     for index, (name, script) in enumerate(scripts):
         tasks.append({"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {}))
@@ -57,8 +57,8 @@ def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
     }
 
 
-def judged(verdict: str) -> dict[str, Any]:
-    """A workflow whose gate says `verdict`."""
+def gated_workflow(verdict: str) -> dict[str, Any]:
+    """Return a workflow whose gate has this verdict."""
     manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     manifest["spec"]["templates"][1]["outputs"] = {
@@ -67,22 +67,22 @@ def judged(verdict: str) -> dict[str, Any]:
     return manifest
 
 
-def written(path: Path, manifest: dict[str, Any]) -> str:
+def write_manifest(path: Path, manifest: dict[str, Any]) -> str:
     path.write_text(yaml.safe_dump(manifest))
     return str(path)
 
 
-def test_help_answers_at_once_because_it_imports_nothing_heavy():
+def test_help_imports_no_heavy_package():
     probe = (
         "import sys; from rekindle.cli import commands\n"
         "try: commands.main(['--help'])\n"
         f"except SystemExit: print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines()[-1] == "heavy: []"
+    output = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines()[-1] == "heavy: []"
 
 
-def test_help_lists_every_command_once_by_what_one_wants_to_do_and_cuts_nothing_short():
+def test_help_lists_every_command_once_with_its_complete_summary():
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(commands.commands)
     text = commands.get_help(click.Context(commands, info_name="rekindle", terminal_width=80))
     for title, names in SECTIONS.items():
@@ -99,7 +99,7 @@ def every_command(group: click.Group, above: str = "") -> Iterator[tuple[str, cl
 
 
 @pytest.mark.parametrize("name", dict(every_command(commands)))
-def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(name: str):
+def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
     command = dict(every_command(commands))[name]
     text = command.get_help(click.Context(command, info_name=name))
     examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
@@ -139,7 +139,7 @@ def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(n
         (["run", ""], "it is empty"),
     ],
 )
-def test_wrong_usage_or_config_ends_with_2_and_the_way_out(tmp_path: Path, args: list[str], hint: str):
+def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: list[str], hint: str):
     done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
@@ -147,8 +147,8 @@ def test_wrong_usage_or_config_ends_with_2_and_the_way_out(tmp_path: Path, args:
 
 
 @pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])
-def test_a_home_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path, args: tuple[str, ...]):
-    written(tmp_path / "w.yaml", workflow(("a", "exit 0")))
+def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, ...]):
+    write_manifest(tmp_path / "w.yaml", workflow(("a", "exit 0")))
     (tmp_path / "home").write_text("")
     done = rekindle(*args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI="")
     assert (done.returncode, done.stdout) == (1, "")
@@ -156,7 +156,7 @@ def test_a_home_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path,
     assert "Traceback" not in done.stderr
 
 
-def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
+def test_config_shows_each_value_and_its_origin(tmp_path: Path):
     done = rekindle("config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5")
     origins = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "9999" in origins["serve.port"] and "--set serve.port=9999" in origins["serve.port"]
@@ -180,29 +180,28 @@ def test_config_explains_a_key_and_those_of_a_workload_if_it_gets_the_config(tmp
 
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
-def test_a_mistyped_variable_does_not_act_on_another_home_or_project(tmp_path: Path, name: str):
+def test_a_mistyped_variable_is_refused(tmp_path: Path, name: str):
     done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
 
 
 def test_json_is_one_object_on_stdout(tmp_path: Path):
-    file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
+    file = write_manifest(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
     done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(
-        told
-    )
-    assert (told["workflow"], told["phase"], told["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
-    assert [(step["name"], step["phase"]) for step in told["steps"]] == [(name, "Succeeded") for name in "abcd"]
-    assert re.fullmatch("[0-9a-f]{64}", told["manifest_sha256"])
+    output = json.loads(done.stdout)
+    keys = {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"}
+    assert keys <= set(output)
+    assert (output["workflow"], output["phase"], output["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
+    assert [(step["name"], step["phase"]) for step in output["steps"]] == [(name, "Succeeded") for name in "abcd"]
+    assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
     assert "a succeeded" in done.stderr
 
 
-def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
+def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):
     broken = workflow(("good", "echo x >> good.txt"), ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"))
-    file = written(tmp_path / "w.yaml", broken)
+    file = write_manifest(tmp_path / "w.yaml", broken)
     done = rekindle("run", "--manifest", file, cwd=tmp_path)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
@@ -213,28 +212,28 @@ def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
     assert lines[-1] == "resume  rekindle resume four"
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, known: bool):
-    other, own = f"3.{sys.version_info.minor + 1}", f"3.{sys.version_info.minor}"
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_an_image_with_another_python_is_a_warning_with_both_versions(tmp_path: Path, is_configured: bool):
+    other, current = f"3.{sys.version_info.minor + 1}", f"3.{sys.version_info.minor}"
     manifest = workflow(("a", "true"), ("b", "true"))
     manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
-    manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
-    if known:
+    manifest["spec"]["templates"][2]["script"]["image"] = f"python:{current}"
+    if is_configured:
         (tmp_path / ".rekindle").mkdir()
-        written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
+        write_manifest(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
         assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
-    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert done.returncode == 0 and len(warnings) == (0 if known else 1)
-    if not known:
-        assert f"{image} runs here on Python {own}, not {other}" in warnings[0] and "images.yaml" in warnings[0]
+    assert done.returncode == 0 and len(warnings) == (0 if is_configured else 1)
+    if not is_configured:
+        assert f"{image} runs here on Python {current}, not {other}" in warnings[0] and "images.yaml" in warnings[0]
 
 
-def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
+def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
     template = workflow(("shared", "echo from a List")) | {"kind": "WorkflowTemplate", "metadata": {"name": "base"}}
     folder = tmp_path / "flows"
     folder.mkdir()
-    written(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
+    write_manifest(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
     run = workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
     (folder / "b.json").write_text(json.dumps(run))
     (folder / "README.md").write_text("no: manifest")
@@ -246,23 +245,21 @@ def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
 @pytest.mark.parametrize(("verdict", "code", "words"), [
     ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serving"),
 ])  # fmt: skip
-def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, code: int, words: str):
-    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", judged(verdict)), cwd=tmp_path)
+def test_the_exit_code_shows_the_verdict_of_the_gate(tmp_path: Path, verdict: str, code: int, words: str):
+    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", gated_workflow(verdict)), cwd=tmp_path)
     assert done.returncode == code
     assert words in done.stdout
 
 
-def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
-    manifest = judged("keep")
+def test_outputs_of_foreign_workflows_are_not_verdicts(tmp_path: Path):
+    manifest = gated_workflow("keep")
     del manifest["metadata"]["labels"]
-    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
 @pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
-def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
-    tmp_path: Path, second: str, code: int
-):
+def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(tmp_path: Path, second: str, code: int):
     judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
     scripts = [("judge-a", judge.format("keep", 5, "chance")), ("judge-b", judge.format(second, 6, "before"))]
     manifest = workflow(*scripts)
@@ -271,7 +268,7 @@ def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_s
         names = {"verdict": "v", "metrics": "m", "reason": "r"}
         files = [{"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()]
         template["outputs"] = {"parameters": files}
-    file = written(tmp_path / "w.yaml", manifest)
+    file = write_manifest(tmp_path / "w.yaml", manifest)
     done = rekindle("run", "--manifest", file, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert "judged    judge-a: keep. as bad as chance\n" in done.stdout
@@ -283,16 +280,16 @@ def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_s
     ]
 
 
-@pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
-def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
+@pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("other", 1)])
+def test_only_steps_of_rekindle_can_report_an_invalid_config(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
-    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    done = rekindle("run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     assert done.returncode == code
 
 
-def test_status_and_logs_show_what_ran(tmp_path: Path):
-    file = written(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
+def test_status_and_logs_show_the_steps(tmp_path: Path):
+    file = write_manifest(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
     assert "no runs in" in rekindle("status", cwd=tmp_path).stdout
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
     (row,) = [line for line in rekindle("status", cwd=tmp_path).stdout.splitlines() if line.startswith("four")]
@@ -307,33 +304,31 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
     longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
     assert (longer.returncode, 'Did you mean "second"?' in longer.stderr) == (2, True)
-    said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
-    assert ["first" in line["step"] for line in said] == [True, False]
-    assert [line["line"] for line in said] == ["one", "two"]
+    records = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
+    assert ["first" in line["step"] for line in records] == [True, False]
+    assert [line["line"] for line in records] == ["one", "two"]
     assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
     unknown = rekindle("status", "fuor", cwd=tmp_path)
     assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)
 
 
-def test_a_manifest_that_can_be_read_but_once_runs(tmp_path: Path):
+def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
     manifest = json.dumps(workflow(("a", "echo it ran")))
     environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
-    for name, typed in {
+    for name, line in {
         "stdin": 'echo "$MANIFEST" | "$REKINDLE" run --manifest /dev/stdin',
         "pipe": '"$REKINDLE" run --manifest <(echo "$MANIFEST")',
         "fifo": 'mkfifo f; echo "$MANIFEST" > f & "$REKINDLE" run --manifest f',
     }.items():
         (folder := tmp_path / name).mkdir()
-        done = subprocess.run(
-            ["bash", "-c", typed], cwd=folder, env=environ, capture_output=True, text=True, timeout=20
-        )
+        done = subprocess.run(["bash", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, timeout=20)
         assert (done.returncode, "a succeeded" in done.stdout) == (0, True), done.stderr
 
 
-def test_runs_of_a_schedule_in_one_second_are_all_done(tmp_path: Path):
+def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
     cron = workflow(("a", "true")) | {"kind": "CronWorkflow"}
     cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
-    file = written(tmp_path / "w.yaml", cron)
+    file = write_manifest(tmp_path / "w.yaml", cron)
     runs = [
         subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdout=subprocess.DEVNULL)
         for _ in range(3)
@@ -343,89 +338,87 @@ def test_runs_of_a_schedule_in_one_second_are_all_done(tmp_path: Path):
     assert len(names) == 3 and all(re.fullmatch(r"four-\d{10}", name) for name in names)
 
 
-def test_a_directory_that_is_gone_is_said(tmp_path: Path):
-    typed = 'rmdir "$PWD"; exec "$REKINDLE" status'
-    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env={**os.environ, "REKINDLE": REKINDLE},
+def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
+    line = 'rmdir "$PWD"; exec "$REKINDLE" status'
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**os.environ, "REKINDLE": REKINDLE},
                           capture_output=True, text=True, timeout=20)  # fmt: skip
     assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
-def test_what_is_refused_is_an_object_too(tmp_path: Path):
+def test_refused_commands_print_json_too(tmp_path: Path):
     refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
     assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
 
 
-def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Path, shared: Path):
+def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(tmp_path: Path, shared: Path):
     waits_once = f"test -e {shared}/again && exec echo begun; touch {shared}/again; echo begun; sleep 100"
-    file = written(tmp_path / "w.yaml", workflow(("long", waits_once)))
+    file = write_manifest(tmp_path / "w.yaml", workflow(("long", waits_once)))
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    started(process, tmp_path)
+    wait_until_started(process, tmp_path)
     followed = subprocess.Popen([REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
-    told, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert told.splitlines()[-1] == "resume  rekindle resume four"
+    assert output.splitlines()[-1] == "resume  rekindle resume four"
     assert "| begun" in followed.communicate(timeout=20)[0]
     assert rekindle("resume", cwd=tmp_path).returncode == 0
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that pods and the machine share; their /tmp is their own."""
+    """A folder that pods and this machine share: each pod has its own /tmp."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
-def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
-    """The processes of the run, as soon as its step has said that it began."""
+def wait_until_started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
+    """Wait until the step of the run prints `begun`; returns the processes of the run."""
     logs = tmp_path / ".rekindle/runs"
     until("the step to begin", lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")))
     return psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_an_interrupt_ends_a_run_before_its_grace_is_over_and_leaves_nothing_running(
-    tmp_path: Path, number: int, code: int
-):
-    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, number: int, code: int):
+    file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    pods = started(process, tmp_path)
+    pods = wait_until_started(process, tmp_path)
     assert pods
     process.send_signal(number)
-    told, _ = process.communicate(timeout=25)  # the grace of a pod is 30 s
-    assert process.returncode == code, told
-    assert "Traceback" not in told
-    assert told.splitlines()[-1].endswith("rekindle resume four")
+    output, _ = process.communicate(timeout=25)  # the grace of a pod is 30 s
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert output.splitlines()[-1].endswith("rekindle resume four")
     assert psutil.wait_procs(pods, timeout=25)[1] == []
 
 
 def test_ctrl_c_on_a_terminal_asks_first(tmp_path: Path):
-    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=theirs, stdout=theirs,
-                               stderr=theirs, start_new_session=True, env={**os.environ, "TERM": "xterm"})  # fmt: skip
-    os.close(theirs)
-    started(process, tmp_path)
+    file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    terminal, child = pty.openpty()
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=child, stdout=child,
+                               stderr=child, start_new_session=True, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    os.close(child)
+    wait_until_started(process, tmp_path)
     process.send_signal(signal.SIGINT)
     shown = b""
-    os.set_blocking(ours, False)
+    os.set_blocking(terminal, False)
 
-    def asked() -> bool:
+    def is_question_shown() -> bool:
         nonlocal shown
         with contextlib.suppress(BlockingIOError):
-            shown += os.read(ours, 65536)
+            shown += os.read(terminal, 65536)
         return b"Stop this run? y" in shown
 
-    until("the question", asked, evidence=lambda: shown)
+    until("the question", is_question_shown, evidence=lambda: shown)
     assert process.poll() is None
-    os.set_blocking(ours, True)
-    os.write(ours, b"y\n")
+    os.set_blocking(terminal, True)
+    os.write(terminal, b"y\n")
     assert process.wait(timeout=25) == 130  # the grace of a pod is 30 s
     try:
-        while chunk := os.read(ours, 65536):
+        while chunk := os.read(terminal, 65536):
             shown += chunk
-    except OSError:  # the other side is closed: all is read
+    except OSError:  # the other end is closed: everything is read
         pass
     assert b"rekindle resume four" in shown

@@ -1,4 +1,4 @@
-"""What a run left is reached from outside: by a notebook, a script, or a browser."""
+"""Notebooks, scripts and browsers can access the data, models and records of runs."""
 
 import json
 import re
@@ -13,13 +13,13 @@ import pytest
 from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, written
+from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, write_manifest
 from tests.waiting import until
 
 
 @pytest.fixture
 def variables(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What `rekindle env` says of the embedded services."""
+    """The variables that `rekindle env` prints for the embedded services."""
     for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REKINDLE_HOME", str(services.home))
@@ -39,11 +39,11 @@ def run(variables: dict[str, str]) -> str:
     return name
 
 
-def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path) -> None:
-    manifest = written(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
+def test_down_is_refused_during_a_run(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
     run = subprocess.Popen([REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE)
     try:
-        until("its step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
+        until("the step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
         refused = rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
         assert "four: still running, and needs what `rekindle down` stops" in refused.stderr
@@ -54,14 +54,14 @@ def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path)
     assert rekindle("down", cwd=tmp_path).returncode == 0
 
 
-def test_the_variables_can_be_evaluated_by_a_shell(variables: dict[str, str], tmp_path: Path) -> None:
+def test_a_shell_can_evaluate_the_variables(variables: dict[str, str], tmp_path: Path) -> None:
     command = f'eval "$({shlex.quote(REKINDLE)} env)"; for name in {" ".join(variables)}; do echo "${{!name}}"; done'
     lines = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert lines == list(variables.values())
     assert variables["MLFLOW_S3_ENDPOINT_URL"] == variables["S3_ENDPOINT_URL"]
 
 
-def test_data_can_be_put_into_the_store_under_an_uri_that_a_config_can_name(
+def test_put_stores_data_and_prints_its_uri(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -69,21 +69,19 @@ def test_data_can_be_put_into_the_store_under_an_uri_that_a_config_can_name(
     (tmp_path / "months").mkdir()
     (tmp_path / "months/may.csv").write_text("a,b")
     bucket = variables["S3_BUCKET"]
-    for place, uri in (((), f"s3://{bucket}/data/months"), ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x")):
-        done = rekindle("put", "months", *place, cwd=tmp_path)
+    for arguments, uri in (((), f"s3://{bucket}/data/months"), ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x")):
+        done = rekindle("put", "months", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
         store = Store(bucket, variables["S3_ENDPOINT_URL"])
         assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
     wrong = rekindle("put", "month", cwd=tmp_path)
-    assert (
-        wrong.returncode == 2
-        and 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
-    )
+    assert wrong.returncode == 2
+    assert 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
     other = rekindle("put", "months", "s3://elsewhere/x", cwd=tmp_path)
     assert other.returncode == 2 and f"it must be s3://{bucket}/KEY" in other.stderr
 
 
-def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str, tmp_path: Path) -> None:
+def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: Path) -> None:
     listed = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
     assert [(row["artifact"], row["files"]) for row in listed] == [("evaluate/report", 1), ("prepare/dataset", 2)]
     assert rekindle("get", run, "prepare/dataset/rejects.parquet", cwd=tmp_path).stdout == "rejects.parquet\n"
@@ -93,14 +91,12 @@ def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str,
     again = rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
     assert again.returncode == 2 and "data exists already" in again.stderr
     wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
-    assert (
-        wrong.returncode == 2
-        and 'Did you mean "evaluate/report"? It has evaluate/report, prepare/dataset' in wrong.stderr
-    )
-    assert 'the run "nobody" has no artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
+    assert wrong.returncode == 2
+    assert 'Did you mean "evaluate/report"? It has evaluate/report, prepare/dataset' in wrong.stderr
+    assert 'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
 
 
-def test_the_page_of_a_run_and_that_of_all_are_named(
+def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri, name = variables["MLFLOW_TRACKING_URI"], f"w-{uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""A cluster that is one small HTTP server."""
+"""Fixtures: a cluster that is one small HTTP server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.rekindle.cluster.server import ApiServer
 
 
 @pytest.fixture(autouse=True)
-def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "BACKOFF", 0.01)
 
 

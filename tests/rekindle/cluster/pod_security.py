@@ -1,7 +1,7 @@
-"""The PodSecurity standard `restricted` (Kubernetes 1.34, with all of `baseline`) as a function over plain data.
+"""The PodSecurity standard `restricted` (Kubernetes 1.34, including `baseline`) as a function over plain data.
 
 violations(pod_spec) -> ["containers[0].securityContext.allowPrivilegeEscalation must be false", ...]
-pods(manifest) -> every PodSpec in it, wherever it is, a workflow's steps as Argo makes their pods
+pods(manifest) -> every PodSpec in it, at any depth; for workflows, the pods that Argo creates for their steps
 """
 
 import copy
@@ -31,7 +31,7 @@ def violations(spec: dict[str, Any]) -> list[str]:
     problems = [f"{field} must not be set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
     for volume in spec.get("volumes") or []:
         if not set(volume) - {"name"} <= VOLUMES:
-            problems.append(f"volume {volume} is of a kind that is not allowed")
+            problems.append(f"volume {volume}: its kind is not allowed")
     problems += [f"sysctl {s['name']} is not allowed" for s in pod.get("sysctls") or [] if s["name"] not in SYSCTLS]
     for where in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(where) or []:
@@ -40,28 +40,28 @@ def violations(spec: dict[str, Any]) -> list[str]:
 
 
 def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
-    own = container.get("securityContext") or {}
-    capabilities = own.get("capabilities") or {}
-    if own.get("privileged"):
+    context = container.get("securityContext") or {}
+    capabilities = context.get("capabilities") or {}
+    if context.get("privileged"):
         yield "privileged must be false"
-    if own.get("allowPrivilegeEscalation") is not False:
+    if context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation must be false"
     if "ALL" not in (capabilities.get("drop") or []):
         yield "capabilities.drop must hold ALL"
     if set(capabilities.get("add") or []) - {"NET_BIND_SERVICE"}:
         yield "capabilities.add may hold NET_BIND_SERVICE only"
-    if not own.get("runAsNonRoot", pod.get("runAsNonRoot")):
+    if not context.get("runAsNonRoot", pod.get("runAsNonRoot")):
         yield "runAsNonRoot must be true"
-    if 0 in (own.get("runAsUser"), pod.get("runAsUser")):
+    if 0 in (context.get("runAsUser"), pod.get("runAsUser")):
         yield "runAsUser must not be 0"
-    if (own.get("seccompProfile") or pod.get("seccompProfile") or {}).get("type") not in (
+    if (context.get("seccompProfile") or pod.get("seccompProfile") or {}).get("type") not in (
         "RuntimeDefault",
         "Localhost",
     ):
         yield "seccompProfile.type must be RuntimeDefault or Localhost"
-    if own.get("procMount", "Default") != "Default":
+    if context.get("procMount", "Default") != "Default":
         yield "procMount must be Default"
-    for settings in (own, pod):
+    for settings in (context, pod):
         selinux = settings.get("seLinuxOptions") or {}
         if selinux.get("type", "") not in SELINUX or selinux.get("user") or selinux.get("role"):
             yield "seLinuxOptions must not change user, role, or to another type"
@@ -74,7 +74,7 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
 
 
 def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what it is, its PodSpec): for a workflow, with the containers that Argo adds, as it adds them."""
+    """Yield (name, PodSpec); for a workflow, including the containers that Argo adds."""
     if not isinstance(manifest, dict):
         for item in manifest if isinstance(manifest, list) else ():
             yield from pods(item)
@@ -95,7 +95,10 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Argo 3.7 and 4.1, workflow/controller/workflowpod.go: init and wait come bare; a resource's main is hardened."""
+    """Return the PodSpec that Argo makes of a template: init and wait are not hardened, the main of a resource is.
+
+    Source: Argo 3.7 and 4.1, workflow/controller/workflowpod.go.
+    """
     hardened = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod = {key: copy.deepcopy(spec[key]) for key in ("securityContext", "automountServiceAccountToken") if key in spec}
     pod["volumes"] = [*(spec.get("volumes") or []), *(template.get("volumes") or [])]

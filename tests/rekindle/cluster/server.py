@@ -1,10 +1,10 @@
-"""A small HTTP server that speaks the Kubernetes API's JSON: objects, lists, watches, logs, and its bad days.
+"""A small HTTP server with the Kubernetes API's JSON: objects, lists, watches, logs, and failures.
 
 with ApiServer(folder) as server:
     server.put("/api/v1/namespaces/models/pods", pod)
     server.refuse("POST", "/workflows", 403, status(403, "Forbidden", "..."))
-    server.cut()                    # every open watch and log breaks off
-    server.expire()                 # what was watched from is too old now: 410
+    server.cut()                    # breaks the connection of every open watch and log
+    server.expire()                 # makes all resource versions too old: 410
     server.stop(); server.start()   # same address, same objects
 """
 
@@ -32,7 +32,7 @@ def status(code: int, reason: str, message: str, **details: Any) -> Object:
 
 
 class ApiServer:
-    """Runs on a port of its own until it is left."""
+    """Runs on its own port until the context is left."""
 
     def __init__(self, folder: Path, namespace: str = "models") -> None:
         self.kubeconfig, self.namespace = folder / "kubeconfig", namespace
@@ -46,7 +46,7 @@ class ApiServer:
         self.ended: set[tuple[str, str]] = set()
         self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
         self.tokens: set[str | None] = set()
-        self.fixed: dict[str, Object] = {}  # path → what is there, beside the objects of a namespace
+        self.fixed: dict[str, Object] = {}  # path → object outside the namespace
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -87,27 +87,27 @@ class ApiServer:
         """Create or change an object, as a controller would."""
         with self.changed:
             name = manifest["metadata"]["name"]
-            there = self.objects.setdefault(collection, {})
-            before = there.get(name, {}).get("metadata", {})
+            existing = self.objects.setdefault(collection, {})
+            previous = existing.get(name, {}).get("metadata", {})
             self.version += 1
-            stamp = {"uid": before.get("uid") or str(uuid.uuid4()), "namespace": self.namespace,
-                     "creationTimestamp": before.get("creationTimestamp") or "2026-11-21T20:00:00Z"}  # fmt: skip
+            stamp = {"uid": previous.get("uid") or str(uuid.uuid4()), "namespace": self.namespace,
+                     "creationTimestamp": previous.get("creationTimestamp") or "2026-11-21T20:00:00Z"}  # fmt: skip
             metadata = {**stamp, **manifest["metadata"], "resourceVersion": str(self.version)}
-            there[name] = {**manifest, "metadata": metadata}
-            self._tell(collection, "MODIFIED" if before else "ADDED", there[name])
-            return there[name]
+            existing[name] = {**manifest, "metadata": metadata}
+            self._record(collection, "MODIFIED" if previous else "ADDED", existing[name])
+            return existing[name]
 
     def remove(self, collection: str, name: str) -> None:
         with self.changed:
             self.version += 1
             gone = self.objects[collection].pop(name)
             metadata = {**gone["metadata"], "resourceVersion": str(self.version)}
-            self._tell(collection, "DELETED", {**gone, "metadata": metadata})
+            self._record(collection, "DELETED", {**gone, "metadata": metadata})
 
-    def say(self, pod: str, text: str, at: str = "", container: str = "main") -> None:
-        """A line of a pod's log."""
+    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
+        """Append a line to a container's log."""
         with self.changed:
-            stamp = at or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+            stamp = timestamp or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
             self.logs.setdefault((pod, container), []).append((stamp, text))
             self.changed.notify_all()
 
@@ -117,11 +117,11 @@ class ApiServer:
             self.changed.notify_all()
 
     def refuse(self, method: str, path: str, code: int, body: Object | str, times: int = 1) -> None:
-        """The next `times` requests of that method whose path matches get this answer."""
+        """Answer the next `times` requests with this method and a matching path like this."""
         self.refusals.append((method, path, code, body, times))
 
     def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
-        """The answer to what is to be created; None: it is kept, unless that is a dry run."""
+        """Return the answer to the creation of an object, None to store it."""
         return (201, body) if dry_run else None
 
     def cut(self) -> None:
@@ -135,13 +135,13 @@ class ApiServer:
             self.history.clear()
 
     def refusal(self, method: str, path: str) -> tuple[int, Object | str] | None:
-        for i, (wanted, pattern, code, body, times) in enumerate(self.refusals):
-            if wanted == method and re.search(pattern, path):
-                self.refusals[i : i + 1] = [(wanted, pattern, code, body, times - 1)] if times > 1 else []
+        for i, (refused, pattern, code, body, times) in enumerate(self.refusals):
+            if refused == method and re.search(pattern, path):
+                self.refusals[i : i + 1] = [(method, pattern, code, body, times - 1)] if times > 1 else []
                 return code, body
         return None
 
-    def _tell(self, collection: str, kind: str, changed: Object) -> None:
+    def _record(self, collection: str, kind: str, changed: Object) -> None:
         self.history.append((self.version, collection, kind, changed))
         self.changed.notify_all()
 
@@ -152,11 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
     api: ApiServer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def handle_any(self) -> None:
-        if self.api.stopped:  # a connection that was kept alive
-            return self.broken()
+        if self.api.stopped:  # the connection was kept alive
+            return self.break_connection()
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size) or b"{}")
         parts, api = urlsplit(self.path), self.api
@@ -186,27 +186,27 @@ class _Handler(BaseHTTPRequestHandler):
             return 201, api.put(path, body)
         named = NAMED.search(path)
         if not named:
-            return 200, self.listed(path, query)
+            return 200, self.list_objects(path, query)
         collection, name = named[1], named[2]
-        there = api.objects.get(collection, {}).get(name)
-        if there is None:
+        existing = api.objects.get(collection, {}).get(name)
+        if existing is None:
             return 404, status(404, "NotFound", f'x "{name}" not found', name=name)
         if self.command == "DELETE":
             api.remove(collection, name)
         if self.command == "PUT":
-            if body["metadata"]["resourceVersion"] != there["metadata"]["resourceVersion"]:
+            if body["metadata"]["resourceVersion"] != existing["metadata"]["resourceVersion"]:
                 return 409, status(409, "Conflict", "the object has been modified")
-            there = api.put(collection, body)
+            existing = api.put(collection, body)
         if self.command == "PATCH":
-            given = (body.get("metadata") or {}).get("resourceVersion", there["metadata"]["resourceVersion"])
-            if given != there["metadata"]["resourceVersion"]:
+            version = (body.get("metadata") or {}).get("resourceVersion", existing["metadata"]["resourceVersion"])
+            if version != existing["metadata"]["resourceVersion"]:
                 return 409, status(409, "Conflict", "the object has been modified")
-            there = merge(there, body) if "dryRun" in query else api.put(collection, merge(there, body))
-        return 200, there
+            existing = merge(existing, body) if "dryRun" in query else api.put(collection, merge(existing, body))
+        return 200, existing
 
-    def listed(self, path: str, query: dict[str, str]) -> Object:
+    def list_objects(self, path: str, query: dict[str, str]) -> Object:
         with self.api.changed:
-            items = [item for item in self.api.objects.get(path, {}).values() if selected(item, query)]
+            items = [item for item in self.api.objects.get(path, {}).values() if is_selected(item, query)]
             return {
                 "kind": "List",
                 "metadata": {"resourceVersion": str(self.api.version)},
@@ -225,10 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
             while api.generation == generation:
                 for version, collection, kind, changed in [event for event in api.history if event[0] > since]:
                     since = version
-                    if collection == path and selected(changed, query):
+                    if collection == path and is_selected(changed, query):
                         self.chunk(json.dumps({"type": kind, "object": changed}))
                 api.changed.wait(0.05)
-        self.broken()
+        self.break_connection()
 
     def log(self, pod: str, query: dict[str, str]) -> None:
         api, key, sent = self.api, (pod, query["container"]), 0
@@ -237,13 +237,13 @@ class _Handler(BaseHTTPRequestHandler):
             generation = api.generation
             while api.generation == generation:
                 lines = [line for line in api.logs.get(key, []) if line[0][:19] + "Z" >= query.get("sinceTime", "")]
-                for at, text in lines[sent:]:
-                    self.chunk(f"{at} {text}" if query.get("timestamps") else text)
+                for timestamp, text in lines[sent:]:
+                    self.chunk(f"{timestamp} {text}" if query.get("timestamps") else text)
                 sent = len(lines)
                 if not query.get("follow") or key in api.ended:
                     return self.chunk("")
                 api.changed.wait(0.05)
-        self.broken()
+        self.break_connection()
 
     def answer(self, code: int, body: Object | str) -> None:
         text = (body if isinstance(body, str) else json.dumps(body)).encode()
@@ -261,17 +261,17 @@ class _Handler(BaseHTTPRequestHandler):
         data = f"{text}\n".encode() if text else b""
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
-    def broken(self) -> None:
-        """The connection ends amid the answer."""
+    def break_connection(self) -> None:
+        """End the connection in the middle of the answer."""
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def selected(candidate: Object, query: dict[str, str]) -> bool:
+def is_selected(candidate: Object, query: dict[str, str]) -> bool:
     labels = candidate["metadata"].get("labels") or {}
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    wanted = [requirement for requirement in query.get("labelSelector", "").split(",") if requirement]
-    for requirement in wanted:
+    requirements = [requirement for requirement in query.get("labelSelector", "").split(",") if requirement]
+    for requirement in requirements:
         key, value = re.split("!?=", requirement)
         if (labels.get(key) == value) == ("!=" in requirement):
             return False

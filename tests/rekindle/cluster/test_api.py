@@ -1,4 +1,4 @@
-"""What a user of a cluster would lose: events while a server restarts, answers, and the way out of a refusal."""
+"""The client of the Kubernetes API: watches survive restarts, calls are retried, errors come with a remedy."""
 
 import json
 import queue
@@ -26,18 +26,18 @@ def workflow(name: str, phase: str = "Running") -> dict[str, Any]:
 
 
 class Events:
-    """What a watch gives, read by a thread; `next()` waits for one."""
+    """The events of a watch, read by a thread; `next()` waits for one."""
 
     def __init__(self, events: Iterator[tuple[str, dict[str, Any]]]) -> None:
-        self.events, self.found = events, queue.Queue[tuple[str, str, str]]()
+        self.events, self.received = events, queue.Queue[tuple[str, str, str]]()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for kind, changed in self.events:
-            self.found.put((kind, changed["metadata"]["name"], changed["status"]["phase"]))
+            self.received.put((kind, changed["metadata"]["name"], changed["status"]["phase"]))
 
     def next(self) -> tuple[str, str, str]:
-        return self.found.get(timeout=20)
+        return self.received.get(timeout=20)
 
 
 @pytest.fixture
@@ -48,9 +48,7 @@ def events(server: ApiServer, cluster: Cluster) -> Events:
     return events
 
 
-def test_a_watch_whose_version_expired_tells_what_changed_meanwhile_and_nothing_twice(
-    server: ApiServer, events: Events
-):
+def test_a_watch_with_an_expired_version_yields_each_missed_change_once(server: ApiServer, events: Events):
     server.stop()
     server.put(WORKFLOWS_AT, workflow("b"))
     server.put(WORKFLOWS_AT, workflow("c"))
@@ -64,89 +62,87 @@ def test_a_watch_whose_version_expired_tells_what_changed_meanwhile_and_nothing_
     assert events.next() == ("MODIFIED", "b", "Succeeded")
 
 
-def test_a_watch_that_is_cut_off_goes_on_where_it_was(server: ApiServer, events: Events):
+def test_an_interrupted_watch_continues_where_it_stopped(server: ApiServer, events: Events):
     for phase in ("One", "Two", "Three"):
         server.cut()
         server.put(WORKFLOWS_AT, workflow("a", phase))
         assert events.next() == ("MODIFIED", "a", phase)
-    assert events.found.empty()
+    assert events.received.empty()
 
 
-def test_a_server_that_has_just_restarted_and_knows_no_roles_yet_does_not_end_a_watch(
-    server: ApiServer, events: Events
-):
+def test_a_watch_survives_a_restarted_server_without_roles(server: ApiServer, events: Events):
     server.refuse("GET", "watch=true", 403, status(403, "Forbidden", "RBAC: clusterrole not found"), times=2)
     server.cut()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
 
 
-def test_whoever_watches_hears_that_the_server_is_away(server: ApiServer, cluster: Cluster):
+def test_a_watch_reports_that_the_server_is_unavailable(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("a"))
-    heard: list[str] = []
+    errors: list[str] = []
 
-    def lost(error: Exception) -> None:
-        if not heard:
+    def on_lost(error: Exception) -> None:
+        if not errors:
             server.start()
-        heard.append(str(error))
+        errors.append(str(error))
 
-    events = Events(cluster.watch(WORKFLOWS, lost=lost))
+    events = Events(cluster.watch(WORKFLOWS, on_lost=on_lost))
     events.next()
     server.stop()
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
-    assert heard and "does not answer (Connection refused)" in heard[0]
+    assert errors and "does not answer (Connection refused)" in errors[0]
 
 
 def watches(server: ApiServer) -> list[str]:
     return [path for _, path, _ in server.requests if "watch=true" in path]
 
 
-def test_a_server_that_ends_each_watch_at_once_is_asked_ever_less_often(
+def test_pauses_grow_if_the_server_ends_each_watch_at_once(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     server.put(WORKFLOWS_AT, workflow("a"))
     server.refuse("GET", "watch=true", 200, "", times=6)
-    before, pauses = {*threading.enumerate()}, list[float]()  # other tests leave watches behind: they end here
+    other_threads, pauses = {*threading.enumerate()}, list[float]()  # watches of other tests: they end here
 
     def sleep(seconds: float) -> None:
-        if threading.current_thread() in before:
+        if threading.current_thread() in other_threads:
             raise SystemExit
         pauses.append(seconds)
 
     monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     events = Events(cluster.watch(WORKFLOWS))
     events.next()
-    until("the watch that is not ended", lambda: len(watches(server)) == 7)
+    until("the seventh watch", lambda: len(watches(server)) == 7)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
 
 
-def test_what_is_not_allowed_ends_a_watch_at_once(server: ApiServer, cluster: Cluster):
+def test_a_missing_permission_ends_a_watch(server: ApiServer, cluster: Cluster):
     server.refuse("GET", "workflows", 403, status(403, "Forbidden", "no"))
     with pytest.raises(ApiError):
         next(iter(cluster.watch(WORKFLOWS)))
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-def test_an_overloaded_server_is_asked_again(server: ApiServer, cluster: Cluster, code: int):
+def test_a_call_to_an_overloaded_server_is_retried(server: ApiServer, cluster: Cluster, code: int):
     server.put(WORKFLOWS_AT, workflow("a"))
     server.refuse("GET", "workflows/a", code, "later", times=2)
     assert cluster.get(WORKFLOWS, "a")["metadata"]["name"] == "a"
 
 
-REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())  # what a real API server (1.34) answered
+REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())  # recorded from a real API server (1.34)
 WORDS = {
-    "stranger": ["does not know you", "context 'here'"],
+    "stranger": ["rejects the credentials of context 'here'"],
     "forbidden": ["ann may not create workflows", "models", "rekindle platform render"],
     "quota": ["quota 'compute'", "requests.cpu=2", "lower"],
     "pod security": ["enforces PodSecurity", "allowPrivilegeEscalation"],
-    "no namespace": ["no namespace nowhere", "rekindle platform render"],
-    "no such workflow": ["no workflows.argoproj.io 'a'", "rekindle status --cluster"],
+    "no namespace": ["namespace nowhere does not exist", "rekindle platform render"],
+    "no such workflow": ["workflows.argoproj.io 'a' does not exist", "rekindle status --cluster"],
     "no such kind": ["Argo Workflows is not installed", "doctor --cluster"],
     "exists": ["'a' exists already", "generateName"],
-    "changed": ["was changed by somebody else", "try again"],
+    "changed": ["was changed by another client", "try again"],
     "invalid deployment": [
         "\n  spec.replicas: Invalid value: -1",
         "\n  spec.template.spec.containers[0].image: Required",
@@ -158,40 +154,40 @@ WORDS = {
     "too large for etcd": ["1.5 MB", "split the pipeline"],
     "being deleted": ["is being deleted", "--namespace"],
 }
-AGAIN = {"stranger", "forbidden", "quota", "webhook away", "being deleted"}  # may go well another time
+RETRYABLE = {"stranger", "forbidden", "quota", "webhook away", "being deleted"}
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_the_server_refuses_comes_with_what_to_change(server: ApiServer, cluster: Cluster, case: str):
+def test_refusals_of_the_server_come_with_a_remedy(server: ApiServer, cluster: Cluster, case: str):
     code, body = REFUSALS[case]["code"], REFUSALS[case]["body"]
     server.refuse("PUT", "workflows", code, body, times=9)
     with pytest.raises(ApiError) as error:
         cluster.replace(WORKFLOWS, workflow("a"))
     assert error.value.code == code
     assert [word for word in WORDS[case] if word not in str(error.value)] == []
-    assert isinstance(error.value, BadObject) == (case not in AGAIN)
+    assert isinstance(error.value, BadObject) == (case not in RETRYABLE)
 
 
-def test_what_a_proxy_says_is_shown_as_it_is(server: ApiServer, cluster: Cluster):
+def test_the_answer_of_a_proxy_is_shown_unchanged(server: ApiServer, cluster: Cluster):
     server.refuse("PUT", "workflows", 418, "<html>teapot</html>", times=9)
     with pytest.raises(ApiError, match=r"418.*teapot"):
         cluster.replace(WORKFLOWS, workflow("a"))
 
 
-def test_an_answer_that_is_no_json_is_one_error_that_names_the_server(server: ApiServer, cluster: Cluster):
+def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(server: ApiServer, cluster: Cluster):
     for body in ("<html>log in</html>", "[" * 100_000):
         server.refuse("GET", "version", 200, body)
         with pytest.raises(ApiError, match=f"127.0.0.1:{server.port} is not a Kubernetes API: GET /version answers"):
             cluster.call("GET", "/version")
 
 
-def test_a_cluster_that_is_not_there_is_named(server: ApiServer, cluster: Cluster):
+def test_an_unreachable_cluster_is_named(server: ApiServer, cluster: Cluster):
     server.stop()
     with pytest.raises(ApiError, match=r"http://127.0.0.1:\d+ does not answer \(Connection refused\).*context 'here'"):
         cluster.get(PODS, "a")
 
 
-def test_no_kubeconfig_and_a_mistyped_context_say_what_to_do(server: ApiServer, monkeypatch: pytest.MonkeyPatch):
+def test_missing_kubeconfigs_and_unknown_contexts_have_a_remedy(server: ApiServer, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match='Did you mean "here"'):
         Cluster.connect(context="hree")
     server.kubeconfig.write_text("{}")
@@ -202,7 +198,7 @@ def test_no_kubeconfig_and_a_mistyped_context_say_what_to_do(server: ApiServer, 
         Cluster.connect()
 
 
-def test_the_namespace_is_the_flag_s_else_that_of_the_context(server: ApiServer, tmp_path: Path):
+def test_the_namespace_option_overrides_the_context(server: ApiServer, tmp_path: Path):
     assert Cluster.connect().namespace == "models"
     there = Cluster.connect(context="here", namespace="other")
     assert (there.namespace, there.flags) == ("other", " --context here --namespace other")

@@ -1,4 +1,4 @@
-"""`rekindle images build`: what is asked of the builder, and what a user is told; builders are scripts on the PATH."""
+"""`rekindle images build`: the builder's arguments, and the messages; builders are scripts on the PATH."""
 
 import json
 import os
@@ -34,10 +34,10 @@ exit 0
 
 
 class Builders:
-    """A PATH with some builders on it, and what was asked of them."""
+    """A PATH with some builders on it, and their calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.calls = folder / "bin", folder / "calls"
+        self.folder, self.call_log = folder / "bin", folder / "calls"
         self.folder.mkdir()
 
     def add(self, name: str, script: str) -> "Builders":
@@ -46,12 +46,12 @@ class Builders:
         return self
 
     def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = {"PATH": f"{self.folder}:/nowhere", "CALLS": str(self.calls), "HOME": os.environ["HOME"]}
+        path = {"PATH": f"{self.folder}:/nowhere", "CALLS": str(self.call_log), "HOME": os.environ["HOME"]}
         command = [REKINDLE, "images", "build", *args]
         return subprocess.run(command, env=path | environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
-    def asked(self) -> list[str]:
-        return self.calls.read_text().splitlines()
+    def calls(self) -> list[str]:
+        return self.call_log.read_text().splitlines()
 
 
 @pytest.fixture
@@ -65,66 +65,66 @@ def test_a_pushed_image_is_named_by_its_digest(builders: Builders, name: str, sc
     done = builders("train", "--tag", "r.example.com:5000/rekindle:0.1", "--push", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pinned"] == f"r.example.com:5000/rekindle@{DIGEST}"
-    assert any(call.startswith(f"{name} push") for call in builders.asked())
+    assert any(call.startswith(f"{name} push") for call in builders.calls())
 
 
 @pytest.mark.parametrize("flags", [(), ("--insecure",)])
-def test_a_registry_without_tls_is_pushed_to_only_if_one_says_so(builders: Builders, flags: tuple[str, ...]):
+def test_pushing_without_tls_needs_the_option_insecure(builders: Builders, flags: tuple[str, ...]):
     done = builders.add("buildah", BUILDAH)("train", "--tag", "localhost:5001/rekindle:0.1", "--push", *flags)
     assert done.stdout == f"localhost:5001/rekindle@{DIGEST}\n"
-    (push,) = (call for call in builders.asked() if call.startswith("buildah push"))
+    (push,) = (call for call in builders.calls() if call.startswith("buildah push"))
     assert ("--tls-verify=false" in push) == bool(flags)
 
 
-def test_a_push_that_fails_says_how_a_registry_without_tls_is_reached(builders: Builders):
+def test_a_failed_push_explains_registries_without_tls(builders: Builders):
     builders.add("buildah", BUILDAH.replace("while", '[ "$1" = push ] && exit 125\nwhile'))
     done = builders("train", "--tag", "r:1", "--push")
     assert done.returncode == 1 and "--insecure" in done.stderr and "insecure-registries" in done.stderr
 
 
-def test_what_is_not_pushed_has_no_digest(builders: Builders):
+def test_an_image_gets_its_digest_only_by_a_push(builders: Builders):
     done = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
     assert json.loads(done.stdout) == {"tag": "rekindle-serve:0.1", "id": "sha256:1d", "digest": None, "pinned": None}
-    assert not any(" push " in call for call in builders.asked())
+    assert not any(" push " in call for call in builders.calls())
 
 
 @pytest.mark.parametrize("name, extras", [("train", ""), ("serve", "--build-arg EXTRAS=serve")])
-def test_the_server_is_a_smaller_image_of_the_same_file(builders: Builders, name: str, extras: str):
+def test_the_serving_image_is_built_from_the_same_dockerfile(builders: Builders, name: str, extras: str):
     builders.add("docker", DOCKER)(name, "--tag", "r:1")
-    (build,) = (call for call in builders.asked() if call.startswith("docker build"))
+    (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert "images/Dockerfile" in build
     assert ("EXTRAS" in build) == bool(extras) and extras in build
 
 
-def test_a_projects_image_is_built_from_its_own_file(builders: Builders, tmp_path: Path):
+def test_a_project_is_built_from_its_own_dockerfile(builders: Builders, tmp_path: Path):
     builders.add("docker", DOCKER)
     assert "rekindle init" in builders("project", "--tag", "shop:1").stderr
     create(tmp_path / "shop")
     assert builders("project", "--tag", "shop:1", cwd=tmp_path / "shop").returncode == 0
-    (build,) = (call for call in builders.asked() if call.startswith("docker build"))
+    (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert f"--file {tmp_path}/shop/images/Dockerfile" in build and build.endswith(f" {tmp_path}/shop")
 
 
 def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
     builders.add("docker", DOCKER)("mlflow", "--tag", "m:1", "--", "--build-arg", "BASE=python:3.12-slim")
-    (build,) = (call for call in builders.asked() if call.startswith("docker build"))
+    (build,) = (call for call in builders.calls() if call.startswith("docker build"))
     assert "--build-arg BASE=python:3.12-slim" in build
     assert "--target mlflow" in build
 
 
-def test_docker_without_its_daemon_is_no_builder(builders: Builders):
+def test_buildah_is_used_if_the_docker_daemon_does_not_run(builders: Builders):
     builders.add("docker", DOCKER).add("buildah", BUILDAH)
     assert builders("train", "--tag", "r:1", DAEMON="1").returncode == 0
-    assert any(call.startswith("buildah build") for call in builders.asked())
+    assert any(call.startswith("buildah build") for call in builders.calls())
 
 
-def test_no_builder_at_all_says_what_to_install(builders: Builders):
+def test_a_missing_builder_comes_with_install_instructions(builders: Builders):
     done = builders("train", "--tag", "r:1")
     assert done.returncode == 2
     assert "neither is on the PATH" in done.stderr and "apt-get install buildah" in done.stderr
 
 
-def test_a_build_that_fails_is_no_image(builders: Builders):
+def test_a_failed_build_prints_no_image(builders: Builders):
     done = builders.add("buildah", BUILDAH)("train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "ended with 3" in done.stderr

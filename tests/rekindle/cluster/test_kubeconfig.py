@@ -1,4 +1,4 @@
-"""What whoever has a broken kubeconfig would lose: the name of the file, and what to do; and a password, printed."""
+"""Errors of a broken kubeconfig name the file and a remedy, and never show a password."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         ("", "is empty"),
         (b"\xff\xfe\x00", "must be text"),
         ("users: {a: b}", "users must be a list of entries with a name"),
-        (kubeconfig("hunter2"), "what ann has as its user must have fields"),
+        (kubeconfig("hunter2"), "the user of ann must have fields"),
         (kubeconfig({"client-certificate-data": "hunter2!!"}), "client-certificate-data of ann must be base64"),
         (kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
         (kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),
@@ -47,7 +47,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         (kubeconfig({}, ""), "the server of context here must be https://"),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_one_error_that_names_it(
+def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
     text: str | bytes,
     words: str,
     tmp_path: Path,
@@ -57,15 +57,15 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_error_that_names_it(
     file = tmp_path / "mine"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     monkeypatch.setenv("KUBECONFIG", str(file))
-    before = list(logging.getLogger().handlers)
+    handlers = list(logging.getLogger().handlers)
     with pytest.raises(ConfigError, match=words) as error:
         Cluster.connect()
     assert f"the kubeconfig {file} cannot be used" in str(error.value)
     assert "get-credentials" in str(error.value) and "hunter2" not in str(error.value)
-    assert logging.getLogger().handlers == before, "or the client's own words are printed from now on"
+    assert logging.getLogger().handlers == handlers, "no handler is left behind"
 
 
-def test_of_several_files_the_broken_one_is_named(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_several_kubeconfigs_the_broken_is_named(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "broken").write_text("a: [b")
     monkeypatch.setenv("KUBECONFIG", f"{server.kubeconfig}:{tmp_path / 'broken'}:{tmp_path / 'none'}")
     with pytest.raises(ConfigError, match=f"kubeconfig {tmp_path / 'broken'} cannot be used"):
@@ -81,7 +81,7 @@ def test_a_token_file_may_end_with_a_line_break(server: ApiServer, tmp_path: Pat
     assert server.tokens == {"Bearer sesame"}
 
 
-def test_a_password_in_the_servers_address_is_never_printed(server: ApiServer):
+def test_a_password_in_the_server_address_is_never_printed(server: ApiServer):
     server.kubeconfig.write_text(kubeconfig({}, "http://ann:hunter2@127.0.0.1:9"))
     cluster = Cluster.connect()
     cluster.client.configuration.retries = 0

@@ -1,4 +1,4 @@
-"""What a namespace is given: enough for the pipeline, nothing more, and no secret."""
+"""`rekindle platform render`: a namespace gets the permissions of a pipeline, nothing more, and no secret."""
 
 import json
 import re
@@ -32,38 +32,40 @@ def objects() -> dict[tuple[str, str], dict[str, Any]]:
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in platform.render(FULL)}
 
 
-def applied(workflow: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
-    """Each object, and the flags."""
-    found = [t["resource"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("action") == "apply"]
-    return [(json.loads(re.sub(r"\{\{.*?\}\}", "1", r["manifest"])), r.get("flags", [])) for r in found]
+def applied_objects(workflow: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Return the objects that a workflow applies, with the flags of `kubectl`."""
+    resources = [t["resource"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("action") == "apply"]
+    return [(json.loads(re.sub(r"\{\{.*?\}\}", "1", r["manifest"])), r.get("flags", [])) for r in resources]
 
 
-def deleted(workflow: dict[str, Any]) -> set[str]:
-    """The kinds given to the template `delete`."""
+def deleted_kinds(workflow: dict[str, Any]) -> set[str]:
+    """Return the kinds that the template `delete` deletes."""
     cleaner = next(t["name"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("action") == "delete")
     tasks = [task for t in workflow["spec"]["templates"] for task in t.get("dag", {}).get("tasks", [])]
-    given = [task["arguments"]["parameters"] for task in tasks if task["template"] == cleaner]
-    return {kind for parameters in given for p in parameters if p["name"] == "kind" for kind in p["value"].split(",")}
+    arguments = [task["arguments"]["parameters"] for task in tasks if task["template"] == cleaner]
+    return {
+        kind for parameters in arguments for p in parameters if p["name"] == "kind" for kind in p["value"].split(",")
+    }
 
 
-def test_the_account_may_do_what_the_pipeline_does_and_nothing_else(workflow: dict[str, Any]) -> None:
-    """Argo applies with get, create and patch, on the server's side without get; it deletes with delete, and waits for
-    the end with get, list, watch."""
+def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[str, Any]) -> None:
+    """Argo applies with get, create and patch (server-side: without get), deletes with delete, and waits with get, list
+    and watch."""
     needed = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
-    going = deleted(workflow)
+    removed = deleted_kinds(workflow)
     sets = ["serve.canary.gateway=edge"]
     canary = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
-    for manifest, flags in [*applied(workflow), *applied(canary)]:
+    for manifest, flags in [*applied_objects(workflow), *applied_objects(canary)]:
         group = manifest["apiVersion"].rpartition("/")[0]
         resource = manifest["kind"].lower() + "s"
         verbs = {"create", "patch"} | (set() if "--server-side" in flags else {"get"})
-        verbs |= {"list", "watch", "delete"} if manifest["kind"].lower() in going else set()
+        verbs |= {"list", "watch", "delete"} if manifest["kind"].lower() in removed else set()
         needed |= {(group, resource, verb) for verb in verbs}
     assert set(platform.rules()) == needed
 
 
-def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_and_nothing_else() -> None:
-    """Of the blocks, where it is asked for; the cluster's tests take each right away in turn."""
+def test_frameworks_grants_exactly_the_permissions_of_the_blocks() -> None:
+    """With `--with frameworks`, for the blocks; the tests on a cluster remove each permission in turn."""
     waited = [(kind.manifest["apiVersion"], kind.manifest["kind"]) for kind in kinds().values() if kind.success]
     verbs = ("get", "list", "watch", "create", "patch", "delete")
     needed = {(api.rpartition("/")[0], f"{kind.lower()}s", verb) for api, kind in waited for verb in verbs}
@@ -73,13 +75,13 @@ def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_a
     assert set(platform.rules("frameworks")) == needed - set(platform.rules())
 
 
-def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
+def test_network_policies_allow_exactly_the_connections_of_the_pipeline(
     objects: dict[Any, Any], workflow: dict[str, Any]
 ) -> None:
-    ours = {manifest["kind"]: manifest for manifest, _ in applied(workflow)}
+    by_kind = {manifest["kind"]: manifest for manifest, _ in applied_objects(workflow)}
     labels = {
         "step": {"workflows.argoproj.io/workflow": "w"},
-        "scoring": ours["Deployment"]["spec"]["template"]["metadata"]["labels"],
+        "scoring": by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"],
         "stranger": {"app": "x"},
         "client": {"rekindle/client": "true"},
         "other job": {"job-name": "x"},
@@ -87,42 +89,42 @@ def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     for name in ("mlflow", "minio"):
         labels[name] = objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
     labels["bucket"] = objects["Job", "minio-bucket"]["spec"]["template"]["metadata"]["labels"]
-    for name, replica in ours["PyTorchJob"]["spec"]["pytorchReplicaSpecs"].items():
+    for name, replica in by_kind["PyTorchJob"]["spec"]["pytorchReplicaSpecs"].items():
         labels[name] = replica["template"]["metadata"]["labels"] | {"training.kubeflow.org/job-name": "j"}
     policies = [manifest["spec"] for (kind, _), manifest in objects.items() if kind == "NetworkPolicy"]
 
     def open_to(target: str) -> set[str]:
         chosen = [policy for policy in policies if selects(policy["podSelector"], labels[target])]
-        assert chosen, "whoever no policy selects is open to everybody"
+        assert chosen, "a pod without a policy is open to all"
         peers = [peer for policy in chosen for rule in policy.get("ingress", []) for peer in rule["from"]]
-        return {name for name, own in labels.items() if any(selects(peer["podSelector"], own) for peer in peers)}
+        return {name for name, values in labels.items() if any(selects(peer["podSelector"], values) for peer in peers)}
 
     steps = {"step", "Master", "Worker"}
     assert open_to("Master") == open_to("Worker") == {"Master", "Worker"}
     assert open_to("scoring") == steps | {"client"}
-    assert open_to("mlflow") == steps, "whoever reaches it can move the champion"
+    assert open_to("mlflow") == steps, "access to MLflow allows changing the champion"
     assert open_to("minio") == steps | {"scoring", "mlflow", "minio", "bucket"}
     assert open_to("stranger") == open_to("step") == set()
 
 
-def test_steps_are_let_out_to_the_webhook_wherever_it_is(objects: dict[Any, Any]) -> None:
+def test_steps_may_connect_to_any_webhook(objects: dict[Any, Any]) -> None:
     step = {"workflows.argoproj.io/workflow": "w"}
     policies = [manifest["spec"] for (kind, _), manifest in objects.items() if kind == "NetworkPolicy"]
     chosen = [policy for policy in policies if selects(policy["podSelector"], step)]
     assert chosen and not [policy for policy in chosen if "Egress" in policy["policyTypes"]]
 
 
-def test_a_server_can_read_releases_with_keys_and_an_account_of_its_own(workflow: dict[str, Any]) -> None:
-    pod = next(m for m, _ in applied(workflow) if m["kind"] == "Deployment")["spec"]["template"]["spec"]
+def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any]) -> None:
+    pod = next(m for m, _ in applied_objects(workflow) if m["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "rekindle-serving"
     text = json.dumps(pod)
     assert "rekindle-serving" in text and "rekindle-s3" not in text
-    others = [m for m, _ in applied(workflow) if m["kind"] not in ("Deployment", "HorizontalPodAutoscaler")]
+    others = [m for m, _ in applied_objects(workflow) if m["kind"] not in ("Deployment", "HorizontalPodAutoscaler")]
     assert "rekindle-serving" not in json.dumps(others)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("settings", "expected"),
     [
         ({"options": ("mlflow", "minio")}, [{"to": [{
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}},
@@ -135,13 +137,13 @@ def test_a_server_can_read_releases_with_keys_and_an_account_of_its_own(workflow
         ({}, [{"ports": [{"port": 443}]}]),
     ],
 )  # fmt: skip
-def test_a_server_reaches_the_object_store_and_nothing_else(given: dict[str, Any], expected: list[Any]) -> None:
-    mlflow = {} if "options" in given else {"mlflow": "http://m"}
-    policies = [o for o in platform.render(Platform("models", **mlflow, **given)) if o["kind"] == "NetworkPolicy"]
+def test_the_model_server_may_connect_only_to_the_object_store(settings: dict[str, Any], expected: list[Any]) -> None:
+    mlflow = {} if "options" in settings else {"mlflow": "http://m"}
+    policies = [o for o in platform.render(Platform("models", **mlflow, **settings)) if o["kind"] == "NetworkPolicy"]
     (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
     assert serving["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scoring"}}
-    dns, *ways = serving["egress"]
-    assert {port["port"] for port in dns["ports"]} == {53} and ways == expected
+    dns, *rules = serving["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53} and rules == expected
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -161,7 +163,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
     for name, spec in specs:
         assert violations(spec) == [], name
         assert spec["automountServiceAccountToken"] is False, name
-    executor = workflow["spec"]["executor"]["serviceAccountName"]  # the one that has a token, by the Secret below
+    executor = workflow["spec"]["executor"]["serviceAccountName"]  # its token is in the Secret below
     assert ("ServiceAccount", executor) in objects and ("Secret", f"{executor}.service-account-token") in objects
 
 
@@ -170,14 +172,14 @@ def test_the_operators_init_container_is_admitted_under_restricted() -> None:
     assert config_map["metadata"]["namespace"] == deployment["metadata"]["namespace"] == "kubeflow"
     (file,) = config_map["data"]
     (mount,) = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
-    assert (mount["mountPath"], file) == ("/etc/config", "initContainer.yaml")  # where operator 1.9 looks by itself
-    # the operator is written in Go: what it fills in stands in {{}}
+    assert (mount["mountPath"], file) == ("/etc/config", "initContainer.yaml")  # the default path of operator 1.9
+    # the operator fills in the Go template
     filled = yaml.safe_load(re.sub(r"\{\{\.(\w+)\}\}", r"the-\1", config_map["data"][file]))
     assert violations({"containers": filled}) == []
     assert "the-MasterAddr" in str(filled) and filled[0]["image"] == "the-InitContainerImage"
 
 
-SOUND: dict[str, Any] = {
+COMPLIANT: dict[str, Any] = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     "volumes": [{"name": "tmp", "emptyDir": {}}],
     "containers": [
@@ -195,17 +197,17 @@ SOUND: dict[str, Any] = {
         ({"securityContext": {"runAsNonRoot": True}}, {}),
         ({"initContainers": [{"name": "init"}]}, {}),
         ({}, {"securityContext": {}}),
-        ({}, {"securityContext": SOUND["containers"][0]["securityContext"] | {"runAsUser": 0}}),
-        ({}, {"securityContext": SOUND["containers"][0]["securityContext"] | {"runAsNonRoot": False}}),
+        ({}, {"securityContext": COMPLIANT["containers"][0]["securityContext"] | {"runAsUser": 0}}),
+        ({}, {"securityContext": COMPLIANT["containers"][0]["securityContext"] | {"runAsNonRoot": False}}),
         ({}, {"ports": [{"containerPort": 1, "hostPort": 1}]}),
     ],
 )
-def test_the_check_of_pods_finds_what_kubernetes_would_refuse(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    assert violations(SOUND) == []
-    assert violations(SOUND | {"containers": [SOUND["containers"][0] | container]} | pod)
+def test_violations_finds_pods_that_kubernetes_would_refuse(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    assert violations(COMPLIANT) == []
+    assert violations(COMPLIANT | {"containers": [COMPLIANT["containers"][0] | container]} | pod)
 
 
-def test_no_secret_is_in_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, "hunter-45871")
     done = CliRunner().invoke(commands, ["platform", "render", "-n", "models", "--with", "mlflow", "--with", "minio"])
@@ -219,25 +221,25 @@ def test_no_secret_is_in_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "endpoint, given, expected",
+    "endpoint, settings, expected",
     [
         ("", {}, {"endpoint": "s3.amazonaws.com"}),
         ("", {"region": "eu-west-1"}, {"endpoint": "s3.eu-west-1.amazonaws.com", "region": "eu-west-1"}),
         ("http://store:9000/", {}, {"endpoint": "store:9000", "insecure": True}),
     ],
 )
-def test_argo_and_the_steps_are_told_of_the_same_bucket(
-    endpoint: str, given: dict[str, Any], expected: dict[str, Any]
+def test_argo_and_the_steps_use_the_same_bucket(
+    endpoint: str, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     keys = {
         "accessKeySecret": {"name": "rekindle-s3", "key": "AWS_ACCESS_KEY_ID"},
         "secretKeySecret": {"name": "rekindle-s3", "key": "AWS_SECRET_ACCESS_KEY"},
     }
     for iam, credentials in ((False, keys), (True, {"useSDKCreds": True})):
-        asked = Platform("models", bucket="b-1", endpoint=endpoint, mlflow="http://m", iam=iam, **given)
+        requested = Platform("models", bucket="b-1", endpoint=endpoint, mlflow="http://m", iam=iam, **settings)
         maps = {
             manifest["metadata"]["name"]: manifest
-            for manifest in platform.render(asked)
+            for manifest in platform.render(requested)
             if manifest["kind"] == "ConfigMap"
         }
         key = maps["artifact-repositories"]["metadata"]["annotations"][
@@ -251,14 +253,14 @@ def test_argo_and_the_steps_are_told_of_the_same_bucket(
 
 @pytest.mark.parametrize("iam", [False, True])
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
-    """The Secret is made after the namespace: an MLflow that began without it would never write an artifact."""
+    """The Secret is created after the namespace: an MLflow that starts without it could never write an artifact."""
     rendered = platform.render(Platform("models", options=("mlflow",), iam=iam))
     ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
     assert secrets == [{"name": "mlflow", "optional": True}, *([] if iam else [{"name": "rekindle-s3"}])]
 
 
-def test_a_trial_needs_no_volumes(objects: dict[Any, Any]) -> None:
+def test_ephemeral_needs_no_volumes(objects: dict[Any, Any]) -> None:
     assert {name for kind, name in objects if kind == "PersistentVolumeClaim"} == {"mlflow", "minio"}
     rendered = platform.render(Platform("models", options=("mlflow", "minio"), ephemeral=True))
     assert "persistentVolumeClaim" not in platform.text(rendered)
@@ -266,39 +268,39 @@ def test_a_trial_needs_no_volumes(objects: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "settings, message",
     [
-        ({}, "there is no MLflow"),
+        ({}, "MLflow is missing"),
         ({"namespace": "My_Models", "mlflow": "http://m"}, 'the namespace is "My_Models": it must be lower-case'),
         ({"mlflow": "m:5000"}, "it must be http"),
-        ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "a path is not possible"),
+        ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "it must not have a path"),
         ({"endpoint": "http://s", "options": ("minio", "mlflow")}, "choose one of the two"),
         ({"mlflow": "http://m", "options": ("mlflow",)}, "choose one of the two"),
-        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO knows no cloud roles"),
+        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
         ({"mlflow": "http://m", "images": {"minoi": "x"}}, 'Did you mean "minio"'),
     ],
 )
-def test_what_does_not_fit_together_is_said(given: dict[str, Any], message: str) -> None:
-    values: dict[str, Any] = {"namespace": "models"} | given
+def test_invalid_and_conflicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"namespace": "models"} | settings
     with pytest.raises(ConfigError, match=message):
         Platform(**values)
 
 
 @pytest.mark.parametrize("namespace", ["rekindle", "training", ""])
-def test_the_operators_part_is_for_the_namespace_that_is_named(namespace: str) -> None:
-    named = ["-n", namespace] if namespace else []
-    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named])
+def test_the_operator_patch_is_for_the_given_namespace(namespace: str) -> None:
+    flags = ["-n", namespace] if namespace else []
+    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *flags])
     assert {manifest["metadata"]["namespace"] for manifest in yaml.safe_load_all(done.stdout)} == {
         namespace or "kubeflow"
     }
-    alone = CliRunner().invoke(commands, ["platform", "render", *named, "--mlflow", "http://m"])
-    assert f"kubectl -n {namespace or 'rekindle'} create secret" in alone.stderr
-    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named, "--with", "minio"])
+    rendered = CliRunner().invoke(commands, ["platform", "render", *flags, "--mlflow", "http://m"])
+    assert f"kubectl -n {namespace or 'rekindle'} create secret" in rendered.stderr
+    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *flags, "--with", "minio"])
     assert done.exit_code == 2 and "cannot be combined with --with" in done.output
 
 
 @pytest.mark.parametrize("address", ["http://user:hunter2@m", "user:hunter2@m"])
-def test_a_password_in_an_address_is_refused_and_not_repeated(address: str) -> None:
+def test_a_password_in_an_address_is_refused_and_not_shown(address: str) -> None:
     with pytest.raises(ConfigError, match="put them into a Secret") as caught:
         Platform("models", mlflow=address)
     assert "hunter2" not in str(caught.value)

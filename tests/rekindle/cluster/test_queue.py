@@ -1,28 +1,28 @@
-"""What a user would not know without it: that a job waits for quota, behind whom, and what is lacking."""
+"""The status of a queued job: the quota that it waits for, and the jobs ahead of it."""
 
 from typing import Any
 
 import pytest
 
 from rekindle.cluster.api import Cluster
-from rekindle.cluster.queue import waiting
+from rekindle.cluster.queue import describe_waiting
 from tests.rekindle.cluster.server import ApiServer
 
 WORKLOADS = "/apis/kueue.x-k8s.io/{}/namespaces/models/workloads"
-LACKING = "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default"
+REASON = "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default"
 
 
-def workload(owner: str, at: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str) -> dict[str, Any]:
-    stated = [{"type": name, "status": status, "message": LACKING} for name, status in conditions.items()]
+def workload(owner: str, second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str) -> dict[str, Any]:
+    states = [{"type": name, "status": status, "message": REASON} for name, status in conditions.items()]
     references = [{"kind": kind, "name": owner}]
-    created = f"2026-11-23T10:00:{at:02}Z"
+    created = f"2026-11-23T10:00:{second:02}Z"
     metadata = {"name": f"{kind.lower()}-{owner}", "creationTimestamp": created, "ownerReferences": references}
     spec = {"queueName": "train", "priority": priority}
-    return {"metadata": metadata, "spec": spec, "status": {"conditions": stated}}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": states}}
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
-def test_a_job_that_waits_says_for_what_and_behind_whom(server: ApiServer, cluster: Cluster, version: str) -> None:
+def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(server: ApiServer, cluster: Cluster, version: str) -> None:
     if version == "v1beta1":
         server.refuse("GET", "/apis/kueue.x-k8s.io/v1beta2/", 404, "404 page not found", times=9)
     for obj in (
@@ -34,21 +34,21 @@ def test_a_job_that_waits_says_for_what_and_behind_whom(server: ApiServer, clust
         workload("done-1-train", 3, Finished="True"),
     ):
         server.put(WORKLOADS.format(version), obj)
-    (line,) = waiting(cluster, "demo-1")
-    assert line == f"train waits in the queue train, behind urgent-1-train early-1-train: {LACKING}"
-    assert waiting(cluster, "runs-1") == waiting(cluster, "done-1") == []
+    (line,) = describe_waiting(cluster, "demo-1")
+    assert line == f"train waits in the queue train, behind urgent-1-train early-1-train: {REASON}"
+    assert describe_waiting(cluster, "runs-1") == describe_waiting(cluster, "done-1") == []
 
 
-def test_harvested_workers_that_wait_are_counted(server: ApiServer, cluster: Cluster) -> None:
+def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster) -> None:
     for number in range(3):
         quota, admitted = ("True", "True") if number == 0 else ("False", "False")
         pod = workload(f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted)
         server.put(WORKLOADS.format("v1beta2"), pod)
-    assert waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
+    assert describe_waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
 
 
-def test_without_kueue_or_the_right_to_look_nothing_is_said(server: ApiServer, cluster: Cluster) -> None:
+def test_nothing_is_reported_without_kueue_or_permission(server: ApiServer, cluster: Cluster) -> None:
     server.refuse("GET", "kueue", 404, "404 page not found", times=2)
-    assert waiting(cluster, "demo-1") == []
+    assert describe_waiting(cluster, "demo-1") == []
     server.refuse("GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"})
-    assert waiting(cluster, "demo-1") == []
+    assert describe_waiting(cluster, "demo-1") == []

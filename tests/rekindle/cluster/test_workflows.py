@@ -1,4 +1,4 @@
-"""What would be lost: the run that equals the local one, a second submit unnoticed, the work that a retry keeps."""
+"""Submitting, stopping, resuming and scheduling runs on a cluster, against a small API server."""
 
 import base64
 import gzip
@@ -66,36 +66,36 @@ def pod(name: str, node_id: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {WORKFLOW: "demo"}, "annotations": {NODE_ID: node_id}}}
 
 
-def test_what_is_sent_carries_the_hash_that_a_run_here_prints_whatever_its_parameters_and_namespace():
-    given = manifest()
-    sent = workflows.submission(given, {"n": "2"}, "models")
-    assert sent["metadata"]["annotations"][workflows.SHA256] == manifest_sha256(given)
-    assert sent["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
-    assert sent["metadata"]["namespace"] == "models"
-    assert sent["metadata"]["name"].startswith("demo-") and "uid" not in sent["metadata"]
+def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
+    plain = manifest()
+    submitted = workflows.submission(plain, {"n": "2"}, "models")
+    assert submitted["metadata"]["annotations"][workflows.SHA256] == manifest_sha256(plain)
+    assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
+    assert submitted["metadata"]["namespace"] == "models"
+    assert submitted["metadata"]["name"].startswith("demo-") and "uid" not in submitted["metadata"]
     with pytest.raises(ConfigError, match="no parameter"):
-        workflows.submission(given, {"m": "2"}, "models")
+        workflows.submission(plain, {"m": "2"}, "models")
 
 
-def test_a_run_of_a_template_in_the_cluster_leaves_finding_it_to_argo():
-    given = manifest(workflowTemplateRef={"name": "cards"})
-    del given["spec"]["arguments"]
-    sent = workflows.submission(given, {"n": "2"}, "models")
-    assert sent["spec"]["workflowTemplateRef"] == {"name": "cards"}
-    assert sent["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
+def test_references_to_templates_are_submitted_unchanged():
+    plain = manifest(workflowTemplateRef={"name": "cards"})
+    del plain["spec"]["arguments"]
+    submitted = workflows.submission(plain, {"n": "2"}, "models")
+    assert submitted["spec"]["workflowTemplateRef"] == {"name": "cards"}
+    assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
 
 
-def test_a_submit_whose_answer_was_lost_makes_one_run(server: ApiServer, cluster: Cluster):
-    sent = workflows.submission(manifest(), {}, "models")
-    cluster.create(WORKFLOWS, sent)
-    assert workflows.submit(cluster, sent)["metadata"]["name"] == sent["metadata"]["name"]
+def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster: Cluster):
+    submitted = workflows.submission(manifest(), {}, "models")
+    cluster.create(WORKFLOWS, submitted)
+    assert workflows.submit(cluster, submitted)["metadata"]["name"] == submitted["metadata"]["name"]
     other = workflows.submission(manifest(), {}, "models")
-    other["metadata"]["name"] = sent["metadata"]["name"]
+    other["metadata"]["name"] = submitted["metadata"]["name"]
     with pytest.raises(ConfigError, match="exists already"):
         workflows.submit(cluster, other)
 
 
-def test_only_what_runs_and_does_the_same_is_equal(server: ApiServer, cluster: Cluster):
+def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(server: ApiServer, cluster: Cluster):
     first = workflows.submission(manifest(), {}, "models")
     workflows.submit(cluster, first)
     same = workflows.submission(manifest(), {}, "models")
@@ -107,24 +107,24 @@ def test_only_what_runs_and_does_the_same_is_equal(server: ApiServer, cluster: C
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_resume_of_a_failed_run_keeps_finished_steps_and_removes_the_pods_of_the_others(
+def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     server: ApiServer, cluster: Cluster, compressed: bool
 ):
     server.put(WORKFLOWS_AT, workflows.compress_nodes(failed()) if compressed else failed())
-    for name, of in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
-        server.put(PODS_AT, pod(name, of))
+    for name, node_id in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
+        server.put(PODS_AT, pod(name, node_id))
     assert workflows.resume(cluster, "demo") == "retries its failed steps"
-    there = server.objects[WORKFLOWS_AT]["demo"]
-    assert ("compressedNodes" in there["status"]) == compressed
-    now = workflows.decompress_nodes(there)
-    assert set(now["status"]["nodes"]) == {"demo", "demo.a"}
-    assert now["status"]["nodes"]["demo"]["phase"] == "Running"
-    assert now["status"]["nodes"]["demo.a"]["outputs"] == {"parameters": [{"name": "x", "value": "1"}]}
-    assert now["status"]["phase"] == "Running" and "finishedAt" not in now["status"]
-    assert now["status"]["startedAt"] > FAILED["startedAt"]
-    assert {"type": "Completed", "status": "False"} in now["status"]["conditions"]
-    assert now["metadata"]["labels"] == {names.PHASE: "Running", "mine": "kept"}
-    assert "shutdown" not in now["spec"]
+    stored = server.objects[WORKFLOWS_AT]["demo"]
+    assert ("compressedNodes" in stored["status"]) == compressed
+    resumed = workflows.decompress_nodes(stored)
+    assert set(resumed["status"]["nodes"]) == {"demo", "demo.a"}
+    assert resumed["status"]["nodes"]["demo"]["phase"] == "Running"
+    assert resumed["status"]["nodes"]["demo.a"]["outputs"] == {"parameters": [{"name": "x", "value": "1"}]}
+    assert resumed["status"]["phase"] == "Running" and "finishedAt" not in resumed["status"]
+    assert resumed["status"]["startedAt"] > FAILED["startedAt"]
+    assert {"type": "Completed", "status": "False"} in resumed["status"]["conditions"]
+    assert resumed["metadata"]["labels"] == {names.PHASE: "Running", "mine": "kept"}
+    assert "shutdown" not in resumed["spec"]
     assert set(server.objects[PODS_AT]) == {"pod-a"}
 
 
@@ -133,26 +133,26 @@ def suspended(value: dict[str, Any]) -> dict[str, Any]:
     return failed(phase="Running", nodes={"demo.wait": waiting})
 
 
-def test_resume_of_a_suspended_run_releases_it(server: ApiServer, cluster: Cluster):
+def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
     assert workflows.resume(cluster, "demo") == "continues"
     released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
     assert (released["phase"], released["outputs"]["parameters"][0]["value"]) == ("Succeeded", "yes")
 
 
-@pytest.mark.parametrize(("there", "words"), [
+@pytest.mark.parametrize(("stored", "words"), [
     (failed(phase="Succeeded"), "there is nothing to resume"),
     (failed(phase="Running"), "there is nothing to resume"),
     (failed(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
     (suspended({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
 ])  # fmt: skip
-def test_resume_says_why_there_is_nothing_to_do(server: ApiServer, cluster: Cluster, there: Any, words: str):
-    server.put(WORKFLOWS_AT, there)
+def test_resume_explains_why_it_is_impossible(server: ApiServer, cluster: Cluster, stored: Any, words: str):
+    server.put(WORKFLOWS_AT, stored)
     with pytest.raises(ConfigError, match=words):
         workflows.resume(cluster, "demo")
 
 
-def test_stop_asks_argo_for_it_and_knows_what_is_over(server: ApiServer, cluster: Cluster):
+def test_stop_shuts_down_active_runs_only(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, failed(phase="Running"))
     workflows.stop(cluster, "demo")
     assert server.objects[WORKFLOWS_AT]["demo"]["spec"]["shutdown"] == "Stop"
@@ -163,13 +163,13 @@ def test_stop_asks_argo_for_it_and_knows_what_is_over(server: ApiServer, cluster
         workflows.stop(cluster, "dmeo")
 
 
-def test_delete_frees_the_name_only_when_all_is_gone(server: ApiServer, cluster: Cluster):
+def test_delete_frees_the_name_after_all_objects_are_deleted(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, failed())
     workflows.delete(cluster, "demo")
     assert server.requests[-1][0::2] == ("DELETE", {"propagationPolicy": "Foreground"})
 
 
-def test_nodes_that_argo_compressed_are_read():
+def test_compressed_nodes_are_read():
     nodes = {"x": node("x")}
     text = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     packed = {"metadata": {}, "status": {"phase": "Running", "compressedNodes": text}}
@@ -181,7 +181,7 @@ def test_nodes_that_argo_compressed_are_read():
     [lambda: b"no gzip", lambda: gzip.compress(b"[" * 2000), lambda: gzip.compress(b"[" + bytes(200 << 20), 1)],
     ids=["no-gzip", "cut", "too-large"],
 )
-def test_nodes_that_cannot_be_decompressed_are_one_error(packed: Callable[[], bytes]):
+def test_invalid_compressed_nodes_are_one_error(packed: Callable[[], bytes]):
     workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed()).decode()}}
     with pytest.raises(RekindleError, match="the compressed nodes of workflow a cannot be read"):
         workflows.decompress_nodes(workflow)
@@ -201,56 +201,56 @@ CRON = {
 }
 
 
-def test_a_run_between_two_times_is_the_one_that_the_schedule_would_start(server: ApiServer, cluster: Cluster) -> None:
+def test_run_now_creates_the_run_that_the_schedule_would_start(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
-    workflow = workflows.run_now(cluster, "cards")
+    workflow = workflows.scheduled_workflow(cluster, "cards")
     assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"} and workflow["kind"] == "Workflow"
     assert workflow["metadata"]["name"].startswith("cards-")
     assert workflow["metadata"]["labels"][names.CRON_WORKFLOW] == "cards"
-    assert workflow["metadata"]["annotations"][SHA256] == "of the template", "so that a second one is noticed"
+    assert workflow["metadata"]["annotations"][SHA256] == "of the template", "so that a duplicate is noticed"
     workflows.submit(cluster, workflow)
     assert workflow["metadata"]["name"] in server.objects[WORKFLOWS_AT]
-    with pytest.raises(ConfigError, match=r"no schedule card in namespace models.*Did you mean"):
-        workflows.run_now(cluster, "card")
+    with pytest.raises(ConfigError, match=r"schedule card does not exist in namespace models.*Did you mean"):
+        workflows.scheduled_workflow(cluster, "card")
 
 
-def test_the_end_of_a_schedule_leaves_its_runs(server: ApiServer, cluster: Cluster) -> None:
+def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
     server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
     workflows.unschedule(cluster, "cards")
     deleted = [(path.rpartition("/")[0], body) for method, path, body in server.requests if method == "DELETE"]
     assert deleted == [
-        (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),  # it owns them
+        (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),  # the CronWorkflow owns its runs
         (f"{ARGO}/workflowtemplates", {}),
     ]
-    with pytest.raises(ConfigError, match="there is no schedule cards"):
+    with pytest.raises(ConfigError, match="schedule cards does not exist"):
         workflows.unschedule(cluster, "cards")
 
 
-def test_a_schedule_says_what_changes_and_leaves_what_others_wrote(server: ApiServer, cluster: Cluster):
+def test_schedule_prints_changes_and_keeps_fields_of_others(server: ApiServer, cluster: Cluster):
     job = {"manifest": '{\n "kind": "Job",\n "replicas": 3\n}'}
     template = manifest(templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}])
     template |= {"kind": "WorkflowTemplate", "metadata": {"name": "cards", "labels": {"ours": "1"}}}
     cron = {"kind": "CronWorkflow", "metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"]}}
-    put = lambda: list(workflows.schedule(cluster, template, cron))  # noqa: E731
-    assert put() == ["WorkflowTemplate cards created", "CronWorkflow cards created"]
-    assert put() == ["WorkflowTemplate cards unchanged", "CronWorkflow cards unchanged"]
-    there = server.objects[f"{ARGO}/cronworkflows"]["cards"]
-    assert there["spec"]["workflowMetadata"]["annotations"] == {workflows.SHA256: manifest_sha256(template)}
-    server.put(f"{ARGO}/cronworkflows", there | {"status": {"active": []}})
+    apply = lambda: list(workflows.schedule(cluster, template, cron))  # noqa: E731
+    assert apply() == ["WorkflowTemplate cards created", "CronWorkflow cards created"]
+    assert apply() == ["WorkflowTemplate cards unchanged", "CronWorkflow cards unchanged"]
+    stored = server.objects[f"{ARGO}/cronworkflows"]["cards"]
+    assert stored["spec"]["workflowMetadata"]["annotations"] == {workflows.SHA256: manifest_sha256(template)}
+    server.put(f"{ARGO}/cronworkflows", stored | {"status": {"active": []}})
     template["spec"]["templates"][0]["container"]["image"] = "b"
     job["manifest"] = job["manifest"].replace("3", "8")
     cron["spec"] = {"schedules": ["0 4 * * 1"], "suspend": True}
-    said = put()
-    assert "WorkflowTemplate cards updated" in said
-    assert '  spec.templates.main.container.image: "a" → "b"' in said
-    assert '  spec.templates.job.resource.manifest: + "replicas": 8' in said
-    assert '  spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"' in said
-    assert "  spec.suspend: nothing → true" in said
+    changes = apply()
+    assert "WorkflowTemplate cards updated" in changes
+    assert '  spec.templates.main.container.image: "a" → "b"' in changes
+    assert '  spec.templates.job.resource.manifest: + "replicas": 8' in changes
+    assert '  spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"' in changes
+    assert "  spec.suspend: nothing → true" in changes
     assert server.objects[f"{ARGO}/cronworkflows"]["cards"]["status"] == {"active": []}
 
 
-def test_a_refused_run_is_not_hidden_by_the_look_for_its_first_attempt(server: ApiServer, cluster: Cluster):
+def test_a_refused_submit_is_reported_as_such(server: ApiServer, cluster: Cluster):
     server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):
         workflows.submit(cluster, workflows.submission(manifest(), {}, "models"))

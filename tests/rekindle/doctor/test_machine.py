@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong on this machine, and says what to do."""
+"""`rekindle doctor` finds the problems of this machine and gives remedies."""
 
 from pathlib import Path
 
@@ -19,29 +19,30 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_that_can_run_everything_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "DISK", 0)  # the tests need less than a user's runs, and CI machines are full
+def test_a_complete_machine_passes_all_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MIN_DISK", 0)  # CI machines have less
     checks = doctor.check(tmp_path)
     assert [str(check) for check in checks if not check.ok and check.required] == []
-    assert "1 of 8 racing creators won, a stale write was refused" in next(
-        str(x) for x in checks if x.name == "object store"
-    )
+    store = next(str(check) for check in checks if check.name == "object store")
+    assert "1 of 8 concurrent creates succeeded, a stale write was refused" in store
     records = [LocalCluster(tmp_path).services.find(name) for name in ("s3", "mlflow")]
-    assert all(record and start_time(record.pid) != record.since for record in records), "what it started is stopped"
+    assert all(record and start_time(record.pid) != record.since for record in records), (
+        "the services that it started are stopped"
+    )
 
 
-def test_an_endpoint_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_endpoint_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("S3_ENDPOINT_URL", url)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     cluster = LocalCluster(tmp_path)
-    for check in (doctor.store(cluster), doctor.mlflow(cluster)):
+    for check in (doctor.check_store(cluster), doctor.check_mlflow(cluster)):
         assert not check.ok
         assert url in check.found
         assert "_U" in check.remedy
 
 
-def test_a_home_that_is_a_file_is_a_failure_and_nothing_is_started(tmp_path: Path) -> None:
+def test_a_home_that_is_a_file_fails_and_starts_no_service(tmp_path: Path) -> None:
     home = tmp_path / "file"
     home.write_text("")
     checks = {check.name: check for check in doctor.check(home)}
@@ -50,10 +51,10 @@ def test_a_home_that_is_a_file_is_a_failure_and_nothing_is_started(tmp_path: Pat
     assert "not checked" in str(checks["object store"])
 
 
-def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'", "elsewhere>=1; extra == 'image'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*some, "rekindle[x]; extra == 'all'"])
-    check = doctor.packages(Path())
+def test_all_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    requirements = ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'", "elsewhere>=1; extra == 'image'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*requirements, "rekindle[x]; extra == 'all'"])
+    check = doctor.check_packages(Path())
     assert not check.ok
     assert "nosuch is missing" in check.found
     assert "pydantic 2" in check.found
@@ -61,8 +62,8 @@ def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "boto3" not in check.found
 
 
-def test_a_shared_memory_without_room_is_said_but_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REKINDLE_SHM", "/sys")  # a file system that holds nothing
-    check = doctor.shared(Path())
+def test_too_little_shared_memory_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_SHM", "/sys")  # a file system without free space
+    check = doctor.check_shared_memory(Path())
     assert not check.ok and not check.required
     assert "/sys" in check.found and "--shm-size=2g" in check.remedy

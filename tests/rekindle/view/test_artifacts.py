@@ -9,7 +9,7 @@ import pytest
 from argolocal.state.journal import Busy, RunFiles
 from rekindle.keys import CHECKPOINTS, key
 from rekindle.storage import Store
-from rekindle.view.artifacts import remove, superseded
+from rekindle.view.artifacts import find_old_runs, remove_run
 
 
 def ran(home: Path, store: Store, name: str, pipeline: str, phase: str = "Succeeded") -> RunFiles:
@@ -34,13 +34,13 @@ def test_the_newest_runs_of_each_pipeline_stay_and_whatever_has_not_ended(tmp_pa
     ran(tmp_path, s3, "cards-1", "cards").close()
     s3.put("releases/power/abc/release.json", b"{}")
     every = {"cards-1", *(f"power-{number}" for number in range(5))}
-    rows = superseded(tmp_path, 2)
+    rows = find_old_runs(tmp_path, 2)
     assert {row["run"] for row in rows} == {"power-0", "power-1"}, "power-2 was interrupted, and can be resumed"
     assert all(row["bytes"] > 0 for row in rows) and left(tmp_path, s3) == every, "only listed"
     for row in rows:
-        remove(tmp_path, row["run"])
+        remove_run(tmp_path, row["run"])
     assert left(tmp_path, s3) == every - {"power-0", "power-1"}
-    assert not list(s3.list("power-0/")) and list(s3.list("releases/power/")) and superseded(tmp_path, 2) == []
+    assert not list(s3.list("power-0/")) and list(s3.list("releases/power/")) and find_old_runs(tmp_path, 2) == []
 
 
 def test_a_run_whose_dataset_another_took_stays_as_long_as_that(tmp_path: Path, s3: Store) -> None:
@@ -53,15 +53,15 @@ def test_a_run_whose_dataset_another_took_stays_as_long_as_that(tmp_path: Path, 
     before = manifest.stat()
     manifest.write_text(json.dumps(taken))
     os.utime(manifest, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert [row["run"] for row in superseded(tmp_path, 1)] == ["taken-1"]
-    assert {row["run"] for row in superseded(tmp_path, 0)} == {"taken-0", "taken-1", "taken-2"}
+    assert [row["run"] for row in find_old_runs(tmp_path, 1)] == ["taken-1"]
+    assert {row["run"] for row in find_old_runs(tmp_path, 0)} == {"taken-0", "taken-1", "taken-2"}
 
 
 def test_a_run_that_somebody_resumes_meanwhile_stays(tmp_path: Path, s3: Store) -> None:
     files = ran(tmp_path, s3, "busy-1", "busy", "Failed")
     with pytest.raises(Busy, match="is being run by process"):
-        remove(tmp_path, "busy-1")
+        remove_run(tmp_path, "busy-1")
     assert left(tmp_path, s3) == {"busy-1"}
     files.close()
-    remove(tmp_path, "busy-1")
+    remove_run(tmp_path, "busy-1")
     assert left(tmp_path, s3) == set()

@@ -17,7 +17,7 @@ from rekindle.cli import commands
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.storage import Store
-from rekindle.view.cluster_logs import Logs, TrainingProgress, archived, tail
+from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived, tail
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet
@@ -58,9 +58,9 @@ def test_steps_and_replicas_are_merged_under_their_names_and_later_pods_are_foll
     server: ApiServer, out: io.StringIO
 ):
     server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
-    server.say("demo-prepare-1", "one")
+    server.write_log("demo-prepare-1", "one")
     until("the logs to say it", lambda: "prepare(0) | one\n" in out.getvalue())
-    server.say("demo-train-worker-0", "two")
+    server.write_log("demo-train-worker-0", "two")
     server.put(PODS_AT, pod("demo-train-worker-0"))
     until("the logs to say it", lambda: "train-worker-0 | two\n" in out.getvalue())
     assert out.getvalue().count("\n") == 2
@@ -71,7 +71,7 @@ def test_no_line_is_lost_or_comes_twice_when_the_connection_breaks(server: ApiSe
     second = "2026-11-21T20:00:00."
     for i in range(30):
         # several lines of one moment, in one second: the server is asked by the second
-        server.say("demo-a-1", f"line {i}", at=f"{second}{i // 3:09d}Z")
+        server.write_log("demo-a-1", f"line {i}", timestamp=f"{second}{i // 3:09d}Z")
         if i % 7 == 0:
             until("the logs to say it", lambda i=i: f"line {i}\n" in out.getvalue())
             server.cut()
@@ -81,12 +81,12 @@ def test_no_line_is_lost_or_comes_twice_when_the_connection_breaks(server: ApiSe
 
 def test_a_pod_that_comes_again_under_its_name_is_read_again(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-train-worker-0"))
-    server.say("demo-train-worker-0", "first life")
+    server.write_log("demo-train-worker-0", "first life")
     until("the logs to say it", lambda: "first life" in out.getvalue())
     server.remove(PODS_AT, "demo-train-worker-0")
     server.logs.clear()
     server.cut()
-    server.say("demo-train-worker-0", "second life")
+    server.write_log("demo-train-worker-0", "second life")
     server.put(PODS_AT, pod("demo-train-worker-0"))
     until("the logs to say it", lambda: "second life" in out.getvalue())
     assert out.getvalue().splitlines() == ["train-worker-0 | first life", "train-worker-0 | second life"]
@@ -95,7 +95,7 @@ def test_a_pod_that_comes_again_under_its_name_is_read_again(server: ApiServer, 
 def test_the_last_lines_of_a_run_are_read_though_its_pods_began_unnoticed(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     server.put(PODS_AT, pod("demo-a-1", "demo.a", state="terminated"))
-    server.say("demo-a-1", "late")
+    server.write_log("demo-a-1", "late")
     server.end_log("demo-a-1")
     out = io.StringIO()
     Logs(cluster, "demo", out).follow()
@@ -105,7 +105,7 @@ def test_the_last_lines_of_a_run_are_read_though_its_pods_began_unnoticed(server
 def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Cluster):
     for name in ("prepare", "train"):
         server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
-        server.say(f"demo-{name}-1", f"of {name}")
+        server.write_log(f"demo-{name}-1", f"of {name}")
     out = io.StringIO()
     assert Logs(cluster, "demo", out, "rai").print(workflow("demo")) == 1
     assert out.getvalue() == "train | of train\n"
@@ -113,7 +113,7 @@ def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Clus
 
 def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-1", "demo.train"))
-    server.say("demo-train-1", 'a "line" | of é')
+    server.write_log("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
     Logs(cluster, "demo", out, as_json=True).print(workflow("demo"))
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
@@ -134,7 +134,7 @@ def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServ
 
     server.put(WORKFLOWS_AT, workflow("demo"))
     server.put(PODS_AT, pod("demo-a-1", "demo.a"))
-    server.say("demo-a-1", "one line too many")
+    server.write_log("demo-a-1", "one line too many")
     with pytest.raises(BrokenPipeError):
         Logs(cluster, "demo", Head()).follow()
 
@@ -142,21 +142,21 @@ def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServ
 def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0"))
     server.put(PODS_AT, pod("demo-train-worker-1"))
-    server.say("demo-train-worker-0", "all is well")
+    server.write_log("demo-train-worker-0", "all is well")
     for line in (
         "error: the data are wrong",
         'level=info msg="sub-process exited" argo=true x',
         'level=info msg="no need to save parameter" argo=true',
         "Error: exit status 65",
     ):
-        server.say("demo-train-worker-1", line)
+        server.write_log("demo-train-worker-1", line)
     assert tail(cluster, "demo", ["train"]) == "error: the data are wrong\n"
     assert tail(cluster, "demo", ["evaluate"]) == ""
 
 
 def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
-    server.say("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
+    server.write_log("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
     progress = TrainingProgress(cluster, "demo")
     row = Step("train", "train", 0, "Pod", "Running")
     until("the logs to say it", lambda: progress.of(row))
@@ -165,7 +165,7 @@ def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: C
 
 def test_a_failed_job_is_told_with_the_error_in_the_logs_of_its_pods(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
-    server.say("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
+    server.write_log("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
     server.end_log("demo-train-worker-0")
     attempt = Step("train(0)", "(0)", 1, "Pod", "Failed", message="failure condition 'x' evaluated true")
     progress = TrainingProgress(cluster, "demo").of
@@ -199,18 +199,18 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
-        assert list(archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
-        ((label, line),) = archived(cluster, run, "evaluate")
-        assert label == "evaluate" and line.endswith("demo/gone/main.log is gone")
+        assert list(read_archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
+        ((label, line),) = read_archived(cluster, run, "evaluate")
+        assert label == "evaluate" and line.endswith("demo/gone/main.log does not exist")
         pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
         assert [each["spec"]["containers"][0]["image"] for each in pods] == ["rekindle:0.1", "rekindle:0.1"]
         made = len(server.requests)
-        assert list(archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
+        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
         server.put(WORKFLOWS_AT, run)
         said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
         assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
         server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
-        server.say("demo-train-master-0", "trained 40 steps")
+        server.write_log("demo-train-master-0", "trained 40 steps")
         server.end_log("demo-train-master-0")
         said = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
         assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < set(

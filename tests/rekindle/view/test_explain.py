@@ -73,7 +73,7 @@ class Kubelet(ApiServer):
             ended = {"name": container["name"], "state": {"terminated": {"exitCode": done.returncode}}}
             self.put(path, body | {"status": {"containerStatuses": [ended]}})
             for line in (done.stdout + done.stderr).splitlines():
-                self.say(body["metadata"]["name"], line)
+                self.write_log(body["metadata"]["name"], line)
         return super().admit(path, body, dry_run)
 
 

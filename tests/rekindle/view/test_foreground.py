@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.ports import free_port
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
+from tests.rekindle.cli.test_cli import REKINDLE, rekindle, wait_until_started, workflow, write_manifest
 from tests.waiting import until
 
 
@@ -52,10 +52,10 @@ def test_a_second_signal_ends_a_run_that_never_comes_to_wait(tmp_path: Path, num
         {"name": "never", "template": "twice", "depends": "first"},
     ]
     manifest["spec"]["templates"][1]["daemon"] = True  # it runs on while the runner is busy
-    file = written(tmp_path / "w.yaml", manifest)
+    file = write_manifest(tmp_path / "w.yaml", manifest)
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    pods = started(process, tmp_path)
+    pods = wait_until_started(process, tmp_path)
     until_busy(process, 0.5)
     process.send_signal(number)
     until_busy(process, 1)  # so more than half a second has passed
@@ -75,7 +75,7 @@ def until_busy(process: subprocess.Popen[str], seconds: float) -> None:
 
 def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.Popen[bytes], int]:
     """A run whose terminal it is, and the other end of that."""
-    file = written(tmp_path / "w.yaml", workflow(("long", script)))
+    file = write_manifest(tmp_path / "w.yaml", workflow(("long", script)))
     ours, theirs = pty.openpty()
 
     def alone() -> None:
@@ -91,7 +91,7 @@ def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.
 
 def test_a_closed_terminal_leaves_nothing_running(tmp_path: Path):
     process, terminal = on_a_terminal(tmp_path, "echo begun; sleep 100 & wait", signal.SIG_DFL)
-    pods = started(process, tmp_path)
+    pods = wait_until_started(process, tmp_path)
     os.close(terminal)
     assert process.wait(timeout=60) == 129
     assert left(pods) == []
@@ -102,7 +102,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:  # a pod has a /tmp of its own
         script = f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1; done; exit 1"
         process, terminal = on_a_terminal(tmp_path, script, signal.SIG_IGN)
-        started(process, tmp_path)
+        wait_until_started(process, tmp_path)
         os.close(terminal)
         Path(shared, "closed").touch()
         assert process.wait(timeout=60) == 0
@@ -111,7 +111,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path):
 @pytest.mark.parametrize("where", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_run_goes_on_though_nobody_can_be_told_of_it(tmp_path: Path, where: str, output: str):
-    written(tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true")))
+    write_manifest(tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true")))
     done = typed(f'"$REKINDLE" run --manifest w.yaml -o {output} {where}', tmp_path)
     lost = output == "json" and "/dev/full" in where and "2>" not in where  # the object is what was asked for
     assert (done.returncode, "Traceback" in done.stderr) == (int(lost), False), done.stderr
@@ -122,12 +122,12 @@ def test_a_run_goes_on_though_nobody_can_be_told_of_it(tmp_path: Path, where: st
 
 def test_a_full_stdout_is_not_taken_for_a_full_home(tmp_path: Path):
     done = typed('"$REKINDLE" status > /dev/full', tmp_path)
-    assert (done.returncode, "stdout cannot be written" in done.stderr) == (1, True)
+    assert (done.returncode, "stdout cannot be write_manifest" in done.stderr) == (1, True)
     assert "REKINDLE_HOME" not in done.stderr
 
 
 def test_a_log_that_stdout_cannot_spell_is_printed_all_the_same(tmp_path: Path):
-    file = written(tmp_path / "w.yaml", workflow(("a", "echo h\u00f6her")))
+    file = write_manifest(tmp_path / "w.yaml", workflow(("a", "echo h\u00f6her")))
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 0
     done = typed('"$REKINDLE" logs', tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout.endswith("| h\\xf6her\n")) == (0, True), done.stderr
@@ -144,7 +144,7 @@ def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: 
     manifest["spec"]["templates"][1]["outputs"] = {  # the journal needs room for it
         "parameters": [{"name": "long", "valueFrom": {"path": "/tmp/long"}}]
     }
-    written(tmp_path / "w.yaml", manifest)
+    write_manifest(tmp_path / "w.yaml", manifest)
     (tmp_path / "home").mkdir()
     both = '"$REKINDLE" run --manifest w.yaml || { "$REKINDLE" status; "$REKINDLE" resume; }'
     line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {both}'"
@@ -159,7 +159,7 @@ def test_a_step_that_fails_of_a_full_disk_is_not_tried_again_before_there_is_roo
     fills = "echo tried; head -c 8000000 /dev/zero > /tmp/big || exit 1"
     manifest = workflow(("fill", fills))
     manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
-    written(tmp_path / "w.yaml", manifest)
+    write_manifest(tmp_path / "w.yaml", manifest)
     (tmp_path / "home").mkdir()
     both = '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m tmpfs home; "$REKINDLE" resume; }'
     line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {both}; }} && cat home/runs/*/logs/*'"
@@ -179,7 +179,7 @@ def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_ar
     for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
         manifest = workflow(("make", source))
         manifest["spec"]["templates"][1]["outputs"] = out
-        written(tmp_path / file, manifest)
+        write_manifest(tmp_path / file, manifest)
     line = f"unshare -rm bash -c '{NO_NAMESPACES}; \"$REKINDLE\" run --manifest moved.yaml -o json'"
     done = typed(line, tmp_path)
     assert done.returncode == 0 and "pods are processes of this machine with your rights" in done.stderr, done.stderr

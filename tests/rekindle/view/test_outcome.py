@@ -54,8 +54,8 @@ def test_a_step_that_reads_the_champion_is_no_release(
     ]
     ship = node(".ship", displayName="ship", **said(model_uri="releases/x/", version="4", **more))
     ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
-    assert exit_code(ended, ours=True) == code
-    text = success(ended, {}, ours=True)
+    assert exit_code(ended, is_rekindle=True) == code
+    text = success(ended, {}, is_rekindle=True)
     assert words in text and ("released: ship" in text) == bool(more)
 
 

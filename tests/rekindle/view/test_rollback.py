@@ -103,7 +103,7 @@ def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
         (message,) = server.received
         assert (message["event"], message["name"]) == ("rollback", name)
-        assert message["text"] == "version 1 answers again (before: version 2), by `rekindle rollback`."
+        assert message["text"] == "version 1 is serving again (before: version 2), by `rekindle rollback`."
         assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
         done = model.typed(name, "2")
         assert done.returncode == 0 and "version 2 of" in done.stdout and "NOTIFY_URL is not set" in done.stderr

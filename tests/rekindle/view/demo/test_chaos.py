@@ -76,7 +76,7 @@ def test_the_picture_shows_each_attack_and_says_when_the_weights_differ():
     recording.attacks.append(AttackRecord(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step=0.07, back=7.0))
     recording.equal = False
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Picture(recording, console).drawn())
+    console.print(Picture(recording, console).draw())
     text = console.export_text()
     assert "✖" in text and "╌" in text
     assert "0.07 s" in text and "nothing" in text and "7.00 s" in text

@@ -1,4 +1,4 @@
-"""A cluster on which every check of the doctor passes, to be broken in one place."""
+"""A cluster that passes every check of `rekindle platform check`; tests break it in one place."""
 
 import json
 from pathlib import Path
@@ -11,18 +11,18 @@ REVIEWS = "/apis/authorization.k8s.io/v1/"
 PODS_AT, JOBS_AT = "/api/v1/namespaces/models/pods", "/apis/kubeflow.org/v1/namespaces/models/pytorchjobs"
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 ENDED = {"terminated": {"exitCode": 0}}
-ANSWERS = {"object store": [True, "1 of 8 racing creators won"], "MLflow": [True, "it answers"]}
+ANSWERS = {"object store": [True, "1 of 8 concurrent creates succeeded"], "MLflow": [True, "it answers"]}
 
 
-class SoundCluster(ApiServer):
+class HealthyCluster(ApiServer):
     """Argo, the training operator, and a namespace as `platform render` makes it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.denied: set[tuple[str, str]] = set()  # resource, verb
         self.webhook = True
-        self.lost = 0  # answers to the creation of a pod that get lost
-        self.states: dict[str, Object] = {}  # by image, of the doctor's pod
+        self.lost = 0  # number of responses to the creation of a pod to lose
+        self.states: dict[str, Object] = {}  # by image, of the containers of the probe's pod
         self.unscheduled = ""
         for api, names in {
             "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
@@ -59,11 +59,11 @@ class SoundCluster(ApiServer):
 
     def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
         if path.startswith(REVIEWS):
-            asked = body["spec"]["resourceAttributes"]
-            return 201, {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.denied}}
+            attributes = body["spec"]["resourceAttributes"]
+            return 201, {"status": {"allowed": (attributes["resource"], attributes["verb"]) not in self.denied}}
         if path == JOBS_AT and self.webhook and '"name": "pytorch"' not in json.dumps(body):
-            why = f'admission webhook "{WEBHOOK}" denied the request: a container must be named pytorch'
-            return 403, status(403, "Forbidden", why)
+            message = f'admission webhook "{WEBHOOK}" denied the request: a container must be named pytorch'
+            return 403, status(403, "Forbidden", message)
         if path == PODS_AT and not dry_run and body["metadata"]["name"] not in self.objects.get(PODS_AT, {}):
             self._start(body)
             self.lost -= 1
@@ -71,7 +71,7 @@ class SoundCluster(ApiServer):
         return super().admit(path, body, dry_run)
 
     def _start(self, pod: Object) -> None:
-        """As a kubelet would."""
+        """Set the status of a pod as a kubelet would."""
         states = [
             {"name": container["name"], "state": self.states.get(container["image"], ENDED)}
             for container in pod["spec"]["containers"]
@@ -79,4 +79,4 @@ class SoundCluster(ApiServer):
         conditions = [{"type": "PodScheduled", "message": self.unscheduled}] if self.unscheduled else []
         pod_status = {"conditions": conditions, "containerStatuses": [] if self.unscheduled else states}
         self.put(PODS_AT, pod | {"status": pod_status})
-        self.say(pod["metadata"]["name"], json.dumps(ANSWERS))
+        self.write_log(pod["metadata"]["name"], json.dumps(ANSWERS))

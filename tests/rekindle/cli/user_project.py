@@ -1,4 +1,4 @@
-"""A project as `rekindle init shop` leaves it, and what its owner has added since."""
+"""A project as `rekindle init shop` creates it, with some additions."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import yaml
 
 from rekindle.project import create
 
-# the training waits until the file GO exists, so that others can act on it meanwhile
+# the training waits until the file GO exists, so that tests can act on it
 PACED = '''
-"""The project's workload, of whose data a window is taken."""
+"""The project's workload on a moving window of its data."""
 
 import time
 from pathlib import Path
@@ -40,9 +40,9 @@ def loss(model, batch):
         time.sleep(0.05)
     return shop.loss(model, batch)
 '''
-# no pod of it imports torch
+# its pods do not import torch
 ASKING = '''
-"""Somebody is asked before a card is written."""
+"""A person approves before a card is written."""
 
 from hera.workflows import Suspend, Task
 
