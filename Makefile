@@ -1,11 +1,11 @@
-# make run: from nothing to a served model. make test: the tests. Both install what is missing, once.
-# make test-slow: the tests that take minutes: whole runs of every page and every example, chaos, interrupted releases.
-# make test-cluster: the tests that need a cluster, in a namespace of their own; tests/cluster/conftest.py says what to set.
-# make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
-#   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
-# make fuzz: what parses strangers' bytes meets generated ones, for a minute in all (SECONDS=3600: an hour. SEED=17: these).
-# make mutants: a test must notice each small mistake that is made in what decides most (COUNT=80: of a target. SEED=17).
-# make scan: checkov looks at all that is rendered, and at the Dockerfiles.
+# make run: from nothing to a served model. make test: the fast tests. Targets install the dependencies if needed.
+# make test-slow: tests that take minutes: whole runs of every page and every example, chaos, interrupted releases.
+# make test-cluster: tests that need a cluster, in a namespace of their own; docs/cluster.md lists the settings.
+# make chaos: 200 trainings with seeded faults must give the same weights as undisturbed ones
+#   (N=1000: number of trainings. SEED=17: one training, with its events).
+# make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour. SEED=17: reproducible).
+# make mutants: mutation tests of the critical modules (COUNT=80: mutants per target. SEED=17: other mutants).
+# make scan: runs checkov on all rendered manifests and the Dockerfiles.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rekindle needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) what uv.lock lists (PyTorch is large: minutes, unless it is in uv's cache)"
+	@echo "installing the packages of uv.lock into $(VENV) (takes minutes, unless PyTorch is in the cache of uv)"
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet $(UV)
 	@$(BIN)/uv sync --quiet --locked --inexact --extra dev
 	@touch $@
@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml uv.lock
 run: install
 	@$(BIN)/rekindle run configs/demo.yaml
 
-# many tests wait more than they compute: four processes keep two cores busy
+# many tests mostly wait: four processes keep two cores busy
 test: install
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
@@ -47,7 +47,7 @@ check: install
 	@$(BIN)/pyright
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive argolocal rekindle pipelines steps template
 
-# checkov has 70 dependencies: uv gives it an environment of its own
+# uv installs checkov, with its 70 dependencies, into a separate environment
 scan: install
 	@$(BIN)/python -m tests.scan
 

@@ -38,7 +38,7 @@ class Single(Dataset[tuple[Tensor, ...]]):
 
     def __init__(self, windows: TrainingWindows) -> None:
         self.windows = windows
-        self.place, self.start, self.mask = (each.tolist() for each in (windows.place, windows.start, windows.mask))
+        self.place, self.start, self.mask = (each.tolist() for each in (windows.offsets, windows.start, windows.mask))
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -60,7 +60,7 @@ def contenders(windows: TrainingWindows) -> dict[str, Next]:
     """By name, what gives the next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
     steps, known = iter(range(10**9)), _endless([sampler.indices(step, 0) for step in range(100)])
-    places = _endless([windows.place.index_select(0, sampler.indices(step, 0)) for step in range(100)])
+    places = _endless([windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)])
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     items = _endless(DataLoader(Single(windows), **settings))
     lists = _endless(DataLoader(Batched(windows), collate_fn=_same, **settings))

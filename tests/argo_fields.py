@@ -1,8 +1,8 @@
-"""docs/argo-fields.md: which fields of an Argo Workflow the local runner supports, from schema.py.
+"""Generate docs/argo-fields.md, the fields of Argo Workflows that the local runner supports, from schema.py.
 
     python -m tests.argo_fields > docs/argo-fields.md
 
-The fields are those of Hera's models, which are generated from Argo's API.
+Hera's models, which are generated from Argo's API, define the fields.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ claim is a directory below `.rekindle/claims`.
 
 
 def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
-    """For each table the fields that Argo has there, and the models that have them."""
+    """Return for each table the fields of Argo and the models that have them."""
     tables: dict[str, dict[str, set[type[BaseModel]]]] = {}
     waiting: list[tuple[str, type[BaseModel]]] = [
         ("CronSpec", models.CronWorkflowSpec),
@@ -82,8 +82,8 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def page() -> str:
-    """The whole page."""
-    parts = [HEAD]
+    """Return the page."""
+    sections = [HEAD]
     for table, fields in described().items():
         if not fields:
             continue
@@ -100,10 +100,10 @@ def page() -> str:
         ]
         lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
         title = names + (f" of {PARTS[table]}" if table in PARTS else "")
-        parts.append(
-            f"## {title}\n\n" + "\n".join(f"- {what}: {', '.join(fields)}" for what, fields in lines if fields)
+        sections.append(
+            f"## {title}\n\n" + "\n".join(f"- {label}: {', '.join(fields)}" for label, fields in lines if fields)
         )
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
 if __name__ == "__main__":

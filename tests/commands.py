@@ -1,4 +1,4 @@
-"""The code blocks of the documents: collects them, writes their files, runs their commands."""
+"""Collect the code blocks of the documents, write their files, and run their commands."""
 
 import os
 import re
@@ -14,15 +14,15 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
-# commands that only read: test_blocks.py runs them wherever they stand
+# commands that only read: test_blocks.py runs them on all pages
 READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "platform render", "step"))
 READS += ("argolocal lint",)
 README, SERVING = ROOT / "README.md", ROOT / "docs/serving.md"
-RECIPES = {  # what `make` runs; the tests cannot run themselves
+RECIPES = {  # make target → its command; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
     "make test": "python -m pytest -n 4",
 }
-ELSEWHERE = {  # commands that other tests type, and those that never end
+ELSEWHERE = {  # command → other tests that run it; includes commands that never end
     **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
     **{"rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py", "cd power && make run": "test_project.py"},
     **{"mlflow models serve": "tests/rekindle/serving", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
@@ -32,7 +32,7 @@ FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a document; `line` is that of its first fence."""
+    """A fenced block of a document; `line` is the line of its first fence."""
 
     document: Path
     line: int
@@ -44,39 +44,39 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file that the block is: its first line is `# NAME`; "" if it is none."""
+        """Name of the file that the block contains: its first line is `# NAME`; "" if it is not a file."""
         name = FILE_NAME.match(self.text.partition("\n")[0])
         return name[1] if name else ""
 
     @property
     def commands(self) -> list[str]:
-        """What a reader types: the lines of a `console` block with a `$`, all lines of an `sh` block."""
+        """Commands that a reader types: lines of a `console` block with a `$`, or all lines of an `sh` block."""
         if self.language == "console":
             return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
         return self.text.replace("\\\n", "").splitlines()
 
 
 def blocks(document: Path, language: str = "") -> list[Block]:
-    """The fenced blocks of a document, or those of one language."""
+    """Return the fenced blocks of a document, optionally of one language."""
     text = document.read_text()
     fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    found = [Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]) for fence in fences]
-    return [block for block in found if language in ("", block.language)]
+    all_blocks = [Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]) for fence in fences]
+    return [block for block in all_blocks if language in ("", block.language)]
 
 
 def commands(document: Path) -> list[str]:
-    """What a reader types at a terminal, in order."""
+    """Return the commands that a reader types at a terminal, in order."""
     return [command for block in blocks(document, "console") for command in block.commands]
 
 
 def typed_by_hand(document: Path) -> list[str]:
-    """The commands of a page that no other test runs."""
+    """Return the commands of a page that no other test runs."""
     others = (*READS, *ELSEWHERE)
     return [command for command in commands(document) if not any(other in command for other in others)]
 
 
 def write_files(document: Path, folder: Path) -> None:
-    """Write the blocks that are files."""
+    """Write the blocks that contain files."""
     for block in blocks(document):
         if block.file:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -85,12 +85,12 @@ def write_files(document: Path, folder: Path) -> None:
 
 @contextmanager
 def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
-    """A shell in `folder` with the repository's commands; at the end, what it started is stopped."""
+    """Yield a shell in `folder` with the commands of the repository; stop its services at the end."""
     port = str(free_port())
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
     }
-    if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:  # of the fixture mlflow_server
+    if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:  # set by the fixture mlflow_server
         kept["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
     path = f"{BIN}:{os.environ['PATH']}"
     opened = Shell(folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings})
@@ -101,7 +101,7 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
 
 
 class Shell:
-    """`shell(command)` → its completed process."""
+    """`shell(command)` runs a command and returns its completed process."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.folder, self.environ = folder, environ

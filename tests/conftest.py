@@ -24,26 +24,30 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # the test processes share the cores
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of their hundreds of processes compiles all our modules anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else hundreds of processes compile all modules again
 sys.dont_write_bytecode = False
-os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()  # the key to the homes of tests
+os.environ["XDG_STATE_HOME"] = (
+    os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()
+)  # contains the key to the homes of tests
 os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one for all processes
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a background job of a shell; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-gc.disable()  # until all is collected: four processes import all that is tested
-ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
-PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
-CREWS = {  # tests that one process of xdist runs: the first two start theirs from one that has loaded torch
+gc.disable()  # during collection, when four processes import all tested modules
+ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # also true for the process that controls the others
+PIECES = {
+    "tests/conformance/test_recorded.py": 6
+}  # file → number of pieces that it is split into for several processes
+CREWS = {  # tests that one process of xdist runs; the first two fork from a process that has loaded torch
     "launchers": ("tests/rekindle/training/launch/", "tests/chaos/"),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
-    "fraud": (  # they share a dataset and two models, which are made once in a process
+    "fraud": (  # they share a dataset and two models, which each process creates once
         *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),
         *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
     ),
 }
-LONG = (  # files, in this order: started last, one of them would run alone at the end
+LONG = (  # files to start first, in this order: at the end, one of them would run alone
     "tests/steps/test_train.py",
     "tests/test_first_run.py",
     "tests/steps/fraud/test_protocol.py",
@@ -58,7 +62,7 @@ LONG = (  # files, in this order: started last, one of them would run alone at t
 
 
 class ByFile(LoadScopeScheduling):
-    """Gives a process of xdist the tests of a file, or of a piece of one."""
+    """Assigns the tests of a file, or of a piece of a file, to one process of xdist."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -67,7 +71,7 @@ class ByFile(LoadScopeScheduling):
         return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
 
 
-@pytest.hookimpl(optionalhook=True)  # the mutants' runs do without xdist
+@pytest.hookimpl(optionalhook=True)  # mutation tests run without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
@@ -80,12 +84,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
-    gc.freeze()  # or each of thousands of forks copies the pages of all imported modules
+    gc.freeze()  # else each of thousands of forks copies the pages of all imported modules
 
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """The embedded services of this session; the first process that needs one starts it."""
+    """Embedded services of this session, started by the first process that needs them."""
     base = tmp_path_factory.getbasetemp()
     yield Services((base if ALONE else base.parent) / "home", {})
 
@@ -98,7 +102,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def s3_environment(services: Services) -> dict[str, str]:
-    """The variables of a running endpoint, for processes that a test starts; each test process has its own bucket."""
+    """Variables of a running S3 endpoint for child processes; each test process has its own bucket."""
     from rekindle.storage import Store
 
     keys, bucket = services.credentials(), os.environ.get("PYTEST_XDIST_WORKER", "alone")
@@ -110,7 +114,7 @@ def s3_environment(services: Services) -> dict[str, str]:
 
 @pytest.fixture
 def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Store":
-    """The store of the endpoint; the environment of this process points to it."""
+    """The object store; the environment of this process points to it."""
     from rekindle.storage import Store
 
     for name, value in s3_environment.items():
@@ -120,7 +124,7 @@ def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Stor
 
 @pytest.fixture
 def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of the MLflow server; the environment of this process points to it."""
+    """Address of the MLflow server; the environment of this process points to it."""
     uri = services.url("mlflow")
     services.ready()
     for name, value in {"MLFLOW_TRACKING_URI": uri, **services.login()}.items():
@@ -130,7 +134,7 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Puts the toy dataset into the object store."""
+    """Upload the toy dataset to the object store."""
     from tests.rekindle.training.crew import provide
 
     provide(s3_environment, tmp_path_factory.mktemp("toy"))
@@ -149,7 +153,7 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
 def undisturbed(
     toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The sha256 of one process's weights."""
+    """sha256 of the weights that one undisturbed process trains."""
     from tests.rekindle.training.crew import Crew, flags
 
     crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))

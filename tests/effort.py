@@ -1,4 +1,4 @@
-"""What a piece of code costs, counted instead of timed: the count is the same on a busy machine."""
+"""Measure the cost of code by counting calls instead of time, so the result is the same on a busy machine."""
 
 import sys
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def calls(function: Callable[[], Any]) -> int:
-    """Return the number of Python and C functions that are called in this thread while `function` runs."""
+    """Return the number of Python and C calls in this thread while `function` runs."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
+    previous = sys.getprofile()
     sys.setprofile(note)
     try:
         function()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(previous)
     return count

@@ -1,8 +1,8 @@
-"""`rekindle` typed at a process that has imported it: a command costs a fork, not a start of Python and its imports.
+"""Run `rekindle` commands as forks of a process that has imported it, without starting Python each time.
 
     with Prompt(folder, environment) as typed: done = typed("rekindle status -o json")
 
-Where imports or signals matter, tests.commands.shell starts the command itself.
+For tests of imports or signals, tests.commands.shell starts a real process.
 """
 
 import gc
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-# what nearly every command imports
+# imported by nearly every command
 HEAVY = (
     *("boto3", "hera.workflows", "kubernetes.client", "requests"),
     *("argolocal.validate", "argolocal.view.foreground", "rekindle.blocks", "rekindle.blocks.manifest.render"),
@@ -28,7 +28,7 @@ HEAVY = (
 
 
 class Prompt:
-    """`prompt(command)` → its completed process."""
+    """`prompt(command)` runs a command and returns its completed process."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.environment = folder, dict(environment)
@@ -52,30 +52,30 @@ class Prompt:
     def run(
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Type a command in a folder, with exactly these variables."""
+        """Run a command in a folder, with exactly these variables."""
         assert self.process.stdin and self.process.stdout
-        with tempfile.TemporaryDirectory() as said:
-            out, err = Path(said, "out"), Path(said, "err")
+        with tempfile.TemporaryDirectory() as outputs:
+            out, err = Path(outputs, "out"), Path(outputs, "err")
             files = {"out": str(out), "err": str(err)}
-            asked = {"arguments": [*arguments], "folder": str(folder), "environment": dict(environment), **files}
-            self.process.stdin.write(json.dumps(asked) + "\n")
+            request = {"arguments": [*arguments], "folder": str(folder), "environment": dict(environment), **files}
+            self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             code = int(self.process.stdout.readline())
             return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
 
 
-def run(asked: dict[str, Any]) -> None:
-    """Become the command; it does not return."""
+def run(request: dict[str, Any]) -> None:
+    """Run the command in this process, and exit."""
     from rekindle.__main__ import main
 
     null = os.open(os.devnull, os.O_RDONLY)
-    files = [os.open(asked[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
+    files = [os.open(request[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
     for target, file in enumerate((null, *files)):
         os.dup2(file, target)
-    os.chdir(asked["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    sys.argv = ["rekindle", *asked["arguments"]]
+    os.environ.update(request["environment"])
+    sys.argv = ["rekindle", *request["arguments"]]
     code: Any = 1
     try:
         main()
@@ -90,14 +90,14 @@ def run(asked: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Fork a command for each line of stdin, and write its exit code."""
+    """Fork a command for each line of stdin, and print its exit code."""
     for name in HEAVY:
         import_module(name)
     import_module("rekindle.storage").Store(
         "any", "http://127.0.0.1:9", "any", "any"
-    )  # reads boto3's descriptions of S3
+    )  # loads boto3's description of S3
     gc.collect()
-    gc.freeze()  # or each command copies the pages of all that is loaded
+    gc.freeze()  # else each command copies the pages of all loaded modules
     for line in iter(sys.stdin.readline, ""):
         if not (pid := os.fork()):
             run(json.loads(line))

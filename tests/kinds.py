@@ -1,4 +1,4 @@
-"""One of every kind of object in rekindle/blocks, as small as it can be: what the schemas and the cluster judge.
+"""A minimal object of every kind in rekindle/blocks, for tests of schemas and on a cluster.
 
 kinds()["TFJob"].manifest
 """
@@ -9,16 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rekindle.blocks import (
-    volume,
-)
+from rekindle.blocks import volume
 from rekindle.blocks.jobs import job, pytorch_job, search, train_job
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
-from rekindle.blocks.serving import (
-    autoscaler,
-    deployment,
-    service,
-)
+from rekindle.blocks.serving import autoscaler, deployment, service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
@@ -30,7 +24,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """An object, and the conditions that say how it ended; none for what is only there."""
+    """An object and its conditions of success and failure; empty for kinds that do not end."""
 
     manifest: Manifest
     success: str = ""
@@ -38,17 +32,19 @@ class Kind:
 
 
 def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: Any) -> dict[str, Kind]:
-    """By kind (or KIND/VERSION): those that lead run the Python code `lead`, the others `worker`."""
+    """Return {KIND or KIND/VARIANT: object}. Leading pods run the Python code `lead`, the others `worker`."""
     image = os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
     pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod, code = config.pod("train"), ["-c", lead]
-    alone = config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config  # takes no plain Job
+    alone = (
+        config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config
+    )  # coscheduling does not support plain Jobs
     first, others = Replica(pod, code), Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
     training = pytorch_job.pytorch_job(name, train, config, [])
-    _commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
+    _set_commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
 
     def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
         return Kind(training_job(kind, name, replicas, config, **spec), FRAMEWORKS[kind].success, FAILURE)
@@ -77,25 +73,25 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "PodDisruptionBudget": Kind(deployment.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
-    return {key: replace(kind, manifest=_filled(kind.manifest, name)) for key, kind in objects.items()}
+    return {key: replace(kind, manifest=_fill_tags(kind.manifest, name)) for key, kind in objects.items()}
 
 
 def pod_specs(value: Any) -> list[Manifest]:
-    """Every pod that an object makes."""
+    """Return the specs of all pods in an object."""
     if isinstance(value, list):
         return [spec for item in value for spec in pod_specs(item)]
     if not isinstance(value, dict):
         return []
-    own = [value] if "containers" in value else []
-    return own + [spec for inner in value.values() for spec in pod_specs(inner)]
+    specs = [value] if "containers" in value else []
+    return specs + [spec for inner in value.values() for spec in pod_specs(inner)]
 
 
-def _commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> None:
+def _set_commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> None:
     for role, text in code.items():
         (container,) = replicas[role]["template"]["spec"]["containers"]
         container["args"] = ["-c", text]
 
 
-def _filled(manifest: Manifest, name: str) -> Manifest:
-    """As Argo fills tags in, for a workflow called as the object."""
+def _fill_tags(manifest: Manifest, name: str) -> Manifest:
+    """Replace tags like Argo, for a workflow with the name of the object."""
     return json.loads(json.dumps(manifest).replace("{{workflow.name}}", name))

@@ -1,4 +1,4 @@
-"""Controllers that a test polls itself."""
+"""Poll controllers in a test."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -15,15 +15,15 @@ def wait(
     seconds: float = 60,
     others: Iterable[Controller] = (),
 ) -> dict[str, Any]:
-    """Poll the controller, and `others`, until the object's status holds; returns that status."""
+    """Poll the controller and `others` until `holds(status)` of the object; return that status."""
     status: dict[str, Any] = {}
 
-    def look() -> bool:
+    def poll() -> bool:
         for polled in (controller, *others):
             polled.poll()
         status.clear()
         status.update((controller.get(name) or {}).get("status") or {})
         return bool(holds(status))
 
-    until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
+    until("the status to hold", poll, seconds, evidence=lambda: json.dumps(status, indent=1))
     return status

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1."""
+"""Free ports of 127.0.0.1."""
 
 import socket
 from contextlib import suppress
@@ -9,7 +9,7 @@ LOWEST_OUTGOING = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
 
 
 def free_port() -> int:
-    """One on which nobody listens, and which no outgoing connection takes before it is used, or used again."""
+    """Return a free port outside the range of outgoing connections, so it stays free."""
     for port in SystemRandom().sample(range(10_000, LOWEST_OUTGOING), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

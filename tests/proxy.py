@@ -1,8 +1,8 @@
-"""A proxy in front of a real HTTP service, which counts the requests that change something and can act at one of them.
+"""A proxy in front of a real HTTP service that counts writing requests and can inject faults at any of them.
 
 with Proxy("http://127.0.0.1:9000") as proxy:
-    proxy.before = lambda write: ...     # called with a Write before it is forwarded, from the proxy's own thread
-    proxy.away = True                    # connections are refused or broken off, as if the service were gone
+    proxy.before = lambda write: ...     # called with a Write before it is forwarded, in a thread of the proxy
+    proxy.away = True                    # connections are closed, as if the service were down
 """
 
 import http.client
@@ -16,13 +16,13 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 READS = ("GET", "HEAD")
-SEARCHES = ("/search", "/get-by-name")  # POSTs of MLflow that change nothing
+SEARCHES = ("/search", "/get-by-name")  # POSTs of MLflow that only read
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 @dataclass(frozen=True)
 class Write:
-    """A request that changes something; `number` counts from 1."""
+    """A writing request; `number` counts from 1."""
 
     number: int
     method: str
@@ -33,7 +33,7 @@ class Write:
 
 
 class Proxy:
-    """Forwards to `target` until it is left; `host` is where it listens."""
+    """Forwards requests to `target`; listens on `host`."""
 
     def __init__(self, target: str, host: str = "127.0.0.1") -> None:
         self.target = urlsplit(target)
@@ -59,7 +59,7 @@ class Proxy:
         self.server.server_close()
 
     def note(self, method: str, path: str) -> Write | None:
-        """Count a request if it changes something."""
+        """Count a request if it writes."""
         if method in READS or path.partition("?")[0].endswith(SEARCHES) or "dryRun" in path:
             return None
         with self.lock:
@@ -71,7 +71,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that was killed
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client was killed
             super().handle_error(request, client_address)
 
 
@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
     def body(self) -> bytes:
-        """The request's body, also if it is sent when the server says that it may be."""
+        """Read the body of the request, with a length or in chunks."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         content = b""

@@ -1,6 +1,6 @@
-"""Looks with checkov at everything that is rendered: every config, backend, canary, kind of job, the platform.
+"""Run checkov on all rendered manifests: every config, backend, canary, kind of job, and the platform.
 
-python -m tests.scan        exit code 1 if it finds something without a reason in SKIPPED
+python -m tests.scan        exit code 1 for findings without a reason in SKIPPED
 """
 
 import json
@@ -31,7 +31,7 @@ PLATFORMS = (
 )
 CLUSTER = "cluster.yaml"
 HARVEST = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
-VARIANTS = (  # (config, what is set in it); the configs as they are come first
+VARIANTS = (  # (config, settings), in addition to the unchanged configs
     *[(CLUSTER, [f"cluster.backend={backend}", *more]) for backend in BACKENDS for more in ([], HARVEST)],
     *[(CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"]) for gang in ("volcano", "coscheduling", "kueue")],
     (CLUSTER, ["serve.canary={steps: [5, 25, 100]}"]),
@@ -39,29 +39,29 @@ VARIANTS = (  # (config, what is set in it); the configs as they are come first
     (CLUSTER, ["serve.canary={gateway: edge/public, shadow: true}"]),
 )
 WITH_OBJECTS = ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Secret", "Job")
-SKIPPED = {  # by how the lines of `findings` begin
-    "CKV_K8S_8 Pod.": "a step or a worker ends by itself; argo and the launcher watch it, and it answers nobody",
+SKIPPED = {  # prefix of a line of `findings` → reason
+    "CKV_K8S_8 Pod.": "Argo and the launcher supervise steps and workers, which end and do not serve requests",
     "CKV_K8S_8 Deployment.models.1-train": "as above: the workers of cluster.harvest",
-    "CKV_K8S_9 Pod.": "as above: no Service sends it requests",
+    "CKV_K8S_9 Pod.": "as above",
     "CKV_K8S_9 Deployment.models.1-train": "as above",
-    "CKV_K8S_11 ": "CPU is not limited, since throttling makes a pod slow, and its requests keep its share",
-    "CKV_K8S_15 ": "an image that is named by digest needs no second pull; a trial's nodes may have no registry",
+    "CKV_K8S_11 ": "CPU limits would throttle pods; requests guarantee their share",
+    "CKV_K8S_15 ": "images with a digest need not be pulled again; test nodes may be without a registry",
     "CKV_K8S_35 ": "boto3 and MLflow read the keys from variables; nothing else runs in the container",
-    "CKV_K8S_38 Pod.models.mpi": "the Launcher of an MPIJob starts its workers by the API, as the operator made it",
-    "CKV_K8S_43 ": "the config names the images, by digest if it says so: docs/cluster.md",
-    "CKV_DOCKER_2 ": "Kubernetes ignores HEALTHCHECK: the probes are in the manifest",
-    "CKV_DOCKER_3 /template": "the user is that of the base",
-    "CKV_DOCKER_7 ": "the base is an argument, so that it can be named by digest: images/Dockerfile",
+    "CKV_K8S_38 Pod.models.mpi": "the Launcher of an MPIJob starts its workers through the API",
+    "CKV_K8S_43 ": "the config names the images, optionally by digest: docs/cluster.md",
+    "CKV_DOCKER_2 ": "Kubernetes ignores HEALTHCHECK; the manifest has probes",
+    "CKV_DOCKER_3 /template": "the base image sets the user",
+    "CKV_DOCKER_7 ": "the base image is an argument, so that it can be named by digest: images/Dockerfile",
 }
 
 
 def rendered() -> Iterator[dict[str, Any]]:
-    """Yield the objects of the kinds that checkov knows, each once; pods of steps and jobs as Pods."""
+    """Yield distinct objects of the kinds that checkov knows; pods of steps and jobs as Pods."""
     seen = set[str]()
     for manifest in _everything():
-        about = dict(manifest["metadata"])
+        metadata = dict(manifest["metadata"])
         number = len(seen)
-        seen.add(json.dumps({**manifest, "metadata": about | {"name": ""}}, sort_keys=True))
+        seen.add(json.dumps({**manifest, "metadata": metadata | {"name": ""}}, sort_keys=True))
         if len(seen) > number:
             yield manifest
 
@@ -90,15 +90,15 @@ def _applied(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _pods(prefix: str, manifest: Any) -> Iterator[dict[str, Any]]:
     for number, (name, spec) in enumerate(pods(manifest)):
-        # Argo's own containers have its images and resources; what they may do: tests/rekindle/cluster/test_platform.py
-        if ours := [container for container in spec["containers"] if "image" in container]:
-            whole = {key: value for key, value in spec.items() if key != "initContainers"} | {"containers": ours}
-            about = {"name": f"{prefix}-{name}-{number}", "namespace": "models"}
-            yield {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": whole}
+        # without the containers of Argo, which have its images and resources (tests/rekindle/cluster/test_platform.py)
+        if containers := [container for container in spec["containers"] if "image" in container]:
+            whole = {key: value for key, value in spec.items() if key != "initContainers"} | {"containers": containers}
+            metadata = {"name": f"{prefix}-{name}-{number}", "namespace": "models"}
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
 
 
 def _operator() -> Iterator[dict[str, Any]]:
-    """The workers of a PyTorchJob as the training operator makes them: with the init container of our template."""
+    """Yield the workers of a PyTorchJob with the init container that the operator adds from our template."""
     config, _ = platform.operator()
     text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
     init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))
@@ -113,7 +113,7 @@ def _templates(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def findings() -> list[str]:
-    """What checkov finds and SKIPPED has no reason for."""
+    """Return the findings of checkov without a reason in SKIPPED."""
     with tempfile.TemporaryDirectory() as folder:
         for number, manifest in enumerate(rendered()):
             (Path(folder) / f"{number:03d}-{manifest['kind']}-{manifest['metadata']['name']}.yaml").write_text(
@@ -131,14 +131,14 @@ def findings() -> list[str]:
         done = subprocess.run([BIN / "uv", *command, *flags], capture_output=True, text=True, check=True)
     reports = json.loads(done.stdout)
     failed = [check for report in reports for check in report["results"]["failed_checks"]]
-    assert sum(report["summary"]["passed"] for report in reports) > 500, "it looks at everything"
+    assert sum(report["summary"]["passed"] for report in reports) > 500, "checkov must check all files"
     lines = sorted({f"{c['check_id']} {c['resource']} {c['file_path']}: {c['check_name']}" for c in failed})
     unused = [start for start in SKIPPED if not any(line.startswith(start) for line in lines)]
-    assert not unused, f"nothing fails {', '.join(unused)} any more: remove it"
+    assert not unused, f"nothing fails {', '.join(unused)}: remove it from SKIPPED"
     return [line for line in lines if not line.startswith(tuple(SKIPPED))]
 
 
 if __name__ == "__main__":
     found = findings()
-    print("\n".join(found) or f"nothing found; {len(SKIPPED)} rules are skipped, each with its reason")
+    print("\n".join(found) or f"no findings; {len(SKIPPED)} rules are skipped, each with a reason")
     sys.exit(bool(found))

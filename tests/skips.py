@@ -1,4 +1,4 @@
-"""A pytest plugin that names what a machine could not test, and fails in CI if nobody has said that it may.
+"""A pytest plugin that reports skipped tests, and fails in CI for skips that are not allowed.
 
 In CI (the variable CI is set) a skipped test is a failure, unless TESTS_MAY_SKIP contains its reason; reasons are
 separated by commas.
@@ -27,12 +27,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
-    """Number of skipped tests by reason."""
+    """Return the number of skipped tests by reason."""
     reports = [report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
     return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
 
 
 def not_allowed(reporter: pytest.TerminalReporter) -> list[str]:
-    """Reasons that are failures here."""
+    """Return the reasons of skipped tests that are failures here."""
     allowed = {reason.strip() for reason in os.environ.get(ALLOWED, "").split(",")}
     return sorted(skipped(reporter).keys() - allowed) if os.environ.get("CI") else []

@@ -1,8 +1,8 @@
-"""Another user of the machine, who tries what the kernel lets him: python stranger.py < TASK, as root, prints JSON.
+"""Act as another user of the machine and try to access a run. As root: python stranger.py < TASK prints JSON.
 
-The task: `places` (files and folders), `processes` (pids) and `ports` (address, port). The answer: `reached`, what of
-these could be read, written or ended, and `said`, what each port answered. All that it needs is loaded before it stops
-being root, for the interpreter may lie in root's home.
+The task has `paths` (files and folders), `processes` (pids) and `ports` (address, port). The result has `reached`, the
+accesses that succeeded, and `answers` of each port. Modules are loaded before the user changes, because the interpreter
+may be in the home of root.
 """
 
 import contextlib
@@ -12,9 +12,9 @@ import socket
 import sys
 
 NOBODY = 65534
-SEEN = ("environ", "maps", "mem", "auxv", "fd", "cwd", "root", "exe", "io", "task/{pid}/environ")  # of /proc/PID
+PROC_FILES = ("environ", "maps", "mem", "auxv", "fd", "cwd", "root", "exe", "io", "task/{pid}/environ")  # of /proc/PID
 HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-SENT = (
+REQUESTS = (
     f"GET / {HEAD}\r\n",
     f"GET /metrics {HEAD}\r\n",
     f"GET /api/2.0/mlflow/experiments/search?max_results=9 {HEAD}Authorization: Bearer x\r\n\r\n",
@@ -26,34 +26,34 @@ SENT = (
 )
 
 
-def files(place: str) -> list[str]:
-    """What of a file, or of a folder and all that is in it, can be read, changed or locked."""
+def files(path: str) -> list[str]:
+    """Return the accesses that succeed for a file, or for a folder and its contents."""
     reached = []
     for mode, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY | os.O_APPEND)):
-        if not os.path.isdir(place):
+        if not os.path.isdir(path):
             with contextlib.suppress(OSError):
-                os.close(os.open(place, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
-                reached.append(f"{mode} {place}")
+                os.close(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
+                reached.append(f"{mode} {path}")
     with contextlib.suppress(OSError):
-        inside = os.listdir(place)
-        reached.append(f"list {place}")
-        reached += [hit for name in inside for hit in files(f"{place}/{name}")]
+        inside = os.listdir(path)
+        reached.append(f"list {path}")
+        reached += [hit for name in inside for hit in files(f"{path}/{name}")]
     with contextlib.suppress(OSError):
-        os.mkdir(f"{place}/theirs")
-        reached.append(f"write in {place}")
+        os.mkdir(f"{path}/theirs")
+        reached.append(f"write in {path}")
     return reached
 
 
 def read(path: str) -> bytes:
-    """The first byte of a file."""
+    """Read the first byte of a file."""
     with open(path, "rb") as file:
         return file.read(1)
 
 
 def process(pid: int) -> list[str]:
-    """What of a process can be read, and whether it can be signalled."""
+    """Return the files of a process that can be read, and if it can be signalled."""
     reached = []
-    for name in SEEN:
+    for name in PROC_FILES:
         path = f"/proc/{pid}/{name.format(pid=pid)}"
         with contextlib.suppress(OSError):
             look = {"fd": os.listdir, "cwd": os.readlink, "root": os.readlink, "exe": os.readlink}.get(name, read)
@@ -65,30 +65,30 @@ def process(pid: int) -> list[str]:
 
 
 def port(address: str, number: int) -> list[str]:
-    """The answers to all that is sent."""
-    said = []
-    for text in SENT:
+    """Return the answers to all requests."""
+    answers = []
+    for text in REQUESTS:
         with contextlib.suppress(OSError), socket.create_connection((address, number), timeout=2) as connection:
             connection.settimeout(0.2)
             answer = b""
             with contextlib.suppress(OSError):
                 connection.sendall(text.replace("{port}", str(number)).replace("{{", "{").replace("}}", "}").encode())
-                while part := connection.recv(1 << 16):
-                    answer += part
-            said.append(answer.decode(errors="replace"))
-    return said
+                while chunk := connection.recv(1 << 16):
+                    answer += chunk
+            answers.append(answer.decode(errors="replace"))
+    return answers
 
 
 def main() -> None:
     task = json.load(sys.stdin)
-    "".encode("idna")  # loads the codec of addresses
+    "".encode("idna")  # loads the codec for addresses
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
-    reached = [hit for place in task["places"] for hit in files(place)]
+    reached = [hit for path in task["paths"] for hit in files(path)]
     reached += [hit for pid in task["processes"] for hit in process(pid)]
-    said = {f"{address}:{number}": port(address, number) for address, number in task["ports"]}
-    print(json.dumps({"reached": reached, "said": said}))
+    answers = {f"{address}:{number}": port(address, number) for address, number in task["ports"]}
+    print(json.dumps({"reached": reached, "answers": answers}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The rules of docs/architecture.md, over the syntax trees: imports for type checking and inside functions count, too.
+"""The rules of docs/architecture.md. Imports for type checking and inside functions count, too.
 
-python -m tests.test_architecture        draws the picture of that page anew
+python -m tests.test_architecture        updates the pictures of that page
 """
 
 import ast
@@ -19,9 +19,9 @@ PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
 MODULES, FILE_LINES, FUNCTION_LINES = 15, 400, 60
-# the rooms that every other room of the same package may import: the modules of its top folder, and small things
+# rooms that every room of the same package may import: the modules of its top folder, and small helpers
 COMMON = {"argolocal": {"argolocal", "argolocal.common"}, "rekindle": {"argolocal", "argolocal.common", "rekindle"}}
-LOCAL = {  # the rooms of argolocal → the rooms that each may import, COMMON and itself apart
+LOCAL = {  # room of argolocal → rooms that it may import, in addition to COMMON
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
     "cli": {"view", "runner", "validate", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
@@ -35,7 +35,7 @@ LOCAL = {  # the rooms of argolocal → the rooms that each may import, COMMON a
     "language": set(),
     "common": set(),
 }
-ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart; argolocal's are one here
+ROOMS = {  # prefix of modules → rooms that it may import, in addition to COMMON; "argolocal" stands for all its rooms
     **{f"argolocal.{name}": {f"argolocal.{target}" for target in targets} for name, targets in LOCAL.items()},
     "argolocal": set(),
     "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
@@ -52,19 +52,19 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "pipelines": {"blocks", "release", "training"},
     "steps": {"release", "serving", "training"},
 }
-MEMBERS = {  # that begin a command: Python wants them at the top
+MEMBERS = {  # modules that start a command, which Python requires at the top → room
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }
 LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # of argolocal
-# hera renders, torch trains: whoever imports one of them at the top of a module makes every command wait for it
+# modules that may import these slow libraries at their top; elsewhere, every command would wait for them
 TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    """By the name of the module."""
+    """Return the syntax trees by module name."""
     paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
     return {module_name(path): ast.parse(path.read_text()) for path in paths}
 
@@ -78,7 +78,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """The modules it names: of `from a import b` this is `a.b` where that is one of ours, else `a`."""
+    """Yield the imported modules. `from a import b` gives `a.b` if that is a module of this repository, else `a`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -90,14 +90,14 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def files(tree: ast.AST) -> set[str]:
-    """The modules of ours that it names."""
+    """Return the imported modules of this repository."""
     return trees().keys() & set(imports(tree))
 
 
 def room(module: str, seen_from: str = "") -> str:
-    """The room that `module` lies in: of rekindle its shortest name, of argolocal its whole one.
+    """Return the room of `module`: in rekindle without its package, in argolocal with it.
 
-    All rooms of argolocal but its COMMON are one for those who look at it from another package.
+    Seen from another package, all rooms of argolocal except COMMON are one.
     """
     prefix = MEMBERS.get(module) or max((name for name in ROOMS if f"{module}.".startswith(f"{name}.")), key=len)
     if not prefix.startswith("argolocal"):
@@ -108,7 +108,7 @@ def room(module: str, seen_from: str = "") -> str:
 
 @cache
 def crossings() -> dict[tuple[str, str], list[str]]:
-    """The imports from one room into another."""
+    """Return the imports from one room into another."""
     lines: dict[tuple[str, str], list[str]] = {}
     for module, tree in product().items():
         for target in files(tree):
@@ -118,7 +118,7 @@ def crossings() -> dict[tuple[str, str], list[str]]:
 
 
 def allowed() -> dict[str, set[str]]:
-    """By room those that it may import, COMMON apart."""
+    """Return for each room the rooms that it may import, without COMMON."""
     rules: dict[str, set[str]] = {}
     for name, targets in ROOMS.items():
         inside = name.startswith("argolocal")
@@ -127,7 +127,7 @@ def allowed() -> dict[str, set[str]]:
     return rules
 
 
-def test_no_files_import_each_other_in_a_circle():
+def test_imports_are_acyclic():
     graph = {module: files(tree) - {module} for module, tree in trees().items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -135,7 +135,7 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(" imports ".join(error.args[1]))
 
 
-def test_a_room_imports_only_what_the_picture_allows():
+def test_a_room_imports_only_allowed_rooms():
     rules = {
         name: targets | COMMON["argolocal" if name.startswith("argolocal") else "rekindle"]
         for name, targets in allowed().items()
@@ -149,13 +149,13 @@ def test_every_arrow_of_the_picture_is_an_import():
     assert arrows - set(crossings()) == set()
 
 
-def test_argolocal_imports_nothing_of_rekindle_nor_what_only_a_training_needs():
-    own = [tree for module, tree in trees().items() if module.split(".")[0] == "argolocal"]
-    needed = {name.split(".")[0] for tree in own for name in imports(tree)}
+def test_argolocal_imports_neither_rekindle_nor_training_libraries():
+    argolocal = [tree for module, tree in trees().items() if module.split(".")[0] == "argolocal"]
+    needed = {name.split(".")[0] for tree in argolocal for name in imports(tree)}
     assert needed - {*sys.stdlib_module_names} == {"argolocal", *LIBRARIES}
 
 
-def test_the_engine_imports_nothing_of_a_project_nor_steps_and_pipelines_each_other():
+def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
     others = {
         "argolocal": {"rekindle", "steps", "pipelines"},
         "rekindle": {"steps", "pipelines"},
@@ -168,7 +168,7 @@ def test_the_engine_imports_nothing_of_a_project_nor_steps_and_pipelines_each_ot
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])
-def test_only_what_needs_a_heavy_library_imports_it_at_its_top(library: str, allowed: tuple[str, ...]):
+def test_heavy_libraries_are_imported_lazily(library: str, allowed: tuple[str, ...]):
     users = {
         module for module, tree in product().items() for name in imports(top(tree)) if name.split(".")[0] == library
     }
@@ -176,7 +176,7 @@ def test_only_what_needs_a_heavy_library_imports_it_at_its_top(library: str, all
 
 
 def top(tree: ast.Module) -> ast.Module:
-    """Its imports outside functions and type checking: what an import of the module executes."""
+    """Return the module with only the imports that run when it is imported."""
     return ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
 
 
@@ -202,7 +202,7 @@ def test_functions_are_short():
 
 
 def picture(graph: Mapping[str, Iterable[str]]) -> str:
-    """As Mermaid draws it: an arrow that a longer way says as well is left out."""
+    """Return a Mermaid chart without arrows that follow from longer paths."""
 
     @cache
     def reached(name: str) -> frozenset[str]:
@@ -218,12 +218,12 @@ def picture(graph: Mapping[str, Iterable[str]]) -> str:
 
 
 def pictures() -> tuple[str, str]:
-    """That of argolocal, and that of all others."""
+    """Return the picture of argolocal, and the picture of the other packages."""
     outside = {name: targets for name, targets in ROOMS.items() if not name.startswith("argolocal")}
     return picture(LOCAL), picture({name.rpartition(".")[2]: targets for name, targets in outside.items()})
 
 
-def test_the_page_shows_these_rules():
+def test_the_page_shows_the_rules():
     for drawn in pictures():
         assert drawn in PAGE.read_text(), "run python -m tests.test_architecture"
 

@@ -1,5 +1,5 @@
-"""No test sleeps, and none asserts on a clock: on a busy machine both lie. `tests.waiting.until` waits for a condition,
-`tests.effort.calls` counts what something costs, and `benchmarks/` measures seconds.
+"""Tests neither sleep nor assert on clocks, because both are unreliable on a busy machine. `tests.waiting.until` waits
+for a condition, `tests.effort.calls` counts the cost of code, and `benchmarks/` measures seconds.
 """
 
 import ast
@@ -19,10 +19,10 @@ CLOCKS = {
     "thread_time",
     "Timer",
 }
-FIGURES = "a command that prints how long things took"
-FAULTS = "faults come at seeded times and last for some time"
-STAMPS = "events get the time at which they were seen"
-EXCEPTIONS = {  # file → what it calls, and why
+FIGURES = "a command that prints durations"
+FAULTS = "faults start at seeded times and have a duration"
+STAMPS = "events are recorded with their time"
+EXCEPTIONS = {  # file → (calls, reason)
     "waiting.py": ({"monotonic", "sleep"}, "this is the wait"),
     "chaos/__main__.py": ({"monotonic"}, FIGURES),
     "chaos/execution.py": ({"monotonic", "sleep", "time.time"}, FAULTS),
@@ -36,21 +36,21 @@ EXCEPTIONS = {  # file → what it calls, and why
     "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
     "conformance/examples.py": ({"monotonic"}, FIGURES),
     "fuzz/__main__.py": ({"monotonic"}, FIGURES),
-    "fuzz/run.py": ({"monotonic"}, "a command that fuzzes for as long as it is told"),
+    "fuzz/run.py": ({"monotonic"}, "a command that fuzzes for a given time"),
     "mutation/runs.py": ({"monotonic"}, "a mutant that never ends has a deadline"),
     "rekindle/cache/test_entries.py": ({"time.time"}, "entries of known ages"),
     "rekindle/training/checkpoint/test_manager.py": (
         {"monotonic", "sleep"},
-        "a clock of the test's own; what the manager measures is at most what passes",
+        "a simulated clock; the manager cannot measure more time than has passed",
     ),
     "argolocal/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
     "argolocal/runner/kills.py": (
         {"monotonic", "sleep"},
         f"{FAULTS}, as shares of an undisturbed run; its server is slow",
     ),
-    "rekindle/serving/echo.py": ({"sleep"}, "a model as slow as the request says"),
+    "rekindle/serving/echo.py": ({"sleep"}, "a model with the latency that a request sets"),
     "rekindle/serving/interrupted/disturbance.py": ({"Timer"}, FAULTS),
-    "rekindle/training/toy.py": ({"sleep", "time.time"}, f"a training as slow as it is told; {STAMPS}"),
+    "rekindle/training/toy.py": ({"sleep", "time.time"}, f"a training with a configurable speed; {STAMPS}"),
 }
 
 
@@ -66,7 +66,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "name"),
     [
         ("time.sleep(1)", "sleep"),
         ("await asyncio.sleep(0.1)", "sleep"),
@@ -76,8 +76,8 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
         ("threading.Timer(0.1, kill).start()", "Timer"),
     ],
 )
-def test_a_sleep_or_a_clock_is_found(source: str, found: str) -> None:
-    assert [name for name, _ in calls(ast.parse(source))] == [found]
+def test_a_sleep_or_a_clock_is_found(source: str, name: str) -> None:
+    assert [call for call, _ in calls(ast.parse(source))] == [name]
 
 
 def test_no_test_sleeps_or_reads_a_clock() -> None:

@@ -1,4 +1,4 @@
-"""A user's own data: from a CSV file with other column names to a champion that answers over HTTP."""
+"""A user's data: from a CSV file with other column names to a champion that serves."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from tests.commands import ROOT, Shell, shell, write_files
 
 
 def payments(path: Path) -> None:
-    """Real-shaped data: the README's column names, one more column, texts as ids, and two rows that are broken."""
+    """Write realistic data: column names of the README, an extra column, text ids, and two invalid rows."""
     rows = simulate(parse("simulate://3?cards=150&terminals=300&days=70&start=2025-03-01"))
     table = rows.select(
         payment="P" + pl.col("id").cast(pl.String),
@@ -31,17 +31,17 @@ def payments(path: Path) -> None:
         fraud="fraud",
         branch=pl.lit("north"),
     )
-    broken = table.head(2).with_columns(payment=pl.lit("broken-") + pl.col("card"), euros=pl.lit(-1.0))
-    pl.concat([table, broken]).write_csv(path)
+    invalid = table.head(2).with_columns(payment=pl.lit("broken-") + pl.col("card"), euros=pl.lit(-1.0))
+    pl.concat([table, invalid]).write_csv(path)
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whole runs; test_first_run.py is the one that is always run
-PASSWORD = "hunter-45871"  # MLflow's
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whole runs; only test_first_run.py is in the fast tests
+PASSWORD = "hunter-45871"  # of MLflow
 
 
 @contextmanager
-def watched(seen: set[str]) -> Iterator[None]:
-    """Collects the command lines of all processes, as `ps` would show them."""
+def watch_processes(seen: set[str]) -> Iterator[None]:
+    """Collect the command lines of all processes, like `ps`."""
     over = threading.Event()
 
     def look() -> None:
@@ -59,7 +59,7 @@ def watched(seen: set[str]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def seen() -> set[str]:
-    """The command lines of the processes while `started` ran."""
+    """Command lines of all processes while `started` ran."""
     return set()
 
 
@@ -67,33 +67,33 @@ def seen() -> set[str]:
 def started(
     tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str], services: Services, seen: set[str]
 ) -> Iterator[tuple[Shell, dict[str, Any]]]:
-    """The README's `rekindle run mine.yaml` has been typed: the shell, and what it said."""
+    """Run `rekindle run mine.yaml` of the README; yield the shell and its result."""
     folder = tmp_path_factory.mktemp("mine")
     write_files(ROOT / "README.md", folder)
     payments(folder / "payments.csv")
     mlflow = services.url("mlflow")
     services.ready()
-    # real ones, as far as this run knows
+    # for this run, they are real services
     real = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
     real |= {**services.login(), "MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
     with shell(folder, **real, REKINDLE_TRAIN__EPOCHS="1") as typed:
-        with watched(seen):
+        with watch_processes(seen):
             done = typed("rekindle run mine.yaml -o json")
         assert done.returncode == 0, done.stderr
         yield typed, json.loads(done.stdout)
 
 
-def served(told: dict[str, Any]) -> str:
-    """The sha256 of the model that answers."""
-    with urllib.request.urlopen(told["endpoint"] + "/health/ready") as answer:
+def served(result: dict[str, Any]) -> str:
+    """Return the sha256 of the served model."""
+    with urllib.request.urlopen(result["endpoint"] + "/health/ready") as answer:
         return json.load(answer)["sha256"]
 
 
-def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
-    _, told = started
-    assert (told["phase"], told["verdict"]) == ("Succeeded", "release")
-    assert 0 < told["metrics"]["ap"] <= 1 and 0.5 < told["metrics"]["auc"] <= 1
-    assert served(told) == told["model_sha256"]
+def test_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
+    _, result = started
+    assert (result["phase"], result["verdict"]) == ("Succeeded", "release")
+    assert 0 < result["metrics"]["ap"] <= 1 and 0.5 < result["metrics"]["auc"] <= 1
+    assert served(result) == result["model_sha256"]
 
 
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
@@ -104,15 +104,15 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
 ):
     from mlflow import MlflowClient
 
-    typed, told = started
+    typed, result = started
     token = typed.environ["MLFLOW_TRACKING_TOKEN"]
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
     secrets = {token, PASSWORD, s3_environment["AWS_SECRET_ACCESS_KEY"], s3_environment["AWS_ACCESS_KEY_ID"]}
-    of_run = typed.folder / f".rekindle/objects/Secret/{told['workflow']}-train.json"
+    of_run = typed.folder / f".rekindle/objects/Secret/{result['workflow']}-train.json"
     encoded = json.loads(of_run.read_text())["data"]["secret"]
     secrets |= {encoded, base64.b64decode(encoded).decode()}
-    logs = typed(f"rekindle logs {told['workflow']}").stdout
-    run = str(MlflowClient(typed.environ["MLFLOW_TRACKING_URI"]).get_run(told["run_id"]).to_dictionary())
+    logs = typed(f"rekindle logs {result['workflow']}").stdout
+    run = str(MlflowClient(typed.environ["MLFLOW_TRACKING_URI"]).get_run(result["run_id"]).to_dictionary())
     lines = "\n".join(seen)
     assert "rekindle.training" in lines and "rekindle.workflow" in run and len(logs) > 100
     files = [each for each in (typed.folder / ".rekindle").rglob("*") if each.is_file()]
@@ -122,12 +122,12 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
         if each.suffix in (".log", ".jsonl", ".json", ".yaml") and each != of_run
     }
     assert len(kept) > 5
-    told_where = {"command lines": lines, "MLflow": run, "logs": logs} | kept
-    assert [where for where, text in told_where.items() if any(secret in text for secret in secrets)] == []
+    places = {"command lines": lines, "MLflow": run, "logs": logs} | kept
+    assert [place for place, text in places.items() if any(secret in text for secret in secrets)] == []
 
 
-def test_the_next_run_must_meet_the_minimum_and_else_the_champion_serves_on(started: tuple[Shell, dict[str, Any]]):
-    typed, told = started
+def test_the_champion_keeps_serving_if_the_next_run_misses_the_minimum(started: tuple[Shell, dict[str, Any]]):
+    typed, result = started
     kept = typed("rekindle run mine.yaml --set gate.minimum='{auc: 0.9999}' --set train.seed=9 -o json")
     assert (kept.returncode, json.loads(kept.stdout)["verdict"]) == (3, "keep"), kept.stderr
-    assert served(told) == told["model_sha256"]
+    assert served(result) == result["model_sha256"]

@@ -1,4 +1,4 @@
-"""The example workloads: each from its config to a served model that answers, as a reader of the docs would run it."""
+"""Each example workload runs from its config to a served model, as in the docs."""
 
 import json
 import shutil
@@ -33,13 +33,13 @@ def test_an_example_becomes_a_served_model(
 ) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
-        own = f"{name}-{uuid.uuid4().hex[:6]}"  # all tests share MLflow, and each process has its own bucket
-        sets = " ".join(f"--set {setting}" for setting in [f"name={own}", *settings])
+        model_name = f"{name}-{uuid.uuid4().hex[:6]}"  # all tests share MLflow, and each process has its own bucket
+        sets = " ".join(f"--set {setting}" for setting in [f"name={model_name}", *settings])
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["verdict"], next(iter(told["metrics"]))) == ("release", metric)
-        model = f"{told['endpoint']}/v1/models/{own}"
+        result = json.loads(done.stdout)
+        assert (result["verdict"], next(iter(result["metrics"]))) == ("release", metric)
+        model = f"{result['endpoint']}/v1/models/{model_name}"
         (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
         assert set(prediction) >= ({"digit", "probabilities"} if name == "digits" else {"bits", "bytes"})
         with pytest.raises(urllib.error.HTTPError, match="422"):

@@ -1,4 +1,4 @@
-"""The README's first command, from nothing to a model that answers: one run, and all that look at it."""
+"""The first command of the README, from nothing to a served model: one run, checked by all tests here."""
 
 import base64
 import json
@@ -27,29 +27,29 @@ ROOTLESS = os.geteuid() != 0
 
 @dataclass
 class FirstRun:
-    """What was typed and said, and what was seen from outside meanwhile."""
+    """A run of the command, and observations of other processes while it ran."""
 
     typed: Shell
-    said: str
-    lines: set[str] = field(default_factory=set)  # the command lines of its processes
-    reached: list[str] = field(default_factory=list)  # by another user: files, processes
-    answers: dict[str, set[str]] = field(default_factory=dict)  # to another user, by port
-    owners: dict[str, str] = field(default_factory=dict)  # the command line of who listens there
+    output: str
+    lines: set[str] = field(default_factory=set)  # command lines of its processes
+    reached: list[str] = field(default_factory=list)  # files and processes that another user could access
+    answers: dict[str, set[str]] = field(default_factory=dict)  # port → answers to another user
+    owners: dict[str, str] = field(default_factory=dict)  # port → command line of the process that listens
 
     @property
     def folder(self) -> Path:
         return self.typed.folder
 
-    def look(self, before: set[str]) -> None:
-        """Note the command lines, and send another user of the machine."""
+    def observe(self, existing_paths: set[str]) -> None:
+        """Record the command lines, and try to access the run as another user."""
         processes = processes_of(self.folder)
         ports = listening(processes)
         self.lines |= {line(process) for process in processes}
         self.owners |= {f"{host}:{port}": owner for (host, port), owner in ports.items()}
         if ROOTLESS:
             return
-        places = [str(self.folder / ".rekindle"), *(shared_places() - before)]
-        task = {"places": places, "processes": [process.pid for process in processes], "ports": list(ports)}
+        paths = [str(self.folder / ".rekindle"), *(shared_paths() - existing_paths)]
+        task = {"paths": paths, "processes": [process.pid for process in processes], "ports": list(ports)}
         command = [sys.executable, str(ROOT / "tests/stranger.py")]
         done = subprocess.run(
             command, input=json.dumps(task), capture_output=True, text=True, cwd="/", start_new_session=True
@@ -57,12 +57,12 @@ class FirstRun:
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         self.reached += answer["reached"]
-        for port, texts in answer["said"].items():
+        for port, texts in answer["answers"].items():
             self.answers.setdefault(port, set()).update(texts)
 
 
 def line(process: psutil.Process) -> str:
-    """Its command line; "" when it is gone."""
+    """Return the command line of a process; "" if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -70,7 +70,7 @@ def line(process: psutil.Process) -> str:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes of the project in `folder`: by their command line, environment or working directory."""
+    """Find the processes of the project in `folder` by command line, environment or working directory."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -83,7 +83,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
-    """Addresses and ports on which they listen, with their command lines."""
+    """Return {(address, port): command line} of listening processes."""
     ports = {}
     for process in processes:
         try:
@@ -95,42 +95,42 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
     return ports
 
 
-def shared_places() -> set[str]:
-    """What lies where everybody may write, and could be of a run."""
+def shared_paths() -> set[str]:
+    """Return paths in shared directories that may belong to a run."""
     names = [(parent, name) for parent in ("/dev/shm", "/tmp") for name in ("rekindle", "step-")]
     return {str(path) for parent, name in names for path in Path(parent).glob(f"{name}*")}
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
-    """`make run` in a folder that has only the configs; somebody looks at it from outside until it has ended."""
+    """Run `make run` in a folder with only the configs, and observe it until it ends."""
     folder = tmp_path_factory.mktemp("first")
     shutil.copytree(ROOT / "configs", folder / "configs")
     folder.chmod(0o755)
-    for parent in folder.parents[: len(folder.parents) - 2]:  # as a home directory that others may look into
+    for parent in folder.parents[: len(folder.parents) - 2]:  # like a home directory that others may read
         parent.chmod(parent.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
-    before = shared_places()
+    existing_paths = shared_paths()
     with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
         first = FirstRun(typed, "")
         running = pool.submit(typed, RECIPES["make run"])
-        while not wait([running], timeout=4).done:  # a look costs half a second of a core
-            first.look(before)
+        while not wait([running], timeout=4).done:  # an observation costs half a second of a core
+            first.observe(existing_paths)
         done = running.result()
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        first.said = done.stdout
-        first.look(before)
+        first.output = done.stdout
+        first.observe(existing_paths)
         yield first
 
 
 def figures(text: str) -> dict[str, float]:
-    """The first figure of each metric in the summary of a run; another processor may give other last digits."""
+    """Return the first figure of each metric in the summary of a run; last digits depend on the processor."""
     words = re.sub("<[^>]*>", " ", text)
     pairs = re.findall(r"\b(ap|auc|baseline has ap)\s+(\d\.\d{4})", words)
     return {name: float(value) for name, value in reversed(pairs)}
 
 
-def test_the_first_command_ends_with_a_model_that_answers_as_the_pages_say(first: FirstRun) -> None:
-    (trial,) = re.findall(r"^try it +(.*)$", first.said, re.MULTILINE)
+def test_the_first_command_serves_a_model_as_documented(first: FirstRun) -> None:
+    (trial,) = re.findall(r"^try it +(.*)$", first.output, re.MULTILINE)
     (score,) = json.loads(first.typed(trial).stdout)["predictions"]
     assert 0 < score < 1
     for request in [command for block in blocks(SERVING, "sh") for command in block.commands]:
@@ -138,17 +138,17 @@ def test_the_first_command_ends_with_a_model_that_answers_as_the_pages_say(first
         assert answer.returncode == 0 and "error" not in json.loads(answer.stdout), request
 
 
-def test_the_picture_of_the_terminal_is_of_such_a_run(first: FirstRun) -> None:
-    words = [each.split("  ")[0] for each in first.said[first.said.index("verdict") :].splitlines()]
+def test_the_terminal_picture_matches_a_run(first: FirstRun) -> None:
+    words = [each.split("  ")[0] for each in first.output[first.output.index("verdict") :].splitlines()]
     shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
     assert all(f">{word} " in shown for word in words), "python -m tests.docs.pictures"
-    assert figures(shown) == pytest.approx(figures(first.said), abs=0.01), "python -m tests.docs.pictures"
+    assert figures(shown) == pytest.approx(figures(first.output), abs=0.01), "python -m tests.docs.pictures"
 
 
-def test_what_the_readme_types_next_works(first: FirstRun) -> None:
+def test_the_next_commands_of_the_readme_work(first: FirstRun) -> None:
     following = [command for command in typed_by_hand(README) if command not in RECIPES]
     for command in following:
-        if not command.startswith("rekindle run"):  # another whole run: docs/test_stories.py
+        if not command.startswith("rekindle run"):  # another whole run, see docs/test_stories.py
             done = first.typed(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
@@ -169,7 +169,7 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first: FirstRun) -
 
 
 def secrets_of(folder: Path) -> set[str]:
-    """The secrets of the home."""
+    """Return the secrets of the home."""
     found: set[str] = set()
     for file in (folder / ".rekindle/services").glob("*.json"):
         content: dict[str, Any] = json.loads(file.read_text())
@@ -179,14 +179,14 @@ def secrets_of(folder: Path) -> set[str]:
 
 
 @pytest.mark.skipif(ROOTLESS, reason="needs root")
-def test_another_user_reads_writes_and_ends_nothing(first: FirstRun) -> None:
+def test_another_user_cannot_access_a_run(first: FirstRun) -> None:
     assert first.reached == []
     services = [owner for owner in first.owners.values() if "local.services." in owner]
     assert len(services) == 2 and any("rekindle.training" in owner for owner in first.owners.values()), first.owners
     for port, texts in first.answers.items():
         answer, owner = "\n".join(texts), first.owners[port]
         assert not [secret for secret in secrets_of(first.folder) if secret in answer], owner
-        theirs = answer.replace("/theirs", "")
-        assert "rekindle_training" not in answer and "theirs" not in theirs, (owner, answer)
+        content = answer.replace("/theirs", "")
+        assert "rekindle_training" not in answer and "theirs" not in content, (owner, answer)
         if "local.services." in owner:
             assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {"400", "401", "403"}, answer

@@ -1,4 +1,4 @@
-"""A test that a machine cannot run is never taken for one that passed."""
+"""Skipped tests are reported, and fail in CI unless they are allowed."""
 
 import os
 import subprocess
@@ -32,9 +32,7 @@ def test_land(): ...
         ({"CI": "true", "TESTS_MAY_SKIP": "no moon here, no sea here"}, 0),
     ],
 )
-def test_a_skip_is_named_and_fails_in_ci_unless_it_is_allowed(
-    tmp_path: Path, settings: dict[str, str], code: int
-) -> None:
+def test_a_skip_is_reported_and_fails_in_ci_unless_allowed(tmp_path: Path, settings: dict[str, str], code: int) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]")
     inherited = {

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: for a condition, with a deadline and a message."""
+"""Wait for a condition, with a deadline and a message. Tests do not wait in other ways."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def until(
     pause: float = 0.02,
     evidence: Callable[[], object] = lambda: "",
 ) -> T:
-    """Return the first true result of `look`. After `seconds` it fails with `what` was waited for and the evidence."""
+    """Return the first true result of `look`. Fails after `seconds`, with `what` it waited for and the evidence."""
     end = time.monotonic() + seconds
     while not (result := look()):
         assert time.monotonic() < end, f"waited {seconds:g} s for: {what}\n{evidence()}"

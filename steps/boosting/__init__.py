@@ -1,8 +1,8 @@
-"""An example workload: the digits, by the network of steps/digits.py or by boosted stumps, judged by the same numbers.
+"""Example workload: digits, classified by the network of steps/digits.py or by boosted stumps, with the same metrics.
 
     rekindle run configs/trees.yaml
 
-`model.rounds` decides: 0 is the network. The stumps are trained by steps/boosting/boost.py.
+`model.rounds: 0` selects the network. steps/boosting/boost.py trains the stumps.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,14 @@ __all__ = ["Data", "Instance", "Model", "dataset", "examples", "loss", "metrics"
 
 
 class Model(digits.Model):
-    rounds: int = Field(0, ge=0, description="stumps for each digit; 0: the network")
+    rounds: int = Field(0, ge=0, description="number of stumps per digit; 0: use the network")
 
 
 def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """For each round and digit: one pixel, a threshold, and a score on either side of it."""
+        """One stump per round and digit: a pixel, a threshold, and the scores below and above it."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,7 +1,7 @@
-"""The reference workload: a transformer that finds card fraud. What a workload must define: rekindle/workload.py.
+"""The reference workload: a transformer that detects card fraud. rekindle/workload.py defines the interface.
 
-Importing this is cheap; every part is imported when it is used. No submodule may be called like a function below:
-importing it would replace the function.
+Heavy modules are imported when they are used. A submodule must not have the name of a function below, because importing
+it would replace the function.
 """
 
 from pathlib import Path
@@ -31,28 +31,28 @@ __all__ = [
 
 
 def ap(scores: Any, truths: Any) -> float:
-    """Average precision; a truth is (label, card, day)."""
+    """Return the average precision; a truth is (label, card, day)."""
     from steps.fraud.measures import average_precision
 
     return average_precision(scores, truths[:, 0])
 
 
 def weighted_ap(scores: Any, truths: Any, card: Any, draws: Any) -> Any:
-    """The same of many draws of the cards: one fraudster makes many transactions."""
+    """Return the average precision for each resample of the cards: one fraudster makes many transactions."""
     from steps.fraud.measures import weighted_ap
 
     return weighted_ap(scores, truths[:, 0], card, draws)
 
 
 def auc(scores: Any, truths: Any) -> float:
-    """Area under the ROC curve."""
+    """Return the area under the ROC curve."""
     from steps.fraud.measures import roc_auc
 
     return roc_auc(scores, truths[:, 0])
 
 
 def cp100(scores: Any, truths: Any) -> float:
-    """Share of frauds among the 100 cards that an investigator would call each day."""
+    """Return the card precision@100: the share of frauds among the 100 cards that are checked each day."""
     from steps.fraud.measures import card_precision
 
     return card_precision(scores, *truths.T)
@@ -62,49 +62,49 @@ metrics = (Metric("ap", ap, weighted=weighted_ap), Metric("auc", auc), Metric("c
 
 
 def prepare(data: Data, out: Path) -> Prepared:
-    """Raw transactions → the files of a dataset in `out`. Raises DataError."""
+    """Write the dataset of the raw transactions to `out`. Raises DataError."""
     from steps.fraud.data.shards import write_dataset
 
     return write_dataset(data, out)
 
 
 def dataset(path: Path, split: str) -> Dataset:
-    """The samples of `split` of a dataset directory."""
+    """Open the samples of `split` of a dataset directory."""
     from steps.fraud.data.sequences import open_dataset
 
     return open_dataset(path, split)
 
 
 def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
-    """A freshly initialised transformer."""
+    """Build an untrained transformer."""
     from steps.fraud.transformer import build
 
     return build(section, facts)
 
 
 def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
-    """Mean loss over the positions of one micro-batch."""
+    """Return the mean loss over the positions of one micro-batch."""
     from steps.fraud.transformer import loss
 
     return loss(model, batch)
 
 
 def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
-    """The test weeks; those that a champion has not seen. Raises DataError."""
+    """Open the test weeks; with a champion, only the weeks that it was not trained on. Raises DataError."""
     from steps.fraud.protocol import open_examples
 
     return open_examples(path, champion)
 
 
 def predictor(release: Path) -> Predictor:
-    """The server's half of the model."""
+    """Load a release for scoring requests."""
     from steps.fraud.scoring import FraudPredictor
 
     return FraudPredictor(release)
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """The state of a released model, brought up to newer transactions. Raises DataError."""
+    """Update the state of a released model with newer transactions. Raises DataError."""
     from steps.fraud.renewal import refresh
 
     return refresh(release, data, out)

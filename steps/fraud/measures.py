@@ -1,7 +1,7 @@
 """The metrics of the Fraud Detection Handbook (chapter 4).
 
-AP and AUC are defined as in scikit-learn (whose import takes longer than all of this). CP@k is the share of frauds
-among the k cards that an investigator would call each day.
+AP and AUC are defined as in scikit-learn, which is not imported because that takes longer than the computation. CP@k is
+the share of frauds among the k cards that are checked each day.
 """
 
 from typing import Any
@@ -14,48 +14,48 @@ Ints = NDArray[np.integer[Any]]
 
 
 def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
-    """(frauds, transactions) at or above each distinct score, the highest first."""
+    """Return (frauds, transactions) at or above each distinct score, highest score first."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
     return np.cumsum(labels[order], dtype=np.int64)[last], np.flatnonzero(last) + 1
 
 
 def average_precision(scores: Floats, labels: Ints) -> float:
-    """Sum over thresholds of (recall gained) * precision; needs a fraud."""
+    """Return the sum over thresholds of (recall gained) * precision; needs at least one fraud."""
     frauds, called = counts(scores, labels)
     return float(np.sum(np.diff(frauds, prepend=0) * frauds / called) / frauds[-1])
 
 
 def roc_auc(scores: Floats, labels: Ints) -> float:
-    """Chance that a fraud scores above a genuine transaction (a tie is half a chance); needs both."""
+    """Return the probability that a fraud scores above a genuine transaction (ties count half); needs both."""
     frauds, called = (np.append(0, column) for column in counts(scores, labels))
     return float(np.trapezoid(frauds, called - frauds) / (frauds[-1] * (called[-1] - frauds[-1])))
 
 
 def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: int = 100) -> float:
-    """CP@top: each day, the share of compromised cards among the `top` with the highest score; mean over the days.
+    """Return CP@top: the share of compromised cards among the `top` with the highest score, averaged over the days.
 
-    A card's score and label of a day are its transactions' maxima. A compromised card that was called is left out on
-    later days. Equal scores: the smaller card number first.
+    The score and label of a card on a day are the maxima over its transactions. A compromised card that was checked is
+    left out on later days. Ties are ordered by card number.
     """
-    known: set[int] = set()
+    compromised: set[int] = set()
     shares = []
     for day in np.unique(days):
         today = days == day
-        names, place = np.unique(cards[today], return_inverse=True)
+        names, index = np.unique(cards[today], return_inverse=True)
         score, label = np.full(len(names), -np.inf), np.zeros(len(names), np.int64)
-        np.maximum.at(score, place, scores[today])
-        np.maximum.at(label, place, labels[today])
-        score[np.isin(names, list(known))] = -np.inf
+        np.maximum.at(score, index, scores[today])
+        np.maximum.at(label, index, labels[today])
+        score[np.isin(names, list(compromised))] = -np.inf
         called = np.argsort(-score, kind="stable")[:top]
         hits = names[called][(label[called] == 1) & np.isfinite(score[called])]
-        known.update(hits.tolist())
+        compromised.update(hits.tolist())
         shares.append(len(hits) / top)
     return float(np.mean(shares))
 
 
 def weighted_ap(scores: Floats, labels: Ints, card: Ints, draws: NDArray[np.float32]) -> Floats:
-    """AP under each column of `draws` (a weight for each card): only thresholds that hold a fraud matter."""
+    """Return AP for each column of `draws` (a weight per card); only scores of frauds are needed as thresholds."""
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation, as PNG files: scores, precision-recall, calibration, kinds of fraud, weeks."""
+"""Plots of an evaluation as PNG files: scores, precision-recall, calibration, kinds of fraud, weeks."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from steps.fraud.measures import average_precision, counts
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
-CALLED = 0.5  # a score from here on counts as an alarm
+ALARM_SCORE = 0.5  # scores from here on count as alarms
 
 
 def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats], parts: list[dict[str, Any]]) -> None:
-    """All pictures of the models in `scores` (name → [n]) on rows with `labels` and `scenarios`, into `folder`."""
+    """Plot the `scores` of models (name → [n]) on rows with `labels` and `scenarios` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         for name, picture in {
@@ -69,27 +69,29 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
 
 
 def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
-    """For each kind of fraud: how many, how many raise an alarm, and AP against all genuine transactions."""
+    """Show each kind of fraud: its count, the share that raises an alarm, and AP against all genuine transactions."""
     rows = []
     for kind in np.unique(scenarios[labels == 1]):
         chosen = (labels == 1) & (scenarios == kind)
         against = chosen | (labels == 0)
         ap = average_precision(scores[against], labels[against])
         name = f"scenario {kind}" if kind else "not known"
-        rows.append([name, f"{chosen.sum():,}", f"{(scores[chosen] >= CALLED).mean():.0%}", f"{ap:.3f}"])
-    false = int(((labels == 0) & (scores >= CALLED)).sum())
+        rows.append([name, f"{chosen.sum():,}", f"{(scores[chosen] >= ALARM_SCORE).mean():.0%}", f"{ap:.3f}"])
+    false = int(((labels == 0) & (scores >= ALARM_SCORE)).sum())
     rows.append(["genuine", f"{(labels == 0).sum():,}", f"{false:,} alarms", ""])
     axes.axis("off")
-    axes.set_title(f"Kinds of fraud (alarm: score ≥ {CALLED:g})")
+    axes.set_title(f"Kinds of fraud (alarm: score ≥ {ALARM_SCORE:g})")
     axes.table(rows, colLabels=["kind", "transactions", "alarm", "AP"], loc="center", cellLoc="center").scale(1, 1.5)
 
 
 def _weeks(axes: Axes, parts: list[dict[str, Any]], names: list[str]) -> None:
-    place, width = np.arange(len(parts)), 0.8 / len(names)
+    position, width = np.arange(len(parts)), 0.8 / len(names)
     for number, name in enumerate(names):
-        heights = [part[name]["ap"] for part in parts]
-        bars = axes.bar(place + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name])
+        heights = [week[name]["ap"] for week in parts]
+        bars = axes.bar(
+            position + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name]
+        )
         axes.bar_label(bars, fmt="%.3f", fontsize=7)
-    axes.set_xticks(place, [part["name"] for part in parts])
+    axes.set_xticks(position, [week["name"] for week in parts])
     axes.set(ylabel="AP", title="Average precision by test week", ylim=(0, 1))
     axes.legend()

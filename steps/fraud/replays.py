@@ -1,4 +1,4 @@
-"""Requests that show whether a server scores right: test transactions as scoring.py takes them, without its torch."""
+"""Create requests from test transactions to verify the scores of a server. Does not import torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +12,16 @@ from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT, MAX_HISTORY
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows
 
-BATCH = 20  # transactions in one request, at most
+BATCH = 20  # maximum number of transactions per request
 
 
 def replay(
     dataset: Path, report: Path, count: int, seed: int, max_history: int = MAX_HISTORY
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
-    """Requests for about `count` test transactions of all weeks, half of them frauds, with the scores to expect.
+    """Yield requests for about `count` test transactions of all weeks, half of them frauds, with the expected scores.
 
-    Each comes with the history it needs, labels included where they were known by then; the few that need more than
-    `max_history` rows are left out.
+    Each request contains the history that it needs, with the labels that were known at that time. The few transactions
+    that need more than `max_history` rows are left out.
     """
     facts = dataset_facts(dataset)
     start, delay = facts["train_end"], facts["label_delay_days"] * DAY
@@ -32,22 +32,22 @@ def replay(
     batch: list[int] = []
     needed = np.zeros(len(later), bool)
     for row in chosen.tolist():
-        mine = _needed(later, row)
-        if mine.sum() > max_history:
+        history = _needed(later, row)
+        if history.sum() > max_history:
             continue
-        # an own label must not be due within a batch, since a transaction to be scored has none
+        # no label of a batch may become known within it: transactions to score are without labels
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
-        if batch and (due or len(batch) == BATCH or (needed | mine).sum() > max_history):
+        if batch and (due or len(batch) == BATCH or (needed | history).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
             batch, needed = [], np.zeros(len(later), bool)
         batch.append(row)
-        needed |= mine
+        needed |= history
     if batch:
         yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
 
 
 def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
-    """{transaction id: offline score} of about `count` rows: each week the same number, half of them frauds."""
+    """Return {transaction id: offline score} of about `count` rows: as many of each week, half of them frauds."""
     chosen: dict[int, float] = {}
     weeks = scores.partition_by("week")
     for week in weeks:
@@ -55,34 +55,34 @@ def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, flo
         size = -(-count // len(weeks))
         frauds = draw.permutation(np.flatnonzero(labels == 1))[: size // 2]
         others = draw.permutation(np.flatnonzero(labels == 0))[: size - len(frauds)]
-        for place in np.concatenate([frauds, others]).tolist():
-            chosen[week["id"][place]] = week["score"][place]
+        for index in np.concatenate([frauds, others]).tolist():
+            chosen[week["id"][index]] = week["score"][index]
     return chosen
 
 
 def _needed(later: Rows, row: int) -> NDArray[np.bool_]:
-    """Which of the rows up to `row` matter to its score: its card's, and those of the terminals that these name."""
-    own = later.card == later.card[row]
-    seen = np.flatnonzero(own[: row + 1])[-CONTEXT - 1 :]
-    needed = (later.time <= later.time[row]) & (own | np.isin(later.terminal, later.terminal[seen]))
+    """Return a mask of the earlier rows that affect the score of `row`: of its card and of the card's terminals."""
+    same_card = later.card == later.card[row]
+    seen = np.flatnonzero(same_card[: row + 1])[-CONTEXT - 1 :]
+    needed = (later.time <= later.time[row]) & (same_card | np.isin(later.terminal, later.terminal[seen]))
     needed[row] = False
     return needed
 
 
 def _request(later: Rows, batch: list[int], needed: NDArray[np.bool_], delay: int) -> dict[str, Any]:
     history = np.flatnonzero(needed & ~np.isin(np.arange(len(later)), batch))
-    known = later.time[history] <= later.time[batch].max() - delay
+    has_label = later.time[history] <= later.time[batch].max() - delay
     rows = _records(later, history)
-    known &= later.fraud[history] != UNKNOWN
-    for record, label, is_known in zip(rows, later.fraud[history].tolist(), known.tolist(), strict=True):
+    has_label &= later.fraud[history] != UNKNOWN
+    for record, label, is_known in zip(rows, later.fraud[history].tolist(), has_label.tolist(), strict=True):
         if is_known:
             record["fraud"] = label
     return {"instances": _records(later, np.array(batch)), "history": rows}
 
 
-def _records(rows: Rows, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    times = np.datetime_as_string(rows.time[places].astype("datetime64[us]")).tolist()
-    columns = (rows.id[places], rows.card[places], rows.terminal[places], rows.cents[places] / 100)
+def _records(rows: Rows, index: NDArray[np.int64]) -> list[dict[str, Any]]:
+    times = np.datetime_as_string(rows.time[index].astype("datetime64[us]")).tolist()
+    columns = (rows.id[index], rows.card[index], rows.terminal[index], rows.cents[index] / 100)
     return [
         {"transaction_id": i, "time": time, "card": card, "terminal": terminal, "amount": amount}
         for time, i, card, terminal, amount in zip(times, *(c.tolist() for c in columns), strict=True)

@@ -1,9 +1,9 @@
-"""Scoring raw transactions: the server's half of the model.
+"""Score raw transactions with a released model.
 
-A request: {"instances": [{transaction_id, time, card, terminal, amount}], "history": [the same, with "fraud" once it is
-known]}; a prediction is the probability of fraud. `history` is what happened between the end of the training data and
-the instances. A score is exact if it holds the rows of the cards to be scored, and of every terminal that these rows
-and the instances name.
+A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows of `history` also
+have "fraud" once it is known. A prediction is the probability of fraud. `history` contains the transactions between the
+end of the training data and the instances. A score is exact if `history` has all rows of the cards to score, and all
+rows of the terminals that appear in these rows and in the instances.
 """
 
 import math
@@ -26,8 +26,8 @@ from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 8  # windows that the model gets at a time, always: then none has a bit that depends on the others
-NARROW = 16  # below this width a window's place in the batch did change bits: such a model gets one at a time
+BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on the other windows
+MIN_BATCH_WIDTH = 16  # narrower models get one window at a time: the position in the batch changed bits
 
 
 def _identity(value: Any) -> int:
@@ -35,7 +35,7 @@ def _identity(value: Any) -> int:
         return value
     if isinstance(value, str) and (text := value.strip()):
         return identity(text)
-    raise ValueError("it must be a whole number of 64 bits or text that is not empty")
+    raise ValueError("it must be a whole number of 64 bits or non-empty text")
 
 
 def _time(value: Any) -> int:
@@ -55,7 +55,7 @@ def _amount(value: Any) -> float:
 def _label(value: Any) -> int:
     if value is None or (isinstance(value, int) and value in (0, 1)):
         return int(value or 0)
-    raise ValueError("it must be 1 or 0, and left out where it is not known yet")
+    raise ValueError("it must be 1 or 0, or left out if it is not known yet")
 
 
 Identity = Annotated[int, PlainValidator(_identity), WithJsonSchema({"type": ["integer", "string"]})]
@@ -65,23 +65,23 @@ Label = Annotated[int, PlainValidator(_label), WithJsonSchema({"enum": [0, 1, No
 
 
 class Transaction(BaseModel):
-    """A transaction to score; ids are whole numbers or text, `time` is UTC if it names no zone."""
+    """A transaction to score. Ids are whole numbers or text; `time` is in UTC unless it names a zone."""
 
     transaction_id: Identity
     time: Time
     card: Identity
     terminal: Identity
-    amount: Amount = Field(description="in units of the currency")
+    amount: Amount = Field(description="amount in units of the currency")
 
 
 class PastTransaction(Transaction):
     """A transaction since the end of the training data."""
 
-    fraud: Label = Field(0, description="1 or 0; left out where it is not known yet")
+    fraud: Label = Field(0, description="1 or 0; left out if it is not known yet")
 
 
 class Request(BaseModel):
-    """What a client sends."""
+    """A request for scores."""
 
     instances: list[Transaction] = Field(min_length=1)
     history: list[PastTransaction] = Field([], max_length=MAX_HISTORY)
@@ -89,46 +89,48 @@ class Request(BaseModel):
     @model_validator(mode="after")
     def _unique(self) -> Self:
         for name, transactions in (("instances", self.instances), ("history", self.history)):
-            places: dict[int, int] = {}
-            for place, transaction in enumerate(transactions):
-                if (first := places.setdefault(transaction.transaction_id, place)) != place:
-                    raise ValueError(f"{name}[{place}].transaction_id is that of {name}[{first}]: it must be unique")
+            indices: dict[int, int] = {}
+            for index, transaction in enumerate(transactions):
+                if (first := indices.setdefault(transaction.transaction_id, index)) != index:
+                    raise ValueError(f"{name}[{index}].transaction_id equals {name}[{first}]'s: it must be unique")
         return self
 
 
 class FraudPredictor:
-    """A released model with its serving state; see Predictor in rekindle/workload.py."""
+    """A released model with its serving state. Implements Predictor of rekindle/workload.py."""
 
     Request = Request
 
     def __init__(self, release: Path) -> None:
         self.model = load(release)
-        self.batch = BATCH if self.model.embed.out_features >= NARROW else 1
+        self.batch = BATCH if self.model.embed.out_features >= MIN_BATCH_WIDTH else 1
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
-            raise DataError(f"{release}: the model and its serving state have other features. Release the model again.")
+            raise DataError(
+                f"{release}: the features of the model and of its serving state differ. Release the model again."
+            )
 
     def example(self) -> dict[str, Any]:
-        """A request with one made-up transaction."""
+        """Return a request with one made-up transaction."""
         time = instant(self.state.train_end)
         return {"instances": [{"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
-        """The probability of fraud of each instance. Raises DataError if one is older than the state."""
+        """Return the probability of fraud of each instance. Raises DataError if one is older than the state."""
         pairs = zip(rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True)
         scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
         return [[next(scores) for _ in request.instances] for request in requests]
 
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
-        """The last batch is filled up with its last window."""
+        """Return the score of each window. The last batch is padded with its last window."""
         count = len(lengths)
         filled = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
-        parts = zip(*(torch.from_numpy(a[filled]).split(self.batch) for a in (windows, lengths)), strict=True)
-        return torch.cat([score_windows(self.model, *part) for part in parts])[:count].tolist()
+        batches = zip(*(torch.from_numpy(a[filled]).split(self.batch) for a in (windows, lengths)), strict=True)
+        return torch.cat([score_windows(self.model, *batch) for batch in batches])[:count].tolist()
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
-    """The transactions of each request as columns; made at once, for numpy is slow to start."""
+    """Convert the transactions of each request to columns; in one table, because numpy is slow for few rows."""
     transactions = list(chain.from_iterable(requests))
     table = Rows.of(
         id=[t.transaction_id for t in transactions],

@@ -1,12 +1,13 @@
-"""The fraud transformer: a causal transformer over one card's transactions, one probability a transaction.
+"""The fraud transformer: a causal transformer over the transactions of a card, with one probability per transaction.
 
-Its own log-odds and those of gradient boosting (steps/fraud/data/boosting.py), which is one of its inputs, are averaged
-by a weight that it computes for each transaction: two judges that err differently are better than either.
+Gradient boosting (steps/fraud/data/boosting.py) gives one of its inputs. The output is the average of its own log-odds
+and of the boosted ones, with a weight that it computes for each transaction: two models that err differently are better
+than either.
 
-Each layer looks back over at most `model.window` transactions, so a score depends on the newest
-`layers * (window - 1) + 1` transactions and on nothing else: the same whether the history is cut short after that,
-comes alone (a server) or in a long run of rows (an evaluation). Identities of cards and terminals are no inputs.
-The weights carry the names, means and spreads of their inputs, so `model.safetensors` explains itself.
+Each layer attends to at most `model.window` transactions, so a score depends only on the newest
+`layers * (window - 1) + 1` transactions. It is the same if the history is cut off before them, and whether a server
+scores one history or an evaluation scores long runs of rows. Ids of cards and terminals are not inputs.
+`model.safetensors` includes the names, means and standard deviations of the inputs.
 """
 
 import json
@@ -22,8 +23,8 @@ from rekindle.errors import DataError
 from steps.fraud.config import Model
 from steps.fraud.data.boosting import BOOSTED
 
-RARE = -5.0  # first guess of the logit: fraud is rare
-CLIP = 8.0  # spreads; heavier tails than that teach nothing
+INITIAL_LOGIT = -5.0  # fraud is rare
+CLIP = 8.0  # limit of standardized inputs; heavier tails do not help
 
 
 class Block(nn.Module):
@@ -38,7 +39,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(section.dropout)
 
     def forward(self, x: Tensor, mask: Tensor, last: Tensor | None = None) -> Tensor:
-        """`mask` [L, L] is added to the attention logits. With `last` [B], at these positions only: [B, 1, width]."""
+        """Add `mask` [L, L] to the attention logits. With `last` [B], compute these positions only: [B, 1, width]."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -70,41 +71,41 @@ class FraudModel(nn.Module):
         self.boosted = names.index(BOOSTED)
         nn.init.zeros_(self.head.weight)  # an untrained model is as good as the trees
         with torch.no_grad():
-            self.head.bias.copy_(torch.tensor([RARE, 0]))
+            self.head.bias.copy_(torch.tensor([INITIAL_LOGIT, 0]))
 
     @property
     def feature_names(self) -> list[str]:
-        """What the model wants in its last dimension, in this order."""
+        """Names of the input features, in the order of the last dimension."""
         return bytes(self.names.tolist()).decode().split("\n")
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.judge(features)[0]
+        return self.logits(features)[0]
 
-    def judge(self, features: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The logits, and those of the transformer alone, [B, L] each; with `last` [B], at these positions: [B, 1]."""
+    def logits(self, features: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the averaged and the transformer's own logits, [B, L]; with `last` [B], at these positions: [B, 1]."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
-        place = torch.arange(features.shape[1], device=features.device)
-        distance = place[:, None] - place[None, :]
+        position = torch.arange(features.shape[1], device=features.device)
+        distance = position[:, None] - position[None, :]
         hidden = (distance < 0) | (distance >= self.window)
         mask = torch.zeros(distance.shape, device=features.device).masked_fill(hidden, -torch.inf)
         *lower, top = self.blocks
         for block in lower:
             x = block(x, mask)
-        own, weight = self.head(self.norm(top(x, mask, last))).unbind(-1)
+        transformer, weight = self.head(self.norm(top(x, mask, last))).unbind(-1)
         boosted = features[..., self.boosted]
         if last is not None:
             boosted = boosted.gather(1, last[:, None])
-        return torch.lerp(boosted, own, weight.sigmoid()), own
+        return torch.lerp(boosted, transformer, weight.sigmoid()), transformer
 
 
 def build(section: Model, facts: dict[str, Any]) -> FraudModel:
-    """A fresh model for the dataset of `facts` (keys `features`, `mean`, `std`)."""
-    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # a feature that never varies says nothing
+    """Build an untrained model for a dataset with `facts` (keys `features`, `mean`, `std`)."""
+    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # for constant features
     return FraudModel(section, facts["features"], torch.tensor(facts["mean"]), spread)
 
 
 def load(folder: Path) -> FraudModel:
-    """The trained model in `folder` (`model.safetensors`, `model.json`), ready to score. Raises DataError."""
+    """Load the trained model in `folder` (`model.safetensors`, `model.json`) for scoring. Raises DataError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -115,35 +116,37 @@ def load(folder: Path) -> FraudModel:
         model = FraudModel(section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
-        raise DataError(f"{folder} holds no model of this workload ({type(error).__name__}: {error}).") from error
+        raise DataError(
+            f"{folder} does not hold a model of this workload ({type(error).__name__}: {error})."
+        ) from error
     return model.eval()
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Mean cross entropy over the counted positions; batch = (features [B, L, F], labels [B, L], counted [B, L]).
+    """Return the mean cross entropy over the counted positions; batch = (features [B, L, F], labels, counted [B, L]).
 
-    The transformer must know the answer by itself, too, or it would leave what is easy to the trees.
+    The loss includes the transformer's own logits: otherwise it would leave the easy cases to the trees.
     """
     features, labels, counted = batch
     labels = labels.to(features.dtype)
     losses = sum(
-        fn.binary_cross_entropy_with_logits(logits, labels, reduction="none") for logits in model.judge(features)
+        fn.binary_cross_entropy_with_logits(logits, labels, reduction="none") for logits in model.logits(features)
     )
     return (losses / 2 * counted).sum() / counted.sum().clamp(min=1)
 
 
 @torch.inference_mode()
 def score_all(model: FraudModel, features: Tensor) -> Tensor:
-    """Probability of fraud at every position: [B, L, F] → float64 [B, L]."""
+    """Return the probability of fraud at every position: [B, L, F] → float64 [B, L]."""
     return model(features).double().sigmoid()
 
 
 @torch.inference_mode()
 def score_windows(model: FraudModel, features: Tensor, lengths: Tensor) -> Tensor:
-    """Probability of fraud of the last transaction of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
+    """Return the probability of fraud of the last row of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
 
-    Histories start at position 0; what follows position `lengths - 1` is padding and has no influence. Neither has
-    the place in the batch, bit for bit, if B is 8 and the model not too narrow (see scoring.py): a sigmoid over all
-    positions would have a tail of other bits.
+    Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and the model not too
+    narrow (see scoring.py), the bits do not depend on the position in the batch. For that, the sigmoid is applied to
+    the last positions only: over all positions, the remainder of its vector loop would give other bits.
     """
-    return model.judge(features, lengths - 1)[0].squeeze(1).double().sigmoid()
+    return model.logits(features, lengths - 1)[0].squeeze(1).double().sigmoid()

@@ -1,10 +1,10 @@
-"""An example workload: a small GPT over bytes, trained on the language reference that Python ships (some 700 kB).
+"""Example workload: a small GPT over bytes, trained on the language reference that Python ships (about 700 kB).
 
     rekindle run configs/language.yaml
 
-Judged by bits per byte of the last tenth of the text. A request gives a text and gets its bits per byte and, if it asks
-for some, the most likely next bytes. Architecture: A. Radford and others, Language Models are Unsupervised Multitask
-Learners (2019).
+Its metric is bits per byte on the last tenth of the text. A request contains a text; the answer has its bits per byte
+and, if requested, the most likely next bytes. Architecture: A. Radford and others, Language Models are Unsupervised
+Multitask Learners (2019).
 """
 
 import argparse
@@ -21,21 +21,21 @@ from rekindle import DataConfig, DataError, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-START = 0  # the byte before a text
+START = 0  # byte that precedes every text
 
 
 class Data(DataConfig):
     source: str = Field(
         "python://topics", description="a text file in UTF-8, python://topics (its language reference) or python://code"
     )
-    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, the end of it, that judges the model")
-    window: int = Field(64, ge=8, le=1024, description="bytes that the model sees at once")
+    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, at its end, to evaluate on")
+    window: int = Field(64, ge=8, le=1024, description="number of bytes that the model sees at once")
 
 
 class Model(Section):
     width: int = Field(64, ge=8, le=1024, description="size of the state at each byte")
-    layers: int = Field(2, ge=1, le=12, description="layers, one on top of the other")
-    heads: int = Field(4, ge=1, description="attention heads; width must be a multiple of them")
+    layers: int = Field(2, ge=1, le=12, description="number of layers")
+    heads: int = Field(4, ge=1, description="number of attention heads; must divide width")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -45,11 +45,11 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text; of one longer than the model's window only the end counts."""
+    """A text. If it is longer than the window of the model, only its end counts."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
-    continue_bytes: int = Field(0, ge=0, le=100, description="most likely next bytes to give")
+    continue_bytes: int = Field(0, ge=0, le=100, description="number of most likely next bytes to return")
 
 
 def bits_per_byte(predictions: list[Any], truths: Any) -> float:
@@ -73,14 +73,16 @@ def prepare(data: Data, out: Path) -> Prepared:
             raise DataError(f"{data.source} cannot be read ({error}): data.source must be a text file.") from error
     cut = int(len(text) * (1 - data.test_share))
     if min(cut, len(text) - cut) <= data.window:
-        raise DataError(f"{data.source} has {len(text)} bytes: with data.window {data.window} that is too little text.")
+        raise DataError(
+            f"{data.source} has {len(text)} bytes: data.window is {data.window} and needs more text. Lower it."
+        )
     (out / "train.txt").write_bytes(text[:cut])
     (out / "test.txt").write_bytes(text[cut:])
     return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})
 
 
 class Windows:
-    """Every stretch of `window` bytes of a text: int64 [B, window + 1], the first of them as context only."""
+    """Every window of `window` bytes of a text: int64 [B, window + 1], where the first byte is context only."""
 
     def __init__(self, path: Path, split: str) -> None:
         import torch
@@ -119,17 +121,17 @@ def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
     text, window = (path / "test.txt").read_bytes().decode(errors="ignore"), dataset_facts(path)["window"]
     for start in range(0, len(text), window):
-        part = text[start : start + window]
-        yield {"text": part}, len(part.encode()[-window:])
+        excerpt = text[start : start + window]
+        yield {"text": excerpt}, len(excerpt.encode()[-window:])
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bits of the text's bytes, each given those before it, and the continuation."""
+    """Return the bits of each text (each byte given the previous ones) and its continuation."""
     import torch
 
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
-    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])  # always of one shape
+    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])  # always the same shape
     nats = -model(tokens[:, :-1]).double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
     bits = nats / torch.tensor(2.0).log()
     results = [
@@ -137,11 +139,11 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     ]
     for result, instance in zip(results, instances, strict=True):
         if instance.continue_bytes:
-            result["continuation"] = _continuation(model, instance, window)
+            result["continuation"] = _continue_text(model, instance, window)
     return results
 
 
-def _continuation(model: Any, instance: Instance, window: int) -> str:
+def _continue_text(model: Any, instance: Instance, window: int) -> str:
     import torch
 
     text = instance.text.encode()

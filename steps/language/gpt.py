@@ -1,4 +1,4 @@
-"""The network of this workload: a decoder-only transformer over bytes."""
+"""The network: a decoder-only transformer over bytes."""
 
 import torch.nn.functional as fn
 from torch import Tensor, nn

@@ -49,7 +49,7 @@ Generated from `--help` by `python -m tests.docs.pages`.
 
 
 def commands_page() -> str:
-    """Every command's help, in the sections of `rekindle --help`."""
+    """Return the help of all commands, in the sections of `rekindle --help`."""
     parts = [COMMANDS_HEAD]
     for title, names in SECTIONS.items():
         parts.append(f"\n## {title}\n")
@@ -68,7 +68,7 @@ def _helps(path: str, command: Any) -> Iterator[str]:
 
 
 def api_page() -> str:
-    """Every public name with its signature, its docstring and its fields, by module."""
+    """Return all public names with signature, docstring and fields, by module."""
     parts = [f"{API_HEAD}\n{_prose(project)}\n"]
     for module, names in vars(rekindle)["NAMES"].items():
         parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
@@ -100,10 +100,10 @@ def _entry(name: str, value: Any) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """`name(a, b=1)` of a function or a class that is called; a class to inherit from has its bases."""
+    """Return `name(a, b=1)` of a function or a class to call, or `class name(bases)` of a class to inherit from."""
     if inspect.isclass(value) and ("__init__" not in vars(value) or getattr(value, "_is_protocol", False)):
-        known = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}  # some are aliases
-        return f"class {name}({', '.join(known.get(base, base.__name__) for base in value.__bases__)})"
+        names = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}  # some are aliases
+        return f"class {name}({', '.join(names.get(base, base.__name__) for base in value.__bases__)})"
     shown, star = [], False
     for parameter in inspect.signature(value).parameters.values():
         if parameter.name == "self":
@@ -118,9 +118,9 @@ def signature(name: str, value: Any) -> str:
 
 
 def _fields(value: Any) -> Iterator[str]:
-    """A line for each field that the model itself declares."""
-    own = getattr(value, "model_fields", {})
-    if fields := {name: field for name, field in own.items() if name in vars(value).get("__annotations__", {})}:
+    """Yield a table row for each field that the model itself declares."""
+    all_fields = getattr(value, "model_fields", {})
+    if fields := {name: field for name, field in all_fields.items() if name in vars(value).get("__annotations__", {})}:
         yield "\n| field | default | what it is |\n| --- | --- | --- |\n"
         for name, field in fields.items():
             default = "" if field.default is PydanticUndefined else f"`{field.default!r}`"
@@ -128,7 +128,7 @@ def _fields(value: Any) -> Iterator[str]:
 
 
 def _methods(value: Any) -> Iterator[str]:
-    """A line for each public method that has a docstring."""
+    """Yield a line for each public method with a docstring."""
     if methods := {n: m for n, m in vars(value).items() if n[0] != "_" and inspect.isfunction(m) and m.__doc__}:
         yield "\n"
         for name, method in methods.items():
@@ -136,7 +136,7 @@ def _methods(value: Any) -> Iterator[str]:
 
 
 def _prose(value: Any) -> str:
-    """A docstring as Markdown: what is indented is code."""
+    """Convert a docstring to Markdown, where indented lines are code."""
     text = inspect.getdoc(value) or ""
     return re.sub(r"((?:^    .*\n?(?:\n(?=    ))?)+)", _fenced, text + "\n", flags=re.MULTILINE).rstrip()
 

@@ -1,4 +1,4 @@
-"""The pictures of the README.
+"""Draw the pictures of the README.
 
 python -m tests.docs.pictures        draws docs/overview.svg, and docs/terminal.svg from a run (a minute)
 """
@@ -46,7 +46,7 @@ def text(x: float, y: float, content: str, color: str = INK, size: int = 16, anc
 
 
 def box(x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT) -> str:
-    """A box with its lines in the middle; the first is bright, the others are small."""
+    """Draw a box with centered lines; the first is bright, the others are small."""
     drawn = [f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}" stroke="{edge}"/>']
     top = y + height / 2 + 6 - 10 * (len(lines) - 1)
     for number, line in enumerate(lines):
@@ -60,7 +60,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def overview() -> str:
-    """From a pipeline in Python to the same model on a laptop and on a cluster."""
+    """Draw the way from a pipeline in Python to the same model on a laptop and on a cluster."""
     drawn = [
         box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
         box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),
@@ -74,10 +74,10 @@ def overview() -> str:
         if number:
             drawn.append(arrow(x - 20, 162, x - 4, 162))
     drawn += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
-    for lane, (title, parts) in enumerate(LANES.items()):
+    for lane, (title, boxes) in enumerate(LANES.items()):
         x = 150 + lane * 520
         drawn += [arrow(x + 245, 190, x + 245, 232), box(x, 236, 490, 336, ()), text(x + 245, 264, title, GREEN, 18)]
-        for number, lines in enumerate(parts):
+        for number, lines in enumerate(boxes):
             drawn.append(box(x + 20, 282 + number * 70, 450, 58, lines))
         drawn.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
     drawn += [text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)]
@@ -91,17 +91,17 @@ def overview() -> str:
 
 
 def terminal() -> str:
-    """The end of `rekindle run configs/demo.yaml` on a terminal, and an answer of the model."""
+    """Draw the end of `rekindle run configs/demo.yaml` on a terminal, and a prediction of the model."""
     from rich.console import Console
     from rich.text import Text
 
     with tempfile.TemporaryDirectory() as folder, shell(Path(folder)) as typed:
         environ = {k: v for k, v in typed.environ.items() if k != "NO_COLOR"}
-        said = on_terminal(["rekindle", "run", "configs/demo.yaml"], folder, environ)
-        last = re.sub(r"\x1b\[\?25[hl]", "", said.rpartition("\x1b[2K")[2])
+        output = run_on_terminal(["rekindle", "run", "configs/demo.yaml"], folder, environ)
+        last = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
         (request,) = re.findall(r"^try it +(.*?)\r?$", last, re.MULTILINE)
         answer = typed(request).stdout
-        port = environ["REKINDLE_SERVE__PORT"]  # a free one: whoever looks at the picture has the default
+        port = environ["REKINDLE_SERVE__PORT"]  # a free port, replaced by the default in the picture
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print("[bold]$ make run[/]", highlight=False)
     console.print(Text.from_ansi(last.strip("\r\n").replace("\r", "").replace(port, "8080")))
@@ -110,21 +110,21 @@ def terminal() -> str:
     return console.export_svg(title="rekindle", unique_id="terminal")
 
 
-def on_terminal(command: list[str], folder: str, environ: dict[str, str]) -> str:
-    """What a command writes to a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
-    process = subprocess.Popen(command, cwd=folder, env={**environ, "TERM": "xterm-256color"}, stdin=theirs,
-                               stdout=theirs, stderr=theirs, start_new_session=True)  # fmt: skip
-    os.close(theirs)
-    said = b""
+def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) -> str:
+    """Return the output of a command on a terminal."""
+    terminal, process_end = pty.openpty()
+    fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
+    process = subprocess.Popen(command, cwd=folder, env={**environ, "TERM": "xterm-256color"}, stdin=process_end,
+                               stdout=process_end, stderr=process_end, start_new_session=True)  # fmt: skip
+    os.close(process_end)
+    output = b""
     try:
-        while chunk := os.read(ours, 65536):
-            said += chunk
-    except OSError:  # the other side is closed: all is read
+        while chunk := os.read(terminal, 65536):
+            output += chunk
+    except OSError:  # closed by the process: everything is read
         pass
-    assert process.wait() == 0, said.decode()
-    return said.decode()
+    assert process.wait() == 0, output.decode()
+    return output.decode()
 
 
 if __name__ == "__main__":

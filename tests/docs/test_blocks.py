@@ -1,6 +1,6 @@
-"""Every code block of the documents, by its language: files load, fragments of Python run, commands are real ones.
+"""All code blocks of the documents, by language: files load, fragments of Python run, commands exist.
 
-Commands that only read are run; test_stories.py types the others of a page, and what NEEDS names is parsed.
+Commands that only read are run, the commands in NEEDS are only parsed, and test_stories.py runs the others.
 """
 
 import ast
@@ -34,7 +34,7 @@ from tests.docs.pages import API, COMMANDS
 
 GROUPS = {"rekindle": commands, "argolocal": argolocal_cli.commands}
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
-NEEDS = {  # what a command needs that a test has not, so it is only parsed; tests/cluster runs those of a cluster
+NEEDS = {  # requirement that tests lack → commands that are only parsed; tests/cluster runs those for a cluster
     "a cluster": {
         "kubectl",
         "helm",
@@ -56,13 +56,13 @@ CONFIG = {
     "name": "page",
     "workload": "steps.digits",
     "data": {"source": "sklearn://digits"},
-}  # what a fragment of a config leaves out
-EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # pages that build on the files of others
+}  # completes fragments of configs
+EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # page → pages whose files it uses
 
 
 @pytest.fixture
 def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with the files of the page, which is the current one; their modules are forgotten afterwards."""
+    """Change to a directory with the files of the page; unload their modules afterwards."""
     for name in [*EARLIER.get(block.document.name, []), block.document.name]:
         write_files(block.document.with_name(name), tmp_path)
     shutil.copytree(ROOT / "configs", tmp_path / "configs", dirs_exist_ok=True)
@@ -79,20 +79,20 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_code_block_is_as_good_as_it_looks(block: Block, folder: Path) -> None:
+def test_a_code_block_works(block: Block, folder: Path) -> None:
     check = CHECKS.get(block.language)
-    assert check, f"{block}: no test knows the language {block.language!r}: use one of {', '.join(CHECKS)}"
+    assert check, f"{block}: no check exists for the language {block.language!r}: use one of {', '.join(CHECKS)}"
     check(block, folder)
 
 
 def _commands(block: Block, folder: Path) -> None:
     for line in block.commands:
         for words in _simple_commands(line):
-            _command(block, words)
+            _check_command(block, words)
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """The simple commands of a line: those of a pipeline, of a list and of `$(...)`, without redirections."""
+    """Yield the simple commands of a line, from pipelines, lists and `$(...)`, without redirections."""
     for inner in re.findall(r"\$\(([^()]*)\)", line):
         yield from _simple_commands(inner)
     words: list[str] = []
@@ -106,13 +106,13 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
             words = []
 
 
-def _command(block: Block, words: list[str]) -> None:
+def _check_command(block: Block, words: list[str]) -> None:
     while re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     program, *arguments = words
     name = program
     if program in GROUPS:
-        name, context = _parsed(block, program, arguments)
+        name, context = _parse(block, program, arguments)
         if context and name.startswith(READS):
             _run(block, program, arguments)
         at_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
@@ -127,8 +127,8 @@ def _command(block: Block, words: list[str]) -> None:
     assert any(name in names for names in NEEDS.values()), f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
 
 
-def _parsed(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
-    """The command's name with that of its group; its context, None if it only shows its help."""
+def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
+    """Return the full name of the command and its context; None if it only shows its help."""
     group: Any = GROUPS[name]
     while isinstance(group, click.Group):
         assert arguments and arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
@@ -142,7 +142,7 @@ def _parsed(block: Block, name: str, arguments: list[str]) -> tuple[str, click.C
 
 
 def _run(block: Block, program: str, arguments: list[str]) -> None:
-    """Run a command of ours in this process."""
+    """Run a command of Rekindle or argolocal in this process."""
     try:
         code = GROUPS[program].main(arguments, standalone_mode=False)
     except SystemExit as error:
@@ -151,7 +151,7 @@ def _run(block: Block, program: str, arguments: list[str]) -> None:
 
 
 def _yaml(block: Block, folder: Path) -> None:
-    """A manifest that Argo would take, the table of images, or a config: whole, or some of its sections."""
+    """Check a manifest for Argo, the table of images, or a config (complete or some sections)."""
     documents = list(yaml.safe_load_all(block.text))
     if "kind" in documents[0]:
         findings = [finding for document in documents for finding in lint(document)]
@@ -167,12 +167,12 @@ def _yaml(block: Block, folder: Path) -> None:
 
 
 def _python(block: Block, folder: Path) -> None:
-    """A module is imported; a fragment runs after those before it on its page, in a pipeline if it has blocks."""
+    """Import a module; run a fragment after the previous ones of its page, in a pipeline if it has blocks."""
     tree = ast.parse(block.text, str(block))
     _check_calls(block, tree)
     if block.file:
         project.load(block.file.removesuffix(".py").replace("/", "."), "step", ())
-    elif not _imports(tree) & {"mlflow"}:  # which needs a server: test_stories.py runs these
+    elif not _imports(tree) & {"mlflow"}:  # needs a server: test_stories.py runs it
         fragments = [other for other in blocks(block.document, "python") if not other.file and other.line <= block.line]
         config = load_config(ROOT / "tests/golden/config.yaml", environment={}).config
         space: dict[str, Any] = {
@@ -188,14 +188,14 @@ def _python(block: Block, folder: Path) -> None:
 
 
 def _imports(tree: ast.AST) -> set[str]:
-    """The modules that code imports, wherever."""
+    """Return all modules that the code imports."""
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
 def _check_calls(block: Block, tree: ast.AST) -> None:
-    """Names imported from Rekindle and Hera exist, and take the arguments that they are given: in functions, too."""
-    known: dict[str, Any] = {
+    """Check that names of Rekindle and Hera exist and accept their arguments, even in functions that do not run."""
+    names: dict[str, Any] = {
         "argolocal": importlib.import_module("argolocal"),
         "rekindle": importlib.import_module("rekindle"),
         "blocks": rekindle_blocks,
@@ -210,23 +210,23 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
             for alias in node.names:
                 module = importlib.import_module(node.module or "")
                 assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
-                known[alias.asname or alias.name] = getattr(module, alias.name)
+                names[alias.asname or alias.name] = getattr(module, alias.name)
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in ("argolocal", "rekindle", "blocks")
         ):
-            assert hasattr(known[node.value.id], node.attr), f"{block}: {ast.unparse(node)} is not there"
-        if isinstance(node, ast.Call) and (function := _resolved(node.func, known)) and not inspect.isclass(function):
+            assert hasattr(names[node.value.id], node.attr), f"{block}: {ast.unparse(node)} does not exist"
+        if isinstance(node, ast.Call) and (function := _resolve(node.func, names)) and not inspect.isclass(function):
             named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
             inspect.signature(function).bind_partial(*node.args, **named)
 
 
-def _resolved(node: ast.expr, known: dict[str, Any]) -> Any:
+def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
-        return known.get(node.id)
-    return getattr(_resolved(node.value, known), node.attr, None) if isinstance(node, ast.Attribute) else None
+        return names.get(node.id)
+    return getattr(_resolve(node.value, names), node.attr, None) if isinstance(node, ast.Attribute) else None
 
 
 def _dockerfile(block: Block, folder: Path) -> None:
@@ -240,11 +240,11 @@ def _mermaid(block: Block, folder: Path) -> None:
 
 def _drawing(block: Block, folder: Path) -> None:
     typed = re.findall(r"^\s*(?:\$ .*|rekindle .*|import .*|kubectl .*)$", block.text, re.MULTILINE)
-    assert typed == [], f"{block}: say its language, so that it is checked"
+    assert typed == [], f"{block}: give it a language, so that it is checked"
 
 
 def _text(block: Block, folder: Path) -> None:
-    assert block.document in (API, COMMANDS), f"{block}: only generated pages show text that nothing checks"
+    assert block.document in (API, COMMANDS), f"{block}: only generated pages may contain unchecked text"
 
 
 CHECKS = {
@@ -260,7 +260,7 @@ CHECKS = {
 }
 
 
-def test_flags_of_steps_in_the_documents_are_those_of_the_steps() -> None:
+def test_documented_flags_of_steps_exist() -> None:
     for block in BLOCKS:
         for module, rest in re.findall(
             r"rekindle step (steps\.(?:prepare|train|evaluate|release|verify))\b(.*)", block.text
@@ -270,7 +270,7 @@ def test_flags_of_steps_in_the_documents_are_those_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[:-1], ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_exist(document: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
 
@@ -286,7 +286,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert [file.name for file in (ROOT / "docs").glob("*.??g") if file.name not in shown] == []
 
 
-def test_folders_that_contributors_are_sent_to_are_there() -> None:
+def test_folders_in_contributing_exist() -> None:
     folders = "argolocal|rekindle|steps|pipelines|images|tests|docs"
     for path in re.findall(rf"`((?:{folders})/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text()):
         assert (ROOT / path.replace("STEP", "prepare")).exists(), path

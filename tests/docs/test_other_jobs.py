@@ -1,4 +1,4 @@
-"""What docs/other-jobs.md shows renders to manifests without an error, and every kind it speaks of is in them."""
+"""The examples of docs/other-jobs.md render and lint, and contain every kind that the page names."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job"}
 
 @pytest.fixture
 def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """All fragments of the page as the pipelines of one config: their manifests."""
+    """Manifests of all fragments of the page, each as a pipeline."""
     write_files(PAGE, tmp_path)
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
@@ -38,7 +38,7 @@ def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
         templates = manifest["spec"]["templates"]
         texts = [template["resource"].get("manifest", "") for template in templates if "resource" in template]
         applied |= {kind for kind in KINDS for text in texts if f'"kind": "{kind}"' in text}
-        if len(templates) == 1:  # the claim, which is applied by hand
+        if len(templates) == 1:  # the volume claim, which is applied by hand
             continue
         errors = [str(finding) for finding in lint(manifest) if finding.fatal]
         assert errors == [], fragment

@@ -1,4 +1,4 @@
-"""The pages of which every command is typed, in order, as a reader would, in a small world."""
+"""Run all commands of these pages, in order, with little data."""
 
 import ast
 import json
@@ -22,11 +22,11 @@ WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_no_page_has_commands_that_no_test_types(document: Path) -> None:
+def test_all_commands_of_a_page_are_tested(document: Path) -> None:
     assert document in TYPED or typed_by_hand(document) == []
 
 
-def test_make_does_what_the_readme_says() -> None:
+def test_make_targets_match_the_readme() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target, recipe in RECIPES.items():
         (command,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
@@ -35,18 +35,18 @@ def test_make_does_what_the_readme_says() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text()
 
 
-def test_who_never_trains_gets_what_the_page_of_argolocal_says(tmp_path: Path) -> None:
+def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
     write_files(ARGOLOCAL, tmp_path)
     with shell(tmp_path) as typed:
-        said = {command: typed(command) for command in typed_by_hand(ARGOLOCAL)}
-        assert {done.returncode for done in said.values()} == {0}, said
-    assert "hello reader" in said["argolocal logs"].stdout
+        results = {command: typed(command) for command in typed_by_hand(ARGOLOCAL)}
+        assert {done.returncode for done in results.values()} == {0}, results
+    assert "hello reader" in results["argolocal logs"].stdout
     assert not (tmp_path / ".rekindle").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # several whole runs
-def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
+def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (notebook,) = blocks(TRACKING, "python")
     (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
@@ -61,7 +61,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # three runs
-def test_weeks_are_replayed_as_the_document_says(tmp_path: Path) -> None:
+def test_backfill_works_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     world = "simulate://7?cards=150&terminals=300&days=91"
     small = {"REKINDLE_DATA__SOURCE": world, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
@@ -77,7 +77,7 @@ def test_weeks_are_replayed_as_the_document_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two runs
-def test_idle_capacity_changes_no_bit_as_the_document_says(tmp_path: Path) -> None:
+def test_idle_capacity_changes_no_bit_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
     with shell(tmp_path, **small) as typed:
@@ -86,25 +86,25 @@ def test_idle_capacity_changes_no_bit_as_the_document_says(tmp_path: Path) -> No
             json.loads(typed(f"{run} -o json").stdout) for run in (command, "rekindle run configs/demo.yaml --no-cache")
         ]
         assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
-        told = typed(f"rekindle explain {runs[0]['workflow']}").stdout
-        assert re.search(r"[234] workers trained", told), told
+        explanation = typed(f"rekindle explain {runs[0]['workflow']}").stdout
+        assert re.search(r"[234] workers trained", explanation), explanation
         pods = typed("ps -eo args").stdout
-        assert f"deployments/{runs[0]['workflow']}-train" not in pods, "they went with the training"
+        assert f"deployments/{runs[0]['workflow']}-train" not in pods, "they end with the training"
 
 
-def test_the_pipeline_of_the_readme_is_the_one_that_runs() -> None:
+def test_the_pipeline_of_the_readme_equals_the_real_one() -> None:
     (shown,) = blocks(README, "python")
     bodies = [ast.parse(text).body[-1] for text in (shown.text, (ROOT / "pipelines/training.py").read_text())]
     with_blocks = [function.body[-2:] for function in bodies if isinstance(function, ast.FunctionDef)]
     assert [ast.unparse(node) for node in with_blocks[0]] == [ast.unparse(node) for node in with_blocks[1]]
 
 
-def test_the_picture_of_the_whole_is_the_one_that_is_drawn() -> None:
+def test_the_overview_picture_is_up_to_date() -> None:
     assert OVERVIEW.read_text() == overview(), "python -m tests.docs.pictures overview"
 
 
 def power(folder: Path, rows: int) -> None:
-    """The data of the page about models: consumption falls with the temperature."""
+    """Write the data of the page about models: consumption falls with the temperature."""
     rng = np.random.default_rng(0)
     hours, degrees = rng.integers(0, 24, rows), rng.normal(10, 8, rows)
     kwh = 40 - degrees + 5 * np.cos(hours / 24 * 2 * np.pi) + rng.normal(0, 1, rows)
@@ -114,9 +114,7 @@ def power(folder: Path, rows: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # several whole runs
-def test_your_own_model_runs_as_the_document_says(
-    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
-) -> None:
+def test_your_own_model_runs_as_documented(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> None:
     write_files(MODEL, tmp_path)
     power(tmp_path, 2000)
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
@@ -130,7 +128,7 @@ def test_your_own_model_runs_as_the_document_says(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_your_own_pipeline_runs_as_the_document_says(
+def test_your_own_pipeline_runs_as_documented(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     write_files(MODEL, tmp_path)

@@ -1,4 +1,4 @@
-"""Bytes and values that nobody would send by accident, from a seeded chance."""
+"""Random mutations of bytes and values, reproducible by their seed."""
 
 import random
 from typing import Any
@@ -25,50 +25,50 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def mutated(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
-    """`data` after a few changes: bytes, pieces, cuts, repetitions, parts of others."""
+def mutate(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
+    """Return `data` with a few changes: bytes, pieces, cuts, repetitions, excerpts of others."""
     for _ in range(1 + int(chance.expovariate(0.6))):
-        at = chance.randrange(len(data) + 1)
-        to = min(len(data), at + int(chance.expovariate(0.02)))
+        start = chance.randrange(len(data) + 1)
+        end = min(len(data), start + int(chance.expovariate(0.02)))
         match chance.randrange(7):
             case 0:
-                data = data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :]
+                data = data[:start] + bytes([chance.randrange(256)]) + data[start + 1 :]
             case 1:
-                data = data[:at] + chance.choice(PIECES) + data[at:]
+                data = data[:start] + chance.choice(PIECES) + data[start:]
             case 2:
-                data = data[:at] + chance.choice(PIECES) + data[to:]
+                data = data[:start] + chance.choice(PIECES) + data[end:]
             case 3:
-                data = data[:at] + data[to:]
+                data = data[:start] + data[end:]
             case 4:
-                data = data[:to] + data[at:to] * chance.randrange(4) + data[to:]
+                data = data[:end] + data[start:end] * chance.randrange(4) + data[end:]
             case 5:
                 other = chance.choice(others)
-                data = data[:at] + other[chance.randrange(len(other) + 1) :]
+                data = data[:start] + other[chance.randrange(len(other) + 1) :]
             case 6:
-                data = data[:at]
+                data = data[:start]
     return data
 
 
-def changed(value: Any, chance: random.Random) -> Any:
-    """A JSON value with one part replaced, removed, doubled or renamed. The argument stays as it is."""
+def change(value: Any, chance: random.Random) -> Any:
+    """Return a copy of a JSON value with one element replaced, removed, duplicated or renamed."""
     if isinstance(value, dict) and value and chance.random() < 0.9:
         key = chance.choice(list(value))
         match chance.randrange(12):
             case 0:
-                return {name: part for name, part in value.items() if name != key}
+                return {name: item for name, item in value.items() if name != key}
             case 1:
-                return {(key + "x" if name == key else name): part for name, part in value.items()}
+                return {(key + "x" if name == key else name): item for name, item in value.items()}
             case 2:
                 return value | {chance.choice(list(value)): value[key]}
-        return value | {key: changed(value[key], chance)}
+        return value | {key: change(value[key], chance)}
     if isinstance(value, list) and value and chance.random() < 0.9:
-        at = chance.randrange(len(value))
+        index = chance.randrange(len(value))
         match chance.randrange(8):
             case 0:
-                return value[:at] + value[at + 1 :]
+                return value[:index] + value[index + 1 :]
             case 1:
-                return [*value, value[at]]
-        return [*value[:at], changed(value[at], chance), *value[at + 1 :]]
+                return [*value, value[index]]
+        return [*value[:index], change(value[index], chance), *value[index + 1 :]]
     if isinstance(value, str) and value and chance.random() < 0.5:
-        return mutated(value.encode(errors="replace"), chance, [b"{{=x}}"]).decode(errors="replace")
+        return mutate(value.encode(errors="replace"), chance, [b"{{=x}}"]).decode(errors="replace")
     return chance.choice(VALUES)

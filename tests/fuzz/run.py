@@ -1,4 +1,4 @@
-"""Runs the cases of one target: the same seed and number are the same case."""
+"""Run the cases of one target; seed and number determine a case."""
 
 import contextlib
 import io
@@ -12,24 +12,24 @@ from typing import Any
 
 from tests.fuzz.targets import TARGETS, scratch
 
-HANGS = 10.0  # seconds
-GROWTH = 200.0  # MB that a process may grow by
+CASE_TIMEOUT_S = 10.0
+MAX_GROWTH_MB = 200.0  # of a process
 
 
 def run(name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9) -> tuple[int, float]:
-    """The number of cases, and by how many MB the process grew. Raises AssertionError with the command of a fault."""
+    """Return the number of cases and the growth of the process in MB. A failure names the command to repeat it."""
 
-    def hangs(*_: Any) -> None:
-        raise AssertionError(f"it takes longer than {HANGS:g} s")
+    def fail_slow_case(*_: Any) -> None:
+        raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
 
     folder = scratch()
-    before, number = 0.0, first
-    signal.signal(signal.SIGALRM, hangs)
-    until = time.monotonic() + seconds
+    memory, number = 0.0, first
+    signal.signal(signal.SIGALRM, fail_slow_case)
+    deadline = time.monotonic() + seconds
     try:
         case = TARGETS[name](folder)
-        while number < first + count and time.monotonic() < until:
-            signal.setitimer(signal.ITIMER_REAL, HANGS)
+        while number < first + count and time.monotonic() < deadline:
+            signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
             try:
                 with contextlib.redirect_stderr(log):
@@ -40,14 +40,14 @@ def run(name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: flo
             assert "Traceback" not in log.getvalue(), log.getvalue()
             number += 1
             if number - first == 500:
-                before = _memory()
+                memory = _memory_mb()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         shutil.rmtree(folder, ignore_errors=True)
-    grown = _memory() - (before or _memory())
-    assert grown < GROWTH, f"{name} grew by {grown:.0f} MB in {number - first} cases"
+    grown = _memory_mb() - (memory or _memory_mb())
+    assert grown < MAX_GROWTH_MB, f"{name} grew by {grown:.0f} MB in {number - first} cases"
     return number - first, grown
 
 
-def _memory() -> float:
+def _memory_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000

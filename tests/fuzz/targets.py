@@ -1,4 +1,4 @@
-"""What parses strangers' bytes, each with what it may answer. A case that raises, hangs or does harm is a fault."""
+"""Parsers of untrusted input with their permitted results. A case that raises, hangs or does harm is a failure."""
 
 import gzip
 import hashlib
@@ -33,7 +33,7 @@ from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
-from tests.fuzz.mutation import changed, mutated
+from tests.fuzz.mutation import change, mutate
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.fuzz.web import web_answers
@@ -42,10 +42,10 @@ Case = Callable[[random.Random], None]
 
 
 def archives(folder: Path) -> Case:
-    """Tarballs and zips, unpacked."""
-    outside, place = folder / "outside", folder / "place"
+    """Unpack tarballs and zips."""
+    outside, inside = folder / "outside", folder / "place"
     outside.write_text("precious")
-    place.mkdir()
+    inside.mkdir()
     kinds = [b"0", b"5", b"2", b"1", b"3", b"S", b"L", b"x", b"g"]
     names = ["a", "a/b", "l", "l/x", "../outside", "x" * 150, "/tmp/x"]
     seeds = []
@@ -75,24 +75,24 @@ def archives(folder: Path) -> Case:
         zips.append(packed.getvalue())
 
     def case(chance: random.Random) -> None:
-        archive, target = place / "in.tmp", place / "in"
+        archive, target = inside / "in.tmp", inside / "in"
         if zipped := chance.random() < 0.2:
-            data = mutated(chance.choice(zips), chance, zips)
+            data = mutate(chance.choice(zips), chance, zips)
             if chance.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
                 entry, end = data[directory : directory + 46 + 9], data.rfind(b"PK\5\6")
                 data = data[:directory] + entry * chance.randrange(3000) + data[end:]
             archive.write_bytes(data)
         else:
-            data = mutated(chance.choice(seeds), chance, seeds)
+            data = mutate(chance.choice(seeds), chance, seeds)
             if chance.random() < 0.9:
-                data = b"".join(_with_checksum(data[at : at + 512]) for at in range(0, len(data), 512))
+                data = b"".join(_fix_checksum(data[start : start + 512]) for start in range(0, len(data), 512))
             if chance.random() < 0.2:
                 data = sparse_member(chance) + data
             size = 1 + int(chance.expovariate(0.001)) if chance.random() < 0.2 else len(data) or 1
-            packed = b"".join(gzip.compress(data[at : at + size], 1) for at in range(0, len(data) or 1, size))
+            packed = b"".join(gzip.compress(data[start : start + size], 1) for start in range(0, len(data) or 1, size))
             if chance.random() < 0.05:
                 packed = gzip.compress(b"", 1) * chance.randrange(20_000) + packed
-            archive.write_bytes(packed if chance.random() < 0.9 else mutated(packed, chance, seeds))
+            archive.write_bytes(packed if chance.random() < 0.9 else mutate(packed, chance, seeds))
             is_tarball(archive)
         with suppress(ArchiveError):
             (unpack_zip if zipped else unpack_tar)(archive, target)
@@ -105,13 +105,13 @@ def archives(folder: Path) -> Case:
                 assert Path(os.path.realpath(path)).is_relative_to(target), path
             shutil.rmtree(target)
         target.unlink(missing_ok=True)
-        assert os.listdir(place) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
+        assert os.listdir(inside) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
 
     return case
 
 
 def sparse(chance: random.Random) -> dict[str, str]:
-    """Headers of a file of which only some parts are stored, or so they say."""
+    """Return headers of a sparse file, valid or not."""
     listed: list[int] = []
     for _ in range(chance.randrange(1, 30)):
         after = sum(listed[-2:]) if chance.random() < 0.8 else chance.randrange(-5, 5000)
@@ -123,14 +123,14 @@ def sparse(chance: random.Random) -> dict[str, str]:
 
 
 def sparse_member(chance: random.Random) -> bytes:
-    """A sparse file at the beginning of a tarball."""
+    """Return a sparse file as the first member of a tarball."""
     info, content = tarfile.TarInfo("a"), chance.randbytes(1024)
     info.size, info.pax_headers = len(content), sparse(chance)
     return info.tobuf(tarfile.PAX_FORMAT) + content
 
 
-def _with_checksum(block: bytes) -> bytes:
-    """A block of a tarball, as a header whose checksum is right if it was one."""
+def _fix_checksum(block: bytes) -> bytes:
+    """Return a block of a tarball; if it is a header, with a valid checksum."""
     if block[257:262] != b"ustar" or len(block) < 512:
         return block
     bare = block[:148] + b" " * 8 + block[156:]
@@ -159,7 +159,7 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 
 
 def s3_requests(folder: Path) -> Case:
-    """Requests to the object store: whole heads as its connections hand them on, signed or not, and bodies."""
+    """Requests to the object store: complete heads, signed or not, and bodies."""
     files = Files(folder / "s3")
     files.create("data")
     buffer = memoryview(bytearray(BLOCK))
@@ -168,12 +168,12 @@ def s3_requests(folder: Path) -> Case:
         method, target, headers, body = chance.choice(REQUESTS)
         headers, others = {"Host": "h", **headers}, [body, XML, PARTS, CHUNKS]
         if chance.random() < 0.4:
-            target = mutated(target.encode(), chance, others).decode("latin-1")
+            target = mutate(target.encode(), chance, others).decode("latin-1")
         if chance.random() < 0.4:
             name = chance.choice(list(headers))
-            headers[name] = mutated(headers[name].encode(), chance, others).decode("latin-1")
+            headers[name] = mutate(headers[name].encode(), chance, others).decode("latin-1")
         if chance.random() < 0.5:
-            body = mutated(body, chance, others)
+            body = mutate(body, chance, others)
         headers |= {"Content-Length": str(len(body))}
         if chance.random() < 0.9:
             with suppress(ValueError, UnicodeError):
@@ -184,7 +184,7 @@ def s3_requests(folder: Path) -> Case:
             lines.insert(chance.randrange(1, len(lines) - 1), line)
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if chance.random() < 0.1:
-            head = mutated(head, chance, others)
+            head = mutate(head, chance, others)
         status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
         assert status != 500, (head, body)
 
@@ -199,13 +199,13 @@ def s3_requests(folder: Path) -> Case:
             client.shutdown(socket.SHUT_WR)
             with suppress(ConnectionError):
                 handler = Handler(server, head, KEYS, buffer, files)
-                parsed = getattr(handler, "headers", None)  # None: the parser refused the request line
+                parsed = getattr(handler, "headers", None)  # None: the parser rejected the request line
                 assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
             server.close()
             answer = b""
-            with suppress(ConnectionError):  # a body that was not read
-                while part := client.recv(1 << 16):
-                    answer += part
+            with suppress(ConnectionError):  # the body was not read
+                while chunk := client.recv(1 << 16):
+                    answer += chunk
         last = answer.rpartition(b"HTTP/1.1 ")[2]
         return int(last[:3]) if last[:3].isdigit() else 0
 
@@ -226,15 +226,15 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
     lines = [f"{name}:{' '.join(signed[name].split())}" for name in names]
     path = quote(unquote_to_bytes(url.path), safe="/-_.~")
     text = "\n".join([method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]])
-    made = Signature(signing_key(KEYS[1], scope), date, scope)
-    signature = made.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
+    signer = Signature(signing_key(KEYS[1], scope), date, scope)
+    signature = signer.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
     credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
     added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
     return added | {"Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"}
 
 
 def mlflow_heads(folder: Path) -> Case:
-    """Heads of requests to the embedded MLflow: none without the token or a cookie gets through."""
+    """Heads of requests to the embedded MLflow: only those with the token or a cookie pass."""
     login = Login("secret-token", 5000)
     fields = ["Host: 127.0.0.1:5000", "Host: localhost", "Authorization: Bearer secret-token", "Accept: */*"]
     fields += ["Sec-Fetch-Site: none", f"Cookie: a=b; {login.cookie}={login.session}", "Origin: http://localhost"]
@@ -246,36 +246,39 @@ def mlflow_heads(folder: Path) -> Case:
         lines += chance.sample(fields, chance.randrange(len(fields)))
         head = "\r\n".join([*lines, "", ""]).encode()
         if chance.random() < 0.8:
-            head = mutated(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            head = mutate(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         if find_fault(head):
             return
-        answer, knows = login.answer(head), b"secret-token" in head or login.session.encode() in head
+        answer, has_secret = login.answer(head), b"secret-token" in head or login.session.encode() in head
         if answer is None:
-            assert knows, head
+            assert has_secret, head
         else:
-            assert answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or knows, (head, answer)
-            assert answer.count(b"\r\n\r\n") == 1 and (knows or login.session.encode() not in answer), (head, answer)
+            assert answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or has_secret, (head, answer)
+            assert answer.count(b"\r\n\r\n") == 1 and (has_secret or login.session.encode() not in answer), (
+                head,
+                answer,
+            )
 
     return case
 
 
 def manifests(folder: Path) -> Case:
-    """Files for `rekindle run --manifest`, read and linted."""
+    """Read and lint files for `rekindle run --manifest`."""
     whole = yaml.safe_load(EVERYTHING)
-    parts = [
+    single = [
         whole | {"spec": whole["spec"] | {"templates": [template], "entrypoint": template["name"]}}
         for template in whole["spec"]["templates"]
     ]
     small = "kind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: a\n  templates:\n  - {name: a, suspend: {}}\n"
-    texts = [small.encode(), json.dumps(parts[-1]).encode()]
+    texts = [small.encode(), json.dumps(single[-1]).encode()]
 
     def case(chance: random.Random) -> None:
         if chance.random() < 0.5:
-            text = mutated(chance.choice(texts), chance, texts).decode(errors="replace")
+            text = mutate(chance.choice(texts), chance, texts).decode(errors="replace")
         else:
-            value = chance.choice(parts)
+            value = chance.choice(single)
             for _ in range(chance.randrange(1, 4)):
-                value = changed(value, chance)
+                value = change(value, chance)
             text = json.dumps(value)
         try:
             for manifest in documents(text):
@@ -289,7 +292,7 @@ def manifests(folder: Path) -> Case:
 class Instance(BaseModel):
     id: int | str
     amount: float = Field(ge=0)
-    at: datetime | None = None
+    time: datetime | None = None
     kind: Literal["a", "b"] = "a"
     more: list[dict[str, float]] = Field(default_factory=list)
 
@@ -299,14 +302,14 @@ class Request(BaseModel):
 
 
 def http_bodies(folder: Path) -> Case:
-    """Bodies of requests for predictions."""
-    example = {"id": "a", "amount": 1.5, "at": "2026-01-01T00:00:00Z", "kind": "b", "more": [{"x": 1}]}
+    """Parse bodies of requests for predictions."""
+    example = {"id": "a", "amount": 1.5, "time": "2026-01-01T00:00:00Z", "kind": "b", "more": [{"x": 1}]}
     seeds = [json.dumps({"instances": [example] * count}).encode() for count in (1, 3)]
 
     def case(chance: random.Random) -> None:
-        body = mutated(chance.choice(seeds), chance, seeds)
+        body = mutate(chance.choice(seeds), chance, seeds)
         if chance.random() < 0.3:
-            body = json.dumps(changed({"instances": [example, example]}, chance)).encode()
+            body = json.dumps(change({"instances": [example, example]}, chance)).encode()
         if chance.random() < 0.1:
             body = body.replace(b"1.5", b"1" + b"0" * chance.randrange(5000))
         try:
@@ -333,5 +336,5 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
 
 
 def scratch() -> Path:
-    """A directory in memory, if there is one."""
+    """Create a directory, in memory if possible."""
     return Path(tempfile.mkdtemp(prefix="rekindle-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))

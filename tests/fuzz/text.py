@@ -1,4 +1,4 @@
-"""YAML, JSON and expressions that are cheap to write and dear to read: what they may answer is one sentence."""
+"""YAML, JSON and expressions that are cheap to write but expensive to parse: they must give one short error."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from argolocal.language.yaml_text import parse
 from argolocal.manifest.read import documents
 from argolocal.validate import lint
 from rekindle.errors import ConfigError
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate
 
 Case = Callable[[random.Random], None]
 OPENED = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
@@ -53,7 +53,7 @@ EXPRESSIONS = [
 
 
 def aliases(chance: random.Random) -> str:
-    """Anchors, each of which stands for several of the one before, in one of the ways to say so."""
+    """Return anchors that each refer to the previous one several times, in a random form."""
     count, form = (
         chance.randrange(2, 12),
         chance.choice(["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"]),
@@ -66,7 +66,7 @@ def aliases(chance: random.Random) -> str:
 
 
 def bomb(chance: random.Random) -> str:
-    """A text of many levels, digits, documents, aliases, characters or keys."""
+    """Return a text with many levels, digits, documents, aliases, characters or keys."""
     size = int(10 ** chance.uniform(0, 5.3))
     match chance.randrange(7):
         case 0:
@@ -86,7 +86,7 @@ def bomb(chance: random.Random) -> str:
 
 
 def yaml_texts(folder: Path) -> Case:
-    """Texts of configs and manifests, read and linted."""
+    """Parse and lint texts of configs and manifests."""
     texts = [
         b"a: &a {x: 1}\nb: {<<: *a, y: [0x1f, 1e3, .inf, y, ~, '']}\n",
         b"--- |\n  a\n--- >\n  b\n...\n",
@@ -96,7 +96,7 @@ def yaml_texts(folder: Path) -> Case:
     def case(chance: random.Random) -> None:
         text = bomb(chance)
         if chance.random() < 0.3:
-            text = mutated(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(errors="replace")
+            text = mutate(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(errors="replace")
         with suppress(ConfigError):
             try:
                 json.dumps(parse(text, "a file"))
@@ -110,11 +110,11 @@ def yaml_texts(folder: Path) -> Case:
 
 
 def expressions(folder: Path) -> Case:
-    """Tags, expressions and conditions of a manifest."""
+    """Evaluate tags, expressions and conditions of a manifest."""
 
     def case(chance: random.Random) -> None:
-        parts = [chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5)) for _ in range(chance.randrange(1, 4))]
-        source = "".join(parts) + chance.choice(["", "1", "}}", "1)", " == 1", ")" * len(parts[0])])
+        pieces = [chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5)) for _ in range(chance.randrange(1, 4))]
+        source = "".join(pieces) + chance.choice(["", "1", "}}", "1)", " == 1", ")" * len(pieces[0])])
         container = {
             "image": "x",
             "args": [source, f"{{{{={source}}}}}", f"--{source}"],

@@ -1,4 +1,4 @@
-"""What the processes of a training read from others: lines to a coordinator, checkpoints, snapshots."""
+"""Input that processes of a training read from others: lines to a coordinator, checkpoints, snapshots."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_LINE, PROTOCOL, encode
 from rekindle.training.membership.server import Connection, Coordinator
 from rekindle.training.spec import TrainingSpec
-from tests.fuzz.mutation import changed, mutated
+from tests.fuzz.mutation import change, mutate
 
 Case = Callable[[random.Random], None]
 SECRET = b"0123456789abcdef" * 2
@@ -38,8 +38,8 @@ SESSION: list[dict[str, Any]] = [
 ]
 
 
-class Wire(asyncio.Transport):
-    """The coordinator's end of a connection whose other end is the case."""
+class Transport(asyncio.Transport):
+    """The end of the coordinator of a connection to the test case."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Wire(asyncio.Transport):
 
 
 def coordinator_lines(folder: Path) -> Case:
-    """What workers and strangers send to a coordinator: some know the secret, some do not."""
+    """Lines from workers and from clients without the secret to a coordinator."""
     spec = TrainingSpec.model_validate(
         {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c", "workers": 2}
     )
@@ -69,7 +69,7 @@ def coordinator_lines(folder: Path) -> Case:
 
     async def scene(chance: random.Random) -> None:
         coordinator = Coordinator(spec, SECRET)
-        coordinator.ledger.close(0)  # nothing is to be written
+        coordinator.ledger.close(0)  # write nothing
         for _ in range(chance.randrange(1, 4)):
             talk(coordinator, chance)
         coordinator.membership.tick(loop.time())
@@ -80,24 +80,25 @@ def coordinator_lines(folder: Path) -> Case:
             assert 0 < coordinator.exit_code.result() < 256
 
     def talk(coordinator: Coordinator, chance: random.Random) -> None:
-        wire, connection, known = Wire(), Connection(coordinator), chance.random() < 0.8
-        connection.connection_made(wire)
-        nonce = json.loads(wire.sent)["nonce"]
-        secret = SECRET if known else b"?" * 32
+        transport, connection, has_secret = Transport(), Connection(coordinator), chance.random() < 0.8
+        connection.connection_made(transport)
+        nonce = json.loads(transport.sent)["nonce"]
+        secret = SECRET if has_secret else b"?" * 32
         hello = encode({"nonce": "n", "proof": handshake.proof(secret, "worker", nonce, "n")})
-        sent = [hello if chance.random() < 0.9 else mutated(hello, chance, lines), lines[chance.randrange(2)]]
+        sent = [hello if chance.random() < 0.9 else mutate(hello, chance, lines), lines[chance.randrange(2)]]
         for _ in range(chance.randrange(8)):
             if chance.random() < 0.5:
-                sent.append(mutated(chance.choice(lines), chance, lines))
+                sent.append(mutate(chance.choice(lines), chance, lines))
             else:
-                sent.append(json.dumps(changed(chance.choice(SESSION), chance)).encode() + b"\n")
-        before, whole, at = repr(coordinator.membership), b"".join(sent), 0
-        while at < len(whole) and wire.open:
-            part = 1 + int(chance.expovariate(0.002))
-            connection.data_received(whole[at : at + part])
-            at += part
-        assert known or (connection.nonce and repr(coordinator.membership) == before), "a stranger was heard"
-        assert len(connection.pending) <= MAX_LINE and len(wire.sent) < 100_000
+                sent.append(json.dumps(change(chance.choice(SESSION), chance)).encode() + b"\n")
+        membership, data, start = repr(coordinator.membership), b"".join(sent), 0
+        while start < len(data) and transport.open:
+            size = 1 + int(chance.expovariate(0.002))
+            connection.data_received(data[start : start + size])
+            start += size
+        is_unchanged = connection.nonce and repr(coordinator.membership) == membership
+        assert has_secret or is_unchanged, "a client without the secret changed the membership"
+        assert len(connection.pending) <= MAX_LINE and len(transport.sent) < 100_000
         if chance.random() < 0.5:
             connection.connection_lost(None)
 
@@ -105,7 +106,7 @@ def coordinator_lines(folder: Path) -> Case:
 
 
 class Memory(Store):
-    """An object store of this process."""
+    """An object store in memory."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.bucket, self.objects = "b", objects
@@ -132,19 +133,19 @@ class Memory(Store):
 
 
 def checkpoints(folder: Path) -> Case:
-    """Durable checkpoints whose objects somebody has changed: read, and the next one written."""
+    """Read damaged durable checkpoints, and write the next one."""
     size, chunk, whole = 2500, 1000, dict[str, bytes]()
     manifests = list[tuple[str, dict[str, Any]]]()
     for step in (3, 8):
         state = random.Random(step).randbytes(size)
-        parts = [state[at : at + chunk] for at in range(0, size, chunk)]
-        names = [hashlib.sha256(part).hexdigest() for part in parts]
-        whole |= {f"c/chunks/{name}": part for name, part in zip(names, parts, strict=True)}
-        made: Any = {"identity": "us", "layout": "l", "step": step, "bytes": size, "chunk": chunk, "chunks": names}
-        made |= {"loader": "e30=", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
-        name, data = manifest.write(made)
+        pieces = [state[start : start + chunk] for start in range(0, size, chunk)]
+        names = [hashlib.sha256(piece).hexdigest() for piece in pieces]
+        whole |= {f"c/chunks/{name}": piece for name, piece in zip(names, pieces, strict=True)}
+        record: Any = {"identity": "us", "layout": "l", "step": step, "bytes": size, "chunk": chunk, "chunks": names}
+        record |= {"loader": "e30=", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
+        name, data = manifest.write(record)
         whole[f"c/manifests/{name}"] = data
-        manifests.append((f"c/manifests/{name}", made))
+        manifests.append((f"c/manifests/{name}", record))
     whole["c/latest"] = json.dumps({"manifest": manifests[-1][0]}).encode()
     others, newer = list(whole.values()), memoryview(random.Random(9).randbytes(size))
 
@@ -157,29 +158,29 @@ def checkpoints(folder: Path) -> Case:
         target = memoryview(bytearray(size))
         with suppress(ConfigError):
             if restored := remote.restore(target, -1):
-                parts = [target[at : at + restored["chunk"]] for at in range(0, size, restored["chunk"])]
-                assert [hashlib.sha256(part).hexdigest() for part in parts] == restored["chunks"]
+                pieces = [target[start : start + restored["chunk"]] for start in range(0, size, restored["chunk"])]
+                assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
             assert remote.write(Upload(9, newer), (0, 1)) and remote.newest() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
-        key, (name, made) = chance.choice(list(objects)), chance.choice(manifests)
+        key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)
         match chance.randrange(5):
             case 0:
-                objects[key] = mutated(objects[key], chance, others)
+                objects[key] = mutate(objects[key], chance, others)
             case 1:
                 objects.pop(key)
             case 2:
-                objects["c/latest"] = json.dumps(changed({"manifest": name}, chance)).encode()
+                objects["c/latest"] = json.dumps(change({"manifest": name}, chance)).encode()
             case _:
                 if chance.random() < 0.7:
-                    data = json.dumps(changed(changed(made, chance), chance)).encode()
+                    data = json.dumps(change(change(record, chance), chance)).encode()
                 else:
-                    data = mutated(json.dumps(made).encode(), chance, others)
-                number = f"{chance.choice([made['step'], 9, 10**15]):010d}"
+                    data = mutate(json.dumps(record).encode(), chance, others)
+                number = f"{chance.choice([record['step'], 9, 10**15]):010d}"
                 short = hashlib.sha256(data).hexdigest()[:12]
                 key = f"c/manifests/{number}-{short}.json"
                 if chance.random() < 0.1:
-                    key = mutated(key.encode(), chance, others).decode(errors="replace")
+                    key = mutate(key.encode(), chance, others).decode(errors="replace")
                 objects[key] = data
                 if chance.random() < 0.5:
                     objects["c/latest"] = json.dumps({"manifest": key}).encode()
@@ -188,34 +189,34 @@ def checkpoints(folder: Path) -> Case:
 
 
 def snapshots(folder: Path) -> Case:
-    """Files in shared memory that another process has damaged: read, and written to."""
+    """Read damaged files in shared memory, and write to them."""
     size, path, digest = 500, folder / "snapshot", hashlib.sha256(b"").hexdigest()
 
-    def opened() -> SnapshotFile:
+    def open_file() -> SnapshotFile:
         return SnapshotFile(path, digest, digest, digest, size)
 
-    made = opened()
-    made.reserve()
+    original = open_file()
+    original.reserve()
     for slot in range(2):
-        made.slots[slot][:size] = random.Random(slot).randbytes(size)
-        made.commit(slot, slot, b"{}")
-    made.close()
+        original.slots[slot][:size] = random.Random(slot).randbytes(size)
+        original.commit(slot, slot, b"{}")
+    original.close()
     whole = path.read_bytes()
     path.unlink()
 
     def case(chance: random.Random) -> None:
         page = bytearray(whole[:PAGE])
         for _ in range(chance.randrange(1, 4)):
-            at = chance.choice([chance.randrange(HEADER.size), RECORDS + chance.randrange(3 * STRIDE)])
-            page[at : at + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
+            start = chance.choice([chance.randrange(HEADER.size), RECORDS + chance.randrange(3 * STRIDE)])
+            page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
         page = page[:PAGE]
-        if chance.random() < 0.9:  # its checksums are right
+        if chance.random() < 0.9:  # with valid checksums
             FLAG.pack_into(page, HEADER.size, snapshot_file._flag(bytes(page[: HEADER.size])))
-            for at in range(RECORDS, RECORDS + 3 * STRIDE, STRIDE):
-                FLAG.pack_into(page, at + RECORD.size, snapshot_file._flag(bytes(page[at : at + RECORD.size])))
+            for start in range(RECORDS, RECORDS + 3 * STRIDE, STRIDE):
+                FLAG.pack_into(page, start + RECORD.size, snapshot_file._flag(bytes(page[start : start + RECORD.size])))
         path.write_bytes((page + whole[PAGE:])[: len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))])
         with suppress(ConfigError):
-            file, target = opened(), memoryview(bytearray(size))
+            file, target = open_file(), memoryview(bytearray(size))
             try:
                 for snapshot, _ in file.read():
                     file.load(snapshot, target)

@@ -1,4 +1,4 @@
-"""Answers of web servers: whatever they say and wherever they lead, one sentence, and no secret for another host."""
+"""Any answer of a web server must give one short message, and redirects must not send secrets to other hosts."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from argolocal.pods import artifacts
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import http
-from tests.fuzz.mutation import mutated
+from tests.fuzz.mutation import mutate
 
 Case = Callable[[random.Random], None]
 SECRET = b"s3cr3t"
@@ -27,7 +27,7 @@ HOSTS = [
     "me:pw@b.example",
     "[::1%25.a.example]",
 ]
-PLACES = [
+LOCATIONS = [
     "/x",
     "",
     "?q",
@@ -46,7 +46,7 @@ STATUSES = [200, 200, 301, 302, 303, 307, 308, 300, 304, 404, 500, 100, 999]
 
 
 class Web:
-    """A proxy to all hosts, whose answers the case gives; it remembers the heads of the requests."""
+    """A proxy for all hosts that gives prepared answers and records the heads of requests."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -67,19 +67,19 @@ class Web:
 
 
 def answer(chance: random.Random) -> bytes:
-    place = chance.choice(PLACES).format(chance.choice(HOSTS))
-    headers = [f"Location: {place}"] if chance.random() < 0.9 else []
+    location = chance.choice(LOCATIONS).format(chance.choice(HOSTS))
+    headers = [f"Location: {location}"] if chance.random() < 0.9 else []
     headers += chance.sample(
         ["Content-Length: 3", "Content-Length: -1", "Transfer-Encoding: chunked", "Location: /l", " x"],
         chance.randrange(3),
     )
     lines = [f"HTTP/1.{chance.randrange(2)} {chance.choice(STATUSES)} Said", *headers, "", "abc"]
     data = "\r\n".join(lines).encode("latin-1")
-    return mutated(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"]) if chance.random() < 0.3 else data
+    return mutate(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"]) if chance.random() < 0.3 else data
 
 
 def web_answers(folder: Path) -> Case:
-    """Answers to http templates and for http artifacts."""
+    """Give answers to http templates and for http artifacts."""
     web = Web()
     address = f"http://127.0.0.1:{web.listener.getsockname()[1]}"
     proxies = {"http_proxy": address, "https_proxy": address, "no_proxy": "", "NO_PROXY": ""}
@@ -94,7 +94,7 @@ def web_answers(folder: Path) -> Case:
         url = (
             f"http://{chance.choice(HOSTS[:3])}/x"
             if chance.random() < 0.9
-            else mutated(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(errors="replace")
+            else mutate(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(errors="replace")
         )
         headers = [
             {"name": name, "value": SECRET.decode()}

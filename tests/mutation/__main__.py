@@ -1,8 +1,8 @@
-"""Changes the code that decides most, one small mistake at a time, and counts the mistakes that no test notices.
+"""Mutation testing: make one small mistake at a time in the critical modules, and count the undetected ones.
 
 python -m tests.mutation [--seed 34] [--count 40] [--only gate] [--jobs 2]
 
-Each mutant is written to a copy of the tree, never to the checkout. Exit code 1 if one survives that has no reason in
+Mutants are written to copies of the tree, never to the checkout. Exit code 1 if a mutant survives without a reason in
 equivalent.py.
 """
 
@@ -20,7 +20,7 @@ from tests.mutation.targets import TARGETS
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--seed", type=int, default=34)
-    parser.add_argument("--count", type=int, default=40, help="mutants of each target")
+    parser.add_argument("--count", type=int, default=40, help="number of mutants per target")
     parser.add_argument("--only", choices=list(TARGETS), action="append")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="name the test that killed each mutant")
@@ -43,8 +43,8 @@ def main() -> int:
 
 
 def mutate(laboratory: Laboratory, name: str, options: argparse.Namespace) -> tuple[int, int, int, int, int, float]:
-    """Test the mutants of one target; returns its row of the table."""
-    target, before = TARGETS[name], cpu_seconds()
+    """Test the mutants of one target; return its row of the table."""
+    target, start = TARGETS[name], cpu_seconds()
     sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}
     drawn = sample(sources, options.seed, options.count)
     late = equivalent = survived = 0
@@ -55,13 +55,13 @@ def mutate(laboratory: Laboratory, name: str, options: argparse.Namespace) -> tu
         if options.verbose and outcome != SURVIVED:
             print(f"    {mutant.before}  →  {mutant.after}", flush=True)
         if outcome == SURVIVED:
-            why = reason(mutant)
-            equivalent += bool(why)
-            survived += not why
-            print(f"equivalent: {why}" if why else mutant.diff(sources[mutant.path]), flush=True)
+            explanation = reason(mutant)
+            equivalent += bool(explanation)
+            survived += not explanation
+            print(f"equivalent: {explanation}" if explanation else mutant.diff(sources[mutant.path]), flush=True)
     killed = len(drawn) - late - equivalent - survived
     print(f"{name}: {killed + late} of {len(drawn)} killed, {equivalent} equivalent, {survived} survived", flush=True)
-    return len(drawn), killed, late, equivalent, survived, cpu_seconds() - before
+    return len(drawn), killed, late, equivalent, survived, cpu_seconds() - start
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Mutants that no test can notice, and why: they compute the same, or differ in nothing that is promised."""
+"""Equivalent mutants, with reasons: they compute the same, or change nothing that is specified."""
 
 from tests.mutation.mutants import Mutant
 
-REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the line and the changed line
+REASONS: dict[tuple[str, str, str], str] = {  # (file name, line, changed line) → reason
     (
         "bootstrap.py",
         "return list(np.arange(size).reshape(-1, 1))",
         "return list(np.arange(size).reshape(-2, 1))",
-    ): "NumPy computes the dimension that is negative, whichever negative number it is",
+    ): "NumPy computes a dimension that is negative, for any negative number",
     (
         "examples.py",
         "record_reference(out, candidate, [request.instances[0] for request in self._requests])",
@@ -17,7 +17,7 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
         "examples.py",
         "rows = sorted(random.Random(0).sample(range(len(self)), min(REPLAYED, len(self))))",
         "rows = sorted(random.Random(-1).sample(range(len(self)), min(REPLAYED, len(self))))",
-    ): "any sample will do",
+    ): "any sample is valid",
     (
         "interval.py",
         "self.duration = 0.0  # seconds until it was uploaded",
@@ -57,5 +57,5 @@ REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the l
 
 
 def reason(mutant: Mutant) -> str:
-    """The reason why a mutant is equivalent; "" if it is not."""
+    """Return the reason why a mutant is equivalent; "" if it is not."""
     return REASONS.get((mutant.path.rpartition("/")[2], mutant.before, mutant.after), "")

@@ -1,6 +1,6 @@
-"""Single small changes of a module's source, found in its syntax tree.
+"""Single small changes of the source of a module, found in its syntax tree.
 
-Whatever only words depend on is left out: docstrings, f-strings, the arguments of an exception, log calls, annotations.
+Text is not mutated: docstrings, f-strings, arguments of exceptions, log calls, annotations.
 """
 
 import ast
@@ -19,9 +19,9 @@ OPERATORS: dict[type, tuple[str, ...]] = {
     ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
 }  # fmt: skip
-WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")  # calls that only tell something
-SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")  # swapped arguments mean the same, or nothing
-Edit = tuple[int, int, str]  # bytes [start, end) of the source, and what replaces them
+WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")  # calls that only log
+SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")  # swapped arguments are equivalent, or an error
+Edit = tuple[int, int, str]  # bytes [start, end) of the source, and their replacement
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Mutant:
     text: str
 
     def diff(self, source: str) -> str:
-        """The change as a unified diff."""
+        """Return the change as a unified diff."""
         lines = difflib.unified_diff(source.splitlines(), self.text.splitlines(), self.path, self.path, "", "", 1, "")
         return "\n".join(lines)
 
 
 def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
-    """Draw `count` mutants of modules, by path; an edit elsewhere in a module does not change the drawing."""
+    """Draw `count` mutants of the modules {path: source}. Edits elsewhere in a module do not change the sample."""
     ranked, seen = [], Counter[str]()
     for path, source in sources.items():
         for mutant in mutants(path, source):
@@ -53,7 +53,7 @@ def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
 
 
 def mutants(path: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of a module, once."""
+    """Yield all distinct mutants of a module."""
     data, tree = source.encode(), ast.parse(source)
     texts = {source}
     for start, end, replacement in sorted({*_Edits(data).of(tree)}):
@@ -79,7 +79,7 @@ class _Edits:
             self.lines.append(self.lines[-1] + len(line))
 
     def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
-        """The edits of a node and what is below it; `initializer`: it is in `__init__`."""
+        """Yield the edits of a node and its children; `initializer`: it is in `__init__`."""
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return
@@ -134,11 +134,11 @@ class _Edits:
         match node:
             case ast.Compare():
                 operands = [node.left, *node.comparators]
-                for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
-                    yield from self._operator(operator, left, right)
+                for operator, first, second in zip(node.ops, operands, operands[1:], strict=False):
+                    yield from self._operator(operator, first, second)
             case ast.BoolOp():
-                for left, right in zip(node.values, node.values[1:], strict=False):
-                    yield from self._operator(node.op, left, right)
+                for first, second in zip(node.values, node.values[1:], strict=False):
+                    yield from self._operator(node.op, first, second)
             case ast.BinOp() if not any(_is_text(operand) for operand in (node.left, node.right)):
                 yield from self._operator(node.op, node.left, node.right)
             case ast.AugAssign():
@@ -166,17 +166,17 @@ class _Edits:
         if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             yield start, end, f"not ({self.data[start:end].decode()})"
 
-    def _operator(self, operator: ast.AST, left: ast.AST, right: ast.AST) -> Iterator[Edit]:
+    def _operator(self, operator: ast.AST, first: ast.AST, second: ast.AST) -> Iterator[Edit]:
         now, *others = OPERATORS.get(type(operator), ("",))
-        start, end = self._span(left)[1], self._span(right)[0]
-        at = self.data.find(now.encode(), start, end)
-        if at >= 0:
-            yield from ((at, at + len(now), other) for other in others)
+        start, end = self._span(first)[1], self._span(second)[0]
+        position = self.data.find(now.encode(), start, end)
+        if position >= 0:
+            yield from ((position, position + len(now), other) for other in others)
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        place = node if isinstance(node, ast.expr | ast.stmt) else ast.expr()
-        end = self.lines[(place.end_lineno or 1) - 1] + (place.end_col_offset or 0)
-        return self.lines[place.lineno - 1] + place.col_offset, end
+        span = node if isinstance(node, ast.expr | ast.stmt) else ast.expr()
+        end = self.lines[(span.end_lineno or 1) - 1] + (span.end_col_offset or 0)
+        return self.lines[span.lineno - 1] + span.col_offset, end
 
 
 def _is_text(node: ast.expr) -> bool:

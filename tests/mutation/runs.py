@@ -1,4 +1,4 @@
-"""Runs the tests of mutants in forks of one process, which has imported what takes long, on copies of the tree."""
+"""Run the tests of mutants on copies of the tree, in forks of a process that has imported the slow modules."""
 
 import contextlib
 import gc
@@ -22,19 +22,22 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ("pytest", "hypothesis.stateful", "torch", "safetensors.torch", "pydantic", "boto3", "yaml", "psutil")
-CPU_S, WALL_S = 4.0, 30.0  # beyond three and ten times those of the undisturbed tests
-MEMORY = 4 << 30  # bytes that a mutant may allocate
+EXTRA_CPU_S, EXTRA_WALL_S = (
+    4.0,
+    30.0,
+)  # limits in addition to 3 times the CPU and 10 times the wall time without mutation
+MAX_MEMORY = 4 << 30  # bytes per mutant
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
 processes = multiprocessing.get_context("fork")
 
 
-class Undisturbed(Exception):
-    """The tests fail without any mutation."""
+class UnmutatedTestsFail(Exception):
+    """The tests fail without a mutation."""
 
 
 @dataclass
 class Run:
-    """One fork: the mutant that it tests in `tree` instead of the `original` module, and until when."""
+    """One fork, which tests a mutant in `tree`; `original` restores the module afterwards."""
 
     mutant: Mutant
     tree: Path
@@ -45,7 +48,7 @@ class Run:
 
 
 class Laboratory:
-    """`jobs` copies of the tree below `folder`, and services that all tests share."""
+    """Runs mutants in `jobs` copies of the tree in `folder`, with services that all tests share."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self.number, self.running = 0, list[Run]()
@@ -67,24 +70,26 @@ class Laboratory:
         gc.freeze()
 
     def measure(self, tests: tuple[str, ...]) -> tuple[float, float]:
-        """CPU and wall seconds of the undisturbed tests, once the services run. Raises Undisturbed if they fail."""
+        """Return CPU and wall seconds of the tests without mutation. Raises UnmutatedTestsFail."""
         cpu = wall = 0.0
-        for tree in [*self.trees, self.trees[0]]:  # compiles the modules of each tree
-            began, before = time.monotonic(), cpu_seconds()
+        for tree in [*self.trees, self.trees[0]]:  # the first runs compile the modules and start the services
+            began, cpu_start = time.monotonic(), cpu_seconds()
             process, log = self._start(tree, tests, 0, measured=True)
             process.join()
             if process.exitcode:
-                raise Undisturbed(f"the tests fail without a mutation:\n{log.read_text()[-3000:]}")
-            cpu, wall = cpu_seconds() - before, time.monotonic() - began
+                raise UnmutatedTestsFail(f"the tests fail without a mutation:\n{log.read_text()[-3000:]}")
+            cpu, wall = cpu_seconds() - cpu_start, time.monotonic() - began
         return cpu, wall
 
     def results(self, mutants: list[Mutant], tests: tuple[str, ...]) -> Iterator[tuple[Mutant, str, str]]:
-        """Each mutant, what became of it, and the test that killed it."""
+        """Yield each mutant with its outcome and the test that killed it."""
         cpu, wall = self.measure(tests)
         free, running, waiting = list(self.trees), self.running, mutants[::-1]
         while waiting or running:
             while waiting and free:
-                running.append(self._test(waiting.pop(), free.pop(), tests, round(3 * cpu + CPU_S), 10 * wall + WALL_S))
+                running.append(
+                    self._test(waiting.pop(), free.pop(), tests, round(3 * cpu + EXTRA_CPU_S), 10 * wall + EXTRA_WALL_S)
+                )
             wait([run.process.sentinel for run in running], min(run.deadline for run in running) - time.monotonic())
             for run in [*running]:
                 late = time.monotonic() > run.deadline
@@ -101,7 +106,9 @@ class Laboratory:
         file = tree / mutant.path
         original = file.read_bytes()
         file.write_text(mutant.text)
-        os.utime(file, (self.number, self.number))  # a compiled module is recognized by its time in whole seconds
+        os.utime(
+            file, (self.number, self.number)
+        )  # or Python reuses the compiled module, which it identifies by the time in whole seconds
         process, log = self._start(tree, tests, cpu)
         return Run(mutant, tree, original, log, process, time.monotonic() + wall)
 
@@ -113,7 +120,7 @@ class Laboratory:
         return process, log
 
     def close(self) -> None:
-        """Stop what still runs, and the services."""
+        """Stop the remaining runs and the services."""
         from rekindle.local.services.services import Services
 
         for run in self.running:
@@ -123,29 +130,29 @@ class Laboratory:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+    """Return CPU seconds of this process and of its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _outcome(code: int, late: bool, said: str) -> tuple[str, str]:
+def _outcome(code: int, late: bool, output: str) -> tuple[str, str]:
     if late or code in (-signal.SIGXCPU, -signal.SIGKILL):
         return TIMED_OUT, ""
     if code in (4, 5):
-        raise RuntimeError(f"pytest ran no tests:\n{said[-3000:]}")
-    failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        raise RuntimeError(f"pytest ran no tests:\n{output[-3000:]}")
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return (SURVIVED, "") if code == 0 else (KILLED, failed[0].split(" ")[1] if failed else f"exit code {code}")
 
 
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # also what the tests have started
+        os.killpg(pid, signal.SIGKILL)  # including processes that the tests have started
 
 
 def _run_tests(
     tree: Path, runs: Path, number: int, tests: tuple[str, ...], cpu: int, log: Path, measured: bool
 ) -> None:
-    """In the fork: run the tests of `tree`, and exit with pytest's code."""
+    """Run the tests of `tree` in the fork, and exit with the code of pytest."""
     import hypothesis
     import pytest
 
@@ -155,14 +162,14 @@ def _run_tests(
     if cpu:
         used = round(cpu_seconds()) + cpu
         resource.setrlimit(resource.RLIMIT_CPU, (used, used + 5))
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
     os.chdir(tree)
-    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_XDIST_WORKER": f"m{number}"}  # its own bucket, shared services
+    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_XDIST_WORKER": f"m{number}"}  # own bucket, shared services
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "argolocal", "rekindle")]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    # the same examples each time, and the first one that fails is enough
+    # reproducible examples without shrinking: the first failure is enough
     generated = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutation", phases=generated, database=None, derandomize=True, deadline=None)
     hypothesis.settings.load_profile("mutation")
@@ -174,7 +181,7 @@ def _run_tests(
 
 
 class _Order:
-    """Runs the tests that took least time undisturbed first."""
+    """Run the tests that are fastest without mutation first."""
 
     def __init__(self, file: Path, measured: bool) -> None:
         self.file, self.measured, self.seconds = file, measured, dict[str, float]()
@@ -183,8 +190,8 @@ class _Order:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        known = {} if self.measured else json.loads(self.file.read_text())
-        items.sort(key=lambda item: known.get(item.nodeid, 0.0))
+        seconds = {} if self.measured else json.loads(self.file.read_text())
+        items.sort(key=lambda item: seconds.get(item.nodeid, 0.0))
 
     def pytest_sessionfinish(self) -> None:
         if self.measured:

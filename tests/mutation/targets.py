@@ -1,11 +1,11 @@
-"""The modules that are mutated, and the quick tests that must notice."""
+"""Modules to mutate, and the fast tests that must detect the mutants."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Target:
-    """Modules, and the arguments for pytest that select their tests."""
+    """Modules, and the pytest arguments that select their tests."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]

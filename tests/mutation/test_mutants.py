@@ -1,4 +1,4 @@
-"""A mistake that is never made proves nothing, and one in a text proves nothing either."""
+"""Mutants cover all decisions of a module, but not its texts."""
 
 from tests.mutation.mutants import mutants, sample
 
@@ -42,16 +42,16 @@ CHANGES = {
 }
 
 
-def test_each_mutant_is_one_mistake_in_what_is_decided() -> None:
-    found: dict[str, set[str]] = {}
+def test_each_mutant_is_one_mistake_in_a_decision() -> None:
+    changes: dict[str, set[str]] = {}
     for mutant in mutants("module.py", SOURCE):
-        found.setdefault(mutant.before, set()).add(mutant.after)
+        changes.setdefault(mutant.before, set()).add(mutant.after)
         assert mutant.text.count("\n") == SOURCE.count("\n")
         assert SOURCE.splitlines()[mutant.line - 1].strip() == mutant.before
-    assert found == CHANGES
+    assert changes == CHANGES
 
 
-def test_the_same_mutants_are_drawn_again_though_the_module_grew_elsewhere() -> None:
+def test_edits_elsewhere_in_a_module_do_not_change_the_sample() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
     assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)

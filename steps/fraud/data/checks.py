@@ -1,4 +1,4 @@
-"""Which rows can be trusted: types, ranges, duplicates, time order. A bad row is set aside with its reason."""
+"""Validate rows: types, ranges, duplicates, time order. Bad rows are set aside with a reason."""
 
 import time
 from dataclasses import dataclass
@@ -12,39 +12,39 @@ from steps.fraud.data.csv_file import FILE, LINE, RAGGED
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, identity
 from steps.fraud.data.suspicions import strays
 
-WANTED: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
-WANTED |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
-NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
+COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
+COLUMN_TYPES |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
+NUMBER = r"^-?[0-9]{1,18}$"  # text that is used as a number: see schema.identity
 OLDEST = 946_684_800_000_000  # 2000-01-01 in µs
-HIGHEST = 1e9  # amounts above it would be a unit gone wrong
+HIGHEST = 1e9  # larger amounts are probably in a wrong unit
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Good rows sorted by (time, id), and what was wrong with the others."""
+    """Valid rows sorted by (time, id), and the rejected rows with reasons."""
 
     rows: Rows
-    rejects: pl.DataFrame  # the rows as they came, with `row` (0-based position) and `reason`
+    rejects: pl.DataFrame  # the unchanged rows, with `row` (0-based position) and `reason`
     was_sorted: bool
 
     def reasons(self) -> dict[str, int]:
-        """How many rows were rejected for each reason."""
+        """Return the number of rejected rows by reason."""
         return dict(self.rejects["reason"].value_counts(sort=True).iter_rows())
 
 
 def check(
     frame: pl.DataFrame, columns: Columns, tolerated: float, text: Text | None = None, now: float | None = None
 ) -> Checked:
-    """Sort the rows of `source.read` out. `now`: seconds since the epoch; rows later than a day from it are rejected.
+    """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the epoch) are rejected.
 
-    Raises DataError if more than the share `tolerated` is bad, or a whole column has the wrong type.
+    Raises DataError if more than the share `tolerated` is bad, or a column has the wrong type.
     """
     tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
-    typed = _typed(frame, columns, text or Text())
+    typed = _convert(frame, columns, text or Text())
     ragged = (
         frame[RAGGED].is_not_null() if RAGGED in frame.columns else pl.Series([False]).new_from_index(0, len(frame))
     )
-    # the first rule that a row breaks is its reason
+    # the reason of a row is the first rule that it breaks
     broken = {
         "line with too few or too many fields": pl.lit(ragged),
         "id missing or not an identity": pl.col("id").is_null(),
@@ -70,19 +70,19 @@ def check(
         reason = reason.set(good & stray, "time far after all other rows")
         good = reason.is_null()
     ids = typed["id"]
-    if not (good.all() and (ids.diff() > 0).all()):  # ascending identities need no search
-        seen = ~ids.set(~good, None).is_first_distinct() & good
-        reason = reason.set(seen, "id seen before")
+    if not (good.all() and (ids.diff() > 0).all()):  # ascending ids cannot contain duplicates
+        duplicate = ~ids.set(~good, None).is_first_distinct() & good
+        reason = reason.set(duplicate, "id seen before")
         good = reason.is_null()
     rejects = frame.with_columns(reason=reason).with_row_index("row").filter(~good)
-    checked = _sorted(typed if good.all() else typed.filter(good), rejects)
-    _tolerate(checked, len(frame), columns, tolerated)
+    checked = _sort(typed if good.all() else typed.filter(good), rejects)
+    _reject_too_many(checked, len(frame), columns, tolerated)
     return checked
 
 
-def _typed(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
-    """The frame with our types; what cannot be converted is null."""
-    kinds = {
+def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
+    """Convert the columns to the types of the dataset; null if a value cannot be converted."""
+    converters = {
         "id": _identity,
         "time": lambda column: instant(column, text.time),
         "card": _identity,
@@ -91,12 +91,12 @@ def _typed(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
         "fraud": _label,
     }
     typed = []
-    for name, convert in kinds.items():
+    for name, convert in converters.items():
         series = convert(frame[name])
         if series is None:
             raise DataError(
-                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {WANTED[name]}. Convert '
-                f"it in the source, or name another column by data.columns.{name}."
+                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {COLUMN_TYPES[name]}. '
+                f"Convert it in the source, or name another column by data.columns.{name}."
             )
         typed.append(series)
     scenario = (
@@ -106,7 +106,7 @@ def _typed(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
 
 
 def _identity(column: pl.Series) -> pl.Series | None:
-    """a number or a text"""
+    """Convert ids (a number or a text) to numbers."""
     if column.dtype.is_integer():
         return column.cast(pl.Int64, strict=False)
     if column.dtype.is_float():  # integers with gaps, as pandas writes them
@@ -118,12 +118,12 @@ def _identity(column: pl.Series) -> pl.Series | None:
     words = text.filter(numbers.is_null() & (text != "")).unique()
     if words.is_empty():
         return numbers
-    known = text.replace_strict(words, pl.Series([identity(w) for w in words], dtype=pl.Int64), default=None)
-    return numbers.fill_null(known)
+    hashes = text.replace_strict(words, pl.Series([identity(w) for w in words], dtype=pl.Int64), default=None)
+    return numbers.fill_null(hashes)
 
 
 def _label(column: pl.Series) -> pl.Series | None:
-    """0, 1 or nothing"""
+    """Convert labels: 0, 1 or empty."""
     missing = column.is_null()
     if column.dtype == pl.String:
         column = column.str.strip_chars().str.to_lowercase().replace({"true": "1", "false": "0"})
@@ -136,7 +136,7 @@ def _label(column: pl.Series) -> pl.Series | None:
     return labels.set(labels == UNKNOWN, None).set(missing.fill_null(True), float(UNKNOWN))
 
 
-def _sorted(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
+def _sort(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
     ordered = good.select(
         (pl.col("time").diff() > 0) | ((pl.col("time").diff() == 0) & (pl.col("id").diff() > 0))
     ).to_series()
@@ -146,19 +146,20 @@ def _sorted(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
     return Checked(Rows.of(**columns), rejects, was_sorted)
 
 
-def _tolerate(checked: Checked, total: int, columns: Columns, tolerated: float) -> None:
-    """Raises DataError if too many rows are bad: how many for which reason, and the first of each."""
+def _reject_too_many(checked: Checked, total: int, columns: Columns, tolerated: float) -> None:
+    """Raise DataError if too many rows are bad, with the number and an example of each reason."""
     bad = len(checked.rejects)
     if bad <= tolerated * total and len(checked.rows):
         return
     lines = []
     for reason, count in checked.reasons().items():
         first = checked.rejects.filter(pl.col("reason") == reason).row(0, named=True)
-        place = f"line {first[LINE]:,} of {first[FILE]}" if LINE in first else f"row {first['row']:,}"
+        position = f"line {first[LINE]:,} of {first[FILE]}" if LINE in first else f"row {first['row']:,}"
         name = reason.split()[0].replace("label", "fraud")
-        shown = f", {getattr(columns, name)} = {first[name]}" if name in first and hasattr(columns, name) else ""
-        lines.append(f"{count:,} × {reason} (the first: {place}{shown})")
+        value = f", {getattr(columns, name)} = {first[name]}" if name in first and hasattr(columns, name) else ""
+        lines.append(f"{count:,} × {reason} (the first: {position}{value})")
     raise DataError(
-        f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, more than data.tolerated_rejects ({tolerated:.2%}): "
-        f"{'; '.join(lines)}. Correct the source, or raise data.tolerated_rejects to go on without these rows."
+        f"{bad:,} of {total:,} rows ({bad / total:.2%}) are invalid, more than data.tolerated_rejects "
+        f"({tolerated:.2%}): {'; '.join(lines)}. Correct the source, or raise "
+        "data.tolerated_rejects to leave these rows out."
     )

@@ -1,4 +1,4 @@
-"""Text as numbers and instants: what can be told from a column as a whole is told, the rest is an option."""
+"""Convert text to numbers and times. The format is detected from the whole column; if it is ambiguous, set it."""
 
 import polars as pl
 
@@ -13,14 +13,14 @@ YEAR_2000 = 9.4e8  # in seconds since 1970
 
 
 def number(column: pl.Series) -> pl.Series | None:
-    """a number"""
+    """Convert a column to numbers; None if its type cannot be."""
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
         return None
     return column.cast(pl.Float64, strict=False)
 
 
 def amount(column: pl.Series, decimal: str) -> pl.Series | None:
-    """a number"""
+    """Convert a column to amounts; None if its type cannot be. Raises DataError if the format is ambiguous."""
     if column.dtype != pl.String:
         return number(column)
     text = column.str.strip_chars()
@@ -30,7 +30,7 @@ def amount(column: pl.Series, decimal: str) -> pl.Series | None:
         decimal = "," if (commas.sum() or 0) > (dots.sum() or 0) else "."
         if decimal == "," and text.filter(commas).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all():
             raise DataError(
-                f'amounts such as "{text.filter(commas)[0]}" may be whole or not: set data.text.decimal to "," or ".".'
+                f'amounts such as "{text.filter(commas)[0]}" are ambiguous: set data.text.decimal to "," or ".".'
             )
     thousands = "." if decimal == "," else ","
     grouped = text.str.contains(rf"^-?[0-9]{{1,3}}([{thousands}][0-9]{{3}})+([{decimal}][0-9]+)?$")
@@ -41,11 +41,11 @@ def amount(column: pl.Series, decimal: str) -> pl.Series | None:
 
 
 def instant(column: pl.Series, form: str) -> pl.Series | None:
-    """a timestamp"""
+    """Convert a column to µs since the epoch; None if its type cannot be. Raises DataError if it is ambiguous."""
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
-        return column.dt.epoch("us")  # a column with a time zone holds UTC inside
+        return column.dt.epoch("us")  # columns with a time zone store UTC
     if column.dtype.is_numeric():
         return _since_1970(column, form)
     if column.dtype != pl.String:
@@ -55,13 +55,13 @@ def instant(column: pl.Series, form: str) -> pl.Series | None:
     if form in UNITS or (not form and (text.str.contains(EPOCH).sum() or 0) > half):
         return _since_1970(text.set(~text.str.contains(EPOCH), None).cast(pl.Float64, strict=False), form)
     if not form and (text.str.contains(ISO).sum() or 0) < half:
-        form = _told(text)
+        form = _detect_format(text)
     if form:
-        return _parsed(text, form)
-    iso = text.set(~text.str.contains(ISO), None)  # 01/02/2024 would be guessed at
+        return _parse(text, form)
+    iso = text.set(~text.str.contains(ISO), None)  # polars would guess at 01/02/2024
     try:
         return iso.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
-    except pl.exceptions.ComputeError:  # not one of them is a timestamp
+    except pl.exceptions.ComputeError:  # if none is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
@@ -71,27 +71,27 @@ def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
     if unit not in UNITS:
         if not isinstance(middle, float) or middle < YEAR_2000:
             return None
-        unit = next((name for name, most in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if middle < most), "ns")
+        unit = next((name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if middle < limit), "ns")
     if column.dtype.is_integer() and unit in ("us", "ns"):
         return column.cast(pl.Int64, strict=False) // (1000 if unit == "ns" else 1)
     return (values * UNITS[unit]).round().cast(pl.Int64, strict=False)
 
 
-def _told(text: pl.Series) -> str:
-    """The only format that most of the column has; empty if there is none. Raises DataError if there are several."""
+def _detect_format(text: pl.Series) -> str:
+    """Return the format that fits most values; empty if none does. Raises DataError if several do."""
     sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
-    likely = [form for form in FORMATS if 2 * _parsed(sample, form).count() > len(sample)]
-    counts = {form: _parsed(text, form).count() for form in likely}
+    likely = [form for form in FORMATS if 2 * _parse(sample, form).count() > len(sample)]
+    counts = {form: _parse(text, form).count() for form in likely}
     best = [form for form in likely if counts[form] == max(counts.values())]
     if len(best) > 1:
         raise DataError(
-            f'times such as "{text.drop_nulls()[0]}" can be read as {" and as ".join(best)}: set data.text.time to one '
+            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best)}): set data.text.time to one '
             "of them."
         )
     return best[0] if best else ""
 
 
-def _parsed(text: pl.Series, form: str) -> pl.Series:
+def _parse(text: pl.Series, form: str) -> pl.Series:
     try:
         if "%H" in form:
             return text.str.to_datetime(form, time_unit="us", strict=False).dt.epoch("us")

@@ -1,6 +1,6 @@
-"""CSV files as text columns: any encoding and separator, and no line that is lost.
+"""Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record is one line: a line break within quotes makes its lines ragged.
+A record is one line: lines of a record with a quoted line break are ragged.
 """
 
 import csv
@@ -14,21 +14,21 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Text
 
 SEPARATORS = ",;\t|"
-LINE, RAGGED, FILE = "line", "ragged", "file"  # columns beside those of the file
+LINE, RAGGED, FILE = "line", "ragged", "file"  # additional columns
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
-    """The rows in the order of the file, with LINE (from 1), FILE and, for a line that does not fit the header, RAGGED.
+    """Read the rows in file order, with LINE (from 1), FILE and, for lines that do not fit the header, RAGGED.
 
-    Raises DataError, and PolarsError or OSError for a file that is no CSV at all.
+    Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
-    content = _decoded(file, text.encoding).replace("\r\n", "\n")
+    content = _decode(file, text.encoding).replace("\r\n", "\n")
     lines = pl.DataFrame({RAGGED: content.split("\n")}).with_row_index(LINE, 1)
     lines = lines.filter(pl.col(RAGGED).str.strip_chars() != "")
     if lines.is_empty():
         raise DataError(f"{file} is empty: it must hold a header and at least one transaction.")
     header = lines[RAGGED][0]
-    separator = text.separator or _separator(header, set(columns.model_dump().values()))
+    separator = text.separator or _detect_separator(header, set(columns.model_dump().values()))
     names = next(csv.reader([header], delimiter=separator))
     bare = pl.col(RAGGED).str.replace_all('"[^"]*"', "")
     fits = (bare.str.count_matches(separator, literal=True) == len(names) - 1) & ~bare.str.contains('"', literal=True)
@@ -42,25 +42,25 @@ def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
     return together.sort(LINE).with_columns(pl.lit(file.name).alias(FILE))
 
 
-def _decoded(file: Path, encoding: str) -> str:
+def _decode(file: Path, encoding: str) -> str:
     raw = file.read_bytes()
     if file.name.lower().endswith(".gz"):
         raw = gzip.decompress(raw)
-    told = encoding or ("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    charset = encoding or ("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     try:
-        return raw.decode(told)
+        return raw.decode(charset)
     except UnicodeDecodeError as error:
-        way_out = "Correct data.text.encoding" if encoding else "Set data.text.encoding, such as cp1252 or latin-1"
+        remedy = "Correct data.text.encoding" if encoding else "Set data.text.encoding, such as cp1252 or latin-1"
         raise DataError(
-            f"{file} is not {told.removesuffix('-sig')}: byte {error.start:,} is 0x{raw[error.start]:02x}. {way_out}."
+            f"{file} is not {charset.removesuffix('-sig')}: byte {error.start:,} is 0x{raw[error.start]:02x}. {remedy}."
         ) from error
 
 
-def _separator(header: str, wanted: set[str]) -> str:
-    """The one with which most wanted columns are found, then most columns."""
+def _detect_separator(header: str, expected: set[str]) -> str:
+    """Return the separator that gives most of the expected columns, then most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))
-        return len(wanted & set(names)), len(names)
+        return len(expected & set(names)), len(names)
 
     return max(SEPARATORS, key=fitness)

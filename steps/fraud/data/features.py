@@ -1,11 +1,11 @@
-"""The inputs of the model, each from what was known at the time of the transaction.
+"""Point-in-time features of transactions.
 
-A feature at time t may look at the card's transactions in (t - 30 days, t] and its last 50, and at the terminal's
-in (t - delay - 30 days, t - delay], where labels are known by then: so a server can compute it from a bounded past,
-with this very code. Ties: transactions of one card (or terminal) at the same instant all count, whatever their order.
+A feature at time t uses transactions of the card in (t - 30 days, t] and its last 50, and transactions of the terminal
+in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute it with the same code from a
+bounded history. Transactions of a card (or terminal) at the same time all count, in any order.
 
-Windows are differences of running sums over integers (cents, counts), so a value does not depend on chunks or threads.
-The 15 of HANDBOOK follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.); the others are ours.
+Windows are differences of running sums over integers (cents, counts), so values do not depend on chunks or threads.
+The 15 features of HANDBOOK follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.).
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from steps.fraud.data.schema import DAY, Ints, Rows, firsts
 
 WINDOWS = (1, 7, 30)  # days
-RECENT = 50  # transactions of the card that count as its habit
+RECENT = 50  # number of transactions of the card that define its habits
 
 RAW = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
 HANDBOOK = (
     "amount",
     "weekend",
     "night",
-    *(f"card_{what}_{days}d" for days in WINDOWS for what in ("count", "mean")),
-    *(f"terminal_{what}_{days}d" for days in WINDOWS for what in ("count", "risk")),
+    *(f"card_{figure}_{days}d" for days in WINDOWS for figure in ("count", "mean")),
+    *(f"terminal_{figure}_{days}d" for days in WINDOWS for figure in ("count", "risk")),
 )
 EXTRA = (
     "log_ratio_to_median",
@@ -46,20 +46,20 @@ Names = tuple[str, ...]
 
 
 def lookback_days(delay_days: int) -> int:
-    """How far back in time a feature looks, in days."""
+    """Return the longest time that a feature looks back, in days."""
     return delay_days + max(WINDOWS)
 
 
 def card_features(rows: Rows, names: Names = NAMES, places: Ints | None = None) -> dict[str, Column]:
-    """OF_CARD (at least those of `names`) for rows sorted by (card, time, id) that hold whole cards.
+    """Compute OF_CARD (at least the ones in `names`) of complete cards, sorted by (card, time, id).
 
-    With `places`, for these rows only.
+    With `places`, return them for these rows only.
     """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     total = _running_sum(rows.cents)
     amount = rows.cents / 100
     second = rows.time % DAY / 1e6
-    weekend = (rows.time // DAY + 3) % 7 >= 5  # day 0 was a Thursday
+    weekend = (rows.time // DAY + 3) % 7 >= 5  # the epoch was a Thursday
     result: dict[str, Column] = {"amount": amount, "weekend": weekend, "night": second < 7 * 3600}
     end = np.searchsorted(line, line, side="right")
     for days in WINDOWS:
@@ -86,28 +86,28 @@ def card_features(rows: Rows, names: Names = NAMES, places: Ints | None = None) 
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """How the amount and the latest highest amounts compare with the card's median."""
+    """Compare the amount and the highest recent amounts with the median of the card."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
         column.rolling_median(RECENT, min_samples=1).over("card").alias("median"),
         *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
     )
-    return _compared(amount, *(series.to_numpy() for series in table))
+    return _compare_amounts(amount, *(series.to_numpy() for series in table))
 
 
 def _habits_at(places: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """The same for a few rows: a server has no time for a query."""
+    """Compute `_habits` for a few rows: faster than a polars query, for servers."""
     index = places[:, None] - np.arange(RECENT)  # newest first
-    mine = index >= first[places, None]
-    recent = np.where(mine, amount[index.clip(0)], np.inf)
-    ordered, count = np.sort(recent, axis=1), mine.sum(1)
+    same_card = index >= first[places, None]
+    recent = np.where(same_card, amount[index.clip(0)], np.inf)
+    ordered, count = np.sort(recent, axis=1), same_card.sum(1)
     row = np.arange(len(places))
     median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
-    highest = np.where(mine, recent, -np.inf)
-    return _compared(amount[places], median, highest[:, :5].max(1), highest[:, :20].max(1))
+    highest = np.where(same_card, recent, -np.inf)
+    return _compare_amounts(amount[places], median, highest[:, :5].max(1), highest[:, :20].max(1))
 
 
-def _compared(amount: Column, median: Column, max5: Column, max20: Column) -> dict[str, Column]:
+def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column) -> dict[str, Column]:
     return {
         "log_ratio_to_median": _log_ratio(amount, median),
         "log_max5_to_median": _log_ratio(max5, median),
@@ -116,82 +116,82 @@ def _compared(amount: Column, median: Column, max5: Column, max20: Column) -> di
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """OF_TERMINAL (at least those of `names`) for rows sorted by (terminal, time, id) that hold whole terminals."""
+    """Compute OF_TERMINAL (at least the ones in `names`) of complete terminals, sorted by (terminal, time, id)."""
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
     fraud = rows.fraud == 1
     frauds = _running_sum(fraud)
     result: dict[str, Column] = {}
-    known = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before this one have a known label
-    start = known
+    cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before it have known labels
+    start = cutoff
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
-        result[f"terminal_count_{days}d"] = count = known - start
-        result[f"terminal_risk_{days}d"] = (frauds[known] - frauds[start]) / np.maximum(count, 1)
+        result[f"terminal_count_{days}d"] = count = cutoff - start
+        result[f"terminal_risk_{days}d"] = (frauds[cutoff] - frauds[start]) / np.maximum(count, 1)
     if set(names) <= result.keys() | set(OF_CARD):
         return result
 
     n = len(rows)
-    last_fraud = np.maximum.accumulate(np.where(fraud, index, -1))[known - 1]
-    last_genuine = np.maximum.accumulate(np.where(fraud, -1, index))[known - 1]
+    last_fraud = np.maximum.accumulate(np.where(fraud, index, -1))[cutoff - 1]
+    last_genuine = np.maximum.accumulate(np.where(fraud, -1, index))[cutoff - 1]
     first_fraud = np.minimum.accumulate(np.append(np.where(fraud, index, n), n)[::-1])[::-1][start]
-    some = frauds[known] > frauds[start]
+    has_fraud = frauds[cutoff] > frauds[start]
     for name, row in (("first", first_fraud), ("last", last_fraud)):
-        days = (line - line[np.where(some, row, 0)]) / DAY
-        result[f"days_since_{name}_fraud"] = np.where(some, days, lookback_days(delay_days))
-    result["fraud_run"] = np.where(some, known - np.maximum(last_genuine + 1, start), 0)
+        days = (line - line[np.where(has_fraud, row, 0)]) / DAY
+        result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
+    result["fraud_run"] = np.where(has_fraud, cutoff - np.maximum(last_genuine + 1, start), 0)
     return result
 
 
 def matrix(columns: dict[str, Column], names: Names) -> Floats:
-    """The columns `names` side by side: float32 [n, len(names)]."""
+    """Stack the columns `names`: float32 [n, len(names)]."""
     result = np.empty((len(columns[names[0]]), len(names)), np.float32)
-    for at in range(0, len(result), 1 << 14):  # in blocks that stay in the cache
-        block = slice(at, at + (1 << 14))
-        for place, name in enumerate(names):
-            result[block, place] = columns[name][block]
+    for start in range(0, len(result), 1 << 14):  # in blocks that stay in the CPU cache
+        block = slice(start, start + (1 << 14))
+        for column, name in enumerate(names):
+            result[block, column] = columns[name][block]
     return result
 
 
 def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES) -> Iterator[tuple[Rows, Floats]]:
-    """The features `names` in pieces of whole cards: (rows, float32 [m, len(names)]), sorted by (card, time, id).
+    """Yield the features `names` in pieces of complete cards: (rows, float32 [m, len(names)]), by (card, time, id).
 
-    `rows` are sorted by (time, id). Memory stays near that of `rows` plus one piece.
+    `rows` must be sorted by (time, id). Needs about the memory of `rows` plus one piece.
     """
     of_terminal = tuple(name for name in names if name in OF_TERMINAL)
     by_terminal = _order(rows.terminal)
     terminal = np.empty((len(rows), len(of_terminal)), np.float32)
-    for part in chunks(rows.terminal[by_terminal], chunk):
-        place = by_terminal[part]
-        terminal[place] = matrix(terminal_features(rows[place], delay_days, names), of_terminal)
+    for group in chunks(rows.terminal[by_terminal], chunk):
+        index = by_terminal[group]
+        terminal[index] = matrix(terminal_features(rows[index], delay_days, names), of_terminal)
     by_card = _order(rows.card)
-    for part in chunks(rows.card[by_card], chunk):
-        place = by_card[part]
-        piece = rows[place]
-        columns = card_features(piece, names) | dict(zip(of_terminal, terminal[place].T, strict=True))
+    for group in chunks(rows.card[by_card], chunk):
+        index = by_card[group]
+        piece = rows[index]
+        columns = card_features(piece, names) | dict(zip(of_terminal, terminal[index].T, strict=True))
         yield piece, matrix(columns, names)
 
 
 def _order(group: Ints) -> Ints:
-    """The stable order by group."""
+    """Return a stable sort order by group."""
     group = group - group.min()
     return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")  # 16 bits: radix sort
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:
-    """Slices of about `size` over sorted `groups` that never cut one."""
-    at = 0
-    while at < len(groups):
-        last = groups[min(at + size, len(groups)) - 1]
+    """Yield slices of about `size` over sorted `groups` that never cut a group."""
+    start = 0
+    while start < len(groups):
+        last = groups[min(start + size, len(groups)) - 1]
         end = int(np.searchsorted(groups, last, side="right"))
-        yield slice(at, end)
-        at = end
+        yield slice(start, end)
+        start = end
 
 
 def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
-    """(index, first row of the group, time line) of rows sorted by (group, time).
+    """Return (index, first row of the group, time line) of rows sorted by (group, time).
 
-    The time line runs through all groups: gaps longer than `reach` and group changes are cut to just over `reach`,
-    so one binary search over it finds a window's start in every group, and no number of groups overflows it.
+    The time line covers all groups: gaps longer than `reach` and changes of the group are shortened to just over
+    `reach`. So one binary search finds the starts of windows in all groups, and many groups do not overflow it.
     """
     index, first = np.arange(len(time)), firsts(group)
     gap = np.diff(time, prepend=time[:1])
@@ -200,12 +200,12 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _running_sum(values: NDArray[np.integer | np.bool_]) -> Ints:
-    """Sums of the first 0, 1, ... n values."""
+    """Return the sums of the first 0, 1, ... n values."""
     result = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=result[1:])
     return result
 
 
 def _log_ratio(a: Column, b: Column) -> NDArray[np.float64]:
-    """log of a/b for amounts that may be 0: one unit is added to both."""
+    """Return log(a/b) for amounts that may be 0: one unit is added to both."""
     return np.log((a + 1) / (b + 1))

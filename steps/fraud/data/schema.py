@@ -1,8 +1,7 @@
-"""Transactions in memory: one numpy array a column, so that the same code serves a data set and a single request.
+"""Transactions in memory: one numpy array per column, so the same code works for a data set and for a request.
 
-On disk (`transactions.parquet`, `rejects.parquet`) the columns are called `id`, `time` (timestamp, UTC), `card`,
-`terminal`, `amount`, `fraud` (null: not known yet), `scenario`. Identities that are text become numbers by `identity`,
-without a table.
+On disk (`transactions.parquet`, `rejects.parquet`) the columns are `id`, `time` (timestamp, UTC), `card`, `terminal`,
+`amount`, `fraud` (null: not known yet) and `scenario`. `identity` converts text ids to numbers without a lookup table.
 """
 
 from collections.abc import Sequence
@@ -17,21 +16,21 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
-UNKNOWN = 2  # the label of a row whose label has not arrived
+UNKNOWN = 2  # label of a row whose label has not arrived
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Transactions as columns of equal length. Sums of cents are exact, so no feature depends on who adds them up."""
+    """Transactions as columns of equal length. Sums of cents are exact, so features do not depend on their order."""
 
     id: Ints
     time: Ints  # µs since the epoch, UTC
     card: Ints
     terminal: Ints
-    cents: Ints  # the amount, rounded to 2 decimals
+    cents: Ints  # amount * 100, rounded
     fraud: NDArray[np.uint8]  # 1 fraud, 0 genuine, UNKNOWN
-    scenario: NDArray[np.uint8]  # 0: genuine or not known
+    scenario: NDArray[np.uint8]  # 0: genuine or unknown
 
     def __len__(self) -> int:
         return len(self.time)
@@ -41,12 +40,12 @@ class Rows:
 
     @classmethod
     def concat(cls, parts: Sequence["Rows"]) -> "Rows":
-        """All rows of `parts` (at least one), one after the other."""
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in NAMES})
+        """Concatenate `parts` (at least one)."""
+        return cls(**{name: np.concatenate([getattr(rows, name) for rows in parts]) for name in NAMES})
 
     @classmethod
     def of(cls, id: Any, time: Any, card: Any, terminal: Any, amount: Any, fraud: Any = 0, scenario: Any = 0) -> "Rows":
-        """Rows from sequences; `amount` in currency units, `time` in µs; scalars are repeated."""
+        """Create rows from sequences; `amount` in currency units, `time` in µs. Scalars are repeated."""
         n = len(time)
         return cls(
             *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
@@ -57,13 +56,13 @@ class Rows:
 
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
-        """Rows of a checked frame (the columns of `transactions.parquet`)."""
+        """Create rows from a checked frame (the columns of `transactions.parquet`)."""
         frame = frame.with_columns(frame["fraud"].fill_null(UNKNOWN))
         columns = {name: frame[name].to_numpy() for name in ("id", "card", "terminal", "amount", "fraud", "scenario")}
         return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
 
     def to_frame(self) -> "pl.DataFrame":
-        """The columns of `transactions.parquet`."""
+        """Return the columns of `transactions.parquet`."""
         import polars as pl
 
         columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
@@ -77,28 +76,28 @@ NAMES = tuple(field.name for field in fields(Rows))
 
 
 def firsts(groups: Ints) -> Ints:
-    """For each row the first one of its group; rows of a group lie side by side."""
+    """Return the first row of each row's group; groups are contiguous."""
     new = np.append(True, groups[1:] != groups[:-1])
     return np.maximum.accumulate(np.where(new, np.arange(len(groups)), 0))
 
 
 def instant(time: Any) -> str:
-    """`time`, in µs since the epoch, as ISO 8601 text to the second, without a zone."""
+    """Format `time` (µs since the epoch) as ISO 8601 text in seconds, without a zone."""
     return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
 
 
 def utc(time: Any) -> str:
-    """The same with the zone."""
+    """Format `time` (µs since the epoch) as ISO 8601 text with the zone."""
     return f"{instant(time)}+00:00"
 
 
 def day(time: Any) -> str:
-    """The day (UTC) of `time`."""
+    """Return the day (UTC) of `time` (µs since the epoch) as text."""
     return instant(time)[:10]
 
 
 def identity(text: str) -> int:
-    """The number that stands for a textual id: the number it spells, else 63 bits of its hash. Needs no table."""
+    """Convert a text id to a number: the number that it spells, or else 63 bits of its hash."""
     try:
         value = int(text)
         if abs(value) < 1 << 63:

@@ -2,8 +2,8 @@
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by
 `OVERLAP`; each transaction counts for the loss once, after at least `OVERLAP` earlier ones if the card has them.
-The first days of the data (before `train_start`) give context only.
-All shards are mapped into one stretch of memory, so a batch is one gather however many shards it touches.
+The first days of the data (before `train_start`) only give context.
+All shards are mapped into one memory region, so a batch is one gather over any number of shards.
 """
 
 import ctypes
@@ -24,15 +24,15 @@ from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.schema import UNKNOWN, Ints, firsts
 
 LENGTH = 40  # transactions in a training window
-OVERLAP = 16  # of them, those that only give context
-SCORED = 128  # transactions in a window when a trained model scores long runs of rows
+OVERLAP = 16  # transactions of a training window that only give context
+SCORED = 128  # transactions in a window for scoring long runs of rows
 MAP_FIXED = 0x10
 
 
 class Rows:
-    """All rows of a dataset directory, sorted by (card, time): the features mapped, the small columns in memory.
+    """All rows of a dataset directory, sorted by (card, time): mapped features, and the small columns in memory.
 
-    Reads what shards.py writes, without importing polars. Raises DataError if a file is missing or incomplete.
+    Reads the files of shards.py without importing polars. Raises DataError if a file is missing or incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,14 +40,14 @@ class Rows:
             self.facts: dict[str, Any] = dataset_facts(path)
             self.width = len(self.facts["features"])
             names = ("times", "cards", "labels", "scenarios", "ids")
-            columns = [_joined(self._files(path, name)) for name in names]
+            columns = [_load_column(self._files(path, name)) for name in names]
             self.times, self.cards, self.labels, self.scenarios, self.ids = columns
-            self.features, self.place = _mapped(self._files(path, "features"), self.width)
+            self.features, self.offsets = _map_features(self._files(path, "features"), self.width)
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
-        if not {len(column) for column in (*columns, self.place)} == {sum(self.facts["shards"])}:
-            raise DataError(f"{path}: its shards do not have the rows that it lists. Let prepare make it again.")
-        self.first = firsts(self.cards)  # the card's first row, of each row
+            raise DataError(f"{path} is not a complete dataset ({error}). Run the step prepare again.") from error
+        if not {len(column) for column in (*columns, self.offsets)} == {sum(self.facts["shards"])}:
+            raise DataError(f"{path}: the rows of its shards differ from dataset.json. Run the step prepare again.")
+        self.first = firsts(self.cards)  # for each row, the first row of its card
 
     def __len__(self) -> int:
         return len(self.times)
@@ -56,22 +56,22 @@ class Rows:
         return [path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts["shards"]))]
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """Features [B, length, F] of `length` rows from each of `starts` on; after a card's rows comes anything."""
+        """Return features [B, length, F] of `length` rows from the offsets `starts`, even beyond the card's rows."""
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
-    def boosted(self, wanted: Ints) -> NDArray[np.float64]:
-        """The log-odds of gradient boosting alone for the rows `wanted`."""
-        at = torch.from_numpy(self.place[wanted]) + self.facts["features"].index(BOOSTED)
-        return self.features[at].double().numpy()
+    def boosted(self, index: Ints) -> NDArray[np.float64]:
+        """Return the log-odds of gradient boosting for the rows `index`."""
+        offset = torch.from_numpy(self.offsets[index]) + self.facts["features"].index(BOOSTED)
+        return self.features[offset].double().numpy()
 
     def overlapping(self, length: int) -> Tensor:
-        """The features as one flat window of `length` rows from each number on: takes no memory."""
+        """Return a view of the features with one flat window of `length` rows per offset, without copying."""
         size = length * self.width
         return self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
 
 
 class TrainingWindows:
-    """The windows over the rows before `train_end`; `batch` gives (features, labels, counted)."""
+    """The windows over the rows before `train_end`; `batch` returns (features, labels, counted)."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -80,8 +80,8 @@ class TrainingWindows:
         if not len(counted):
             raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
         start, low, high = _windows(rows.first, counted)
-        # one column each: a gather of single numbers is several times faster than one of short rows
-        self.place, self.start = torch.from_numpy(rows.place[start]), torch.from_numpy(start)
+        # separate columns: gathering single numbers is several times faster than gathering short rows
+        self.offsets, self.start = torch.from_numpy(rows.offsets[start]), torch.from_numpy(start)
         self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
         self.counted = _masks()
         self.features = rows.overlapping(LENGTH)
@@ -89,27 +89,27 @@ class TrainingWindows:
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.offsets)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
-        """(float32 [B, LENGTH, F], uint8 [B, LENGTH], bool [B, LENGTH]) of the windows `indices`."""
-        features = self.features.index_select(0, self.place.index_select(0, indices))
+        """Return (float32 [B, LENGTH, F], uint8 [B, LENGTH], bool [B, LENGTH]) of the windows `indices`."""
+        features = self.features.index_select(0, self.offsets.index_select(0, indices))
         labels = self.labels.index_select(0, self.start.index_select(0, indices))
         counted = self.counted.index_select(0, self.mask.index_select(0, indices))
         return features.view(-1, LENGTH, self.rows.width), labels, counted & (labels != UNKNOWN)
 
 
 def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
-    """The training samples of a dataset directory."""
+    """Open the training samples of a dataset directory."""
     if split != "train":
-        raise ValueError(f'split is "{split}": the training windows are all there is; evaluation reads Rows')
+        raise ValueError(f'split is "{split}": it must be "train"; evaluation reads Rows')
     return TrainingWindows(Rows(path))
 
 
 def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Windows of SCORED rows that give each of `rows` (ascending) at least CONTEXT rows of its card's past.
+    """Arrange windows of SCORED rows so that each of `rows` (ascending) has at least CONTEXT earlier rows of its card.
 
-    `first` is the card's first row of each row. Gives (start of each window; window and position of each of `rows`).
+    `first`: for each row, the first row of its card. Returns (window starts; window and position of each of `rows`).
     """
     origin = rows[firsts(first[rows])]  # the first of `rows` of the same card
     block = (rows - origin) // (SCORED - CONTEXT)
@@ -119,15 +119,15 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _masks() -> Tensor:
-    """bool [(LENGTH + 1)², LENGTH]: row low * (LENGTH + 1) + high is true from position low to before high."""
+    """Return bool [(LENGTH + 1)², LENGTH]: row low * (LENGTH + 1) + high is True from position low to before high."""
     edge, position = torch.arange(LENGTH + 1), torch.arange(LENGTH)
     return ((position >= edge[:, None, None]) & (position < edge[None, :, None])).view(-1, LENGTH)
 
 
 def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:
-    """(first row, first and last+1 counted position) of windows over the rows `counted`, which are one run a card."""
-    card, at, count = np.unique(first[counted], return_index=True, return_counts=True)
-    begin, end = counted[at], counted[at] + count
+    """Return (first row, first and last + 1 counted position) of windows over `counted`, one run of rows per card."""
+    card, run, count = np.unique(first[counted], return_index=True, return_counts=True)
+    begin, end = counted[run], counted[run] + count
     origin = np.maximum(card, begin - OVERLAP)
     stride = LENGTH - OVERLAP
     windows = np.maximum(1, -(-(end - origin - OVERLAP) // stride))
@@ -137,15 +137,15 @@ def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:
     return start, low, np.minimum(np.repeat(end, windows) - start, LENGTH)
 
 
-def _joined(files: list[Path]) -> NDArray[Any]:
+def _load_column(files: list[Path]) -> NDArray[Any]:
     return np.concatenate([np.load(file, mmap_mode="r") for file in files])
 
 
-def _mapped(files: list[Path], width: int) -> tuple[Tensor, Ints]:
-    """All feature files in one float32 tensor, and the place in it of each row's first feature.
+def _map_features(files: list[Path], width: int) -> tuple[Tensor, Ints]:
+    """Map all feature files into one float32 tensor; return it with the offset of the first feature of each row.
 
-    Nothing is read: the files are mapped side by side into one reserved stretch. Between and after them lie finite
-    numbers without meaning (file headers, zeros).
+    The files are mapped next to each other into one reserved region, without reading them. File headers and zeros
+    between and after them are finite numbers without meaning.
     """
     tables = [np.load(file, mmap_mode="r") for file in files]
     for file, table in zip(files, tables, strict=True):
@@ -161,9 +161,9 @@ def _mapped(files: list[Path], width: int) -> tuple[Tensor, Ints]:
     base = ctypes.addressof(ctypes.c_char.from_buffer(region))
     for file, offset in zip(files, offsets, strict=False):
         with file.open("rb") as opened:
-            wanted, size = base + int(offset), file.stat().st_size
-            got = libc.mmap(wanted, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, opened.fileno(), 0)
-            if got != wanted:
+            address, size = base + int(offset), file.stat().st_size
+            mapped = libc.mmap(address, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, opened.fileno(), 0)
+            if mapped != address:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(file))
-    place = [np.arange(len(t)) * width + (o + t.offset) // 4 for t, o in zip(tables, offsets, strict=False)]
-    return torch.frombuffer(region, dtype=torch.float32), np.concatenate(place)
+    starts = [np.arange(len(t)) * width + (o + t.offset) // 4 for t, o in zip(tables, offsets, strict=False)]
+    return torch.frombuffer(region, dtype=torch.float32), np.concatenate(starts)

@@ -1,14 +1,14 @@
-"""A dataset on disk: what training, evaluation and serving read. `write_dataset` makes it, sequences.py reads it.
+"""The dataset on disk for training, evaluation and serving. `write_dataset` writes it, sequences.py reads it.
 
-    dataset.json           the engine's; its facts say everything below as numbers (see FACTS)
-    shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); a card is in one shard only
-    transactions.parquet   the checked rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
-    rejects.parquet        rows that broke a rule, as they came, with their position `row` and the `reason`
-    state/                 what a server needs to compute features of later transactions: steps/fraud/data/state.py
+    dataset.json           written by Rekindle; FACTS describes its facts
+    shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); each card is in one shard
+    transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
+    rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
+    state/                 the serving state, see steps/fraud/data/state.py
 
-Time: the last `test_weeks` weeks (of 7 whole days, UTC) whose labels are known are for tests: they end where the label
-delay before the last full day begins. Training uses rows with time < train_end only: the first test day minus the label
-delay, so every label was known when the tests begin. Rows after the tests are there for the serving state.
+The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end `label_delay_days` before
+the last full day. Training uses rows before `train_end`, which is `label_delay_days` before the first test day: all its
+labels are known when the tests begin. Rows after the tests are used for the serving state only.
 """
 
 import json
@@ -42,60 +42,60 @@ ARRAYS = {  # of a shard with n rows
 }
 FACTS = {  # times are µs since the epoch
     "features": "names of the feature columns",
-    "mean": "of each feature over the training rows",
-    "std": "of each feature over the training rows",
-    "shards": "rows of each shard",
-    "rows": "transactions in the shards",
+    "mean": "mean of each feature over the training rows",
+    "std": "standard deviation of each feature over the training rows",
+    "shards": "number of rows of each shard",
+    "rows": "number of transactions in the shards",
     "frauds": "frauds among them",
-    "train_rows": "rows before train_end",
+    "train_rows": "number of rows before train_end",
     "train_frauds": "frauds among them",
-    "rejected": "rejected rows by reason",
-    "was_sorted": "whether the source was in time order",
-    "train_start": "rows before it only give context: sums over past days are not whole there",
-    "train_end": "training uses rows before it",
-    "data_until": "train_end as text: where the serving state ends",
+    "rejected": "number of rejected rows by reason",
+    "was_sorted": "true if the source was in time order",
+    "train_start": "rows before it only give context: their sums over past days are incomplete",
+    "train_end": "end of the training rows",
+    "data_until": "end of the serving state: train_end as text",
     "test_weeks": "[start, end) of each test week, oldest first",
     "test_rows": "[rows, frauds] of each test week",
-    "first_time": "of the first transaction",
-    "last_time": "of the last transaction",
-    "unknown": "rows in the training time and the test weeks whose label is not known: they neither teach nor judge",
-    "label_delay_days": "a label is known this long after its transaction",
+    "first_time": "time of the first transaction",
+    "last_time": "time of the last transaction",
+    "unknown": "number of rows in training time and test weeks without a known label; they are not used",
+    "label_delay_days": "number of days until the label of a transaction is known",
 }
 
 
-ROW_BYTES = 250  # of a transaction in the dataset, about
-WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
+ROW_BYTES = 250  # approximate size of a transaction in the dataset
+WARM_UP = 14 * DAY  # at the start of the data; at most a quarter of the training time
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:
-    """Raw transactions → the files of a dataset in `out`.
+    """Write the dataset of the raw transactions to `out`.
 
-    Raises DataError for bad data, ConfigError for a bad setting, RekindleError if the disk does not take it.
+    Raises DataError for invalid data, ConfigError for an invalid setting, RekindleError if writing fails.
     """
     try:
         (out / "shards").mkdir()
         facts, digest, warnings = _write(data, out)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
-            f"{out} cannot be written: {error}. It takes about {ROW_BYTES} bytes a transaction: make room, or set "
+            f"{out} cannot be written: {error}. It needs about {ROW_BYTES} bytes per transaction: free space, or set "
             "TMPDIR to a directory on a larger disk."
         ) from error
-    shown = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
+    names = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
     days = {name: day(facts[name]) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
-    tags = {name: facts[name] for name in shown} | days
+    tags = {name: facts[name] for name in names} | days
     share = facts["train_frauds"] / facts["train_rows"]
     newest = utc(facts["last_time"])
     return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share}, newest)
 
 
 def _check_disk(rows: int, out: Path) -> None:
-    """Raises RekindleError if the files of so many rows do not fit."""
+    """Raise RekindleError if the files of `rows` rows do not fit."""
     need, free = 1.1 * ROW_BYTES * rows, shutil.disk_usage(out).free
     if need > free:
         raise RekindleError(
-            f"the dataset of {rows:,} rows takes about {need / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB left: "
-            "make room, or set TMPDIR to a directory on a larger disk."
+            f"the dataset of {rows:,} rows needs about {need / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB left: "
+            "free space, or set TMPDIR to a directory on a larger disk."
         )
 
 
@@ -105,9 +105,9 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
-    rows = _between(checked.rows, data)
+    rows = _select_days(checked.rows, data)
     if data.window:
-        rows = _unlabelled(rows, labels_end(checked.rows, data))
+        rows = _hide_labels(rows, labels_end(checked.rows, data))
     _check_disk(len(rows), out)
     warnings = suspicions(rows, data.columns)
     facts = calendar(rows, data, labels_end(checked.rows, data)) | {
@@ -119,43 +119,45 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
     sample = Sample(facts["train_rows"])
-    parts: list[Rows] = []
-    for number, (part, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
+    pieces: list[Rows] = []
+    for number, (piece, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
         np.save(_file(out, "features", number), table)
-        sample.add(table, part.fraud, part.card, (part.time >= facts["train_start"]) & (part.time < facts["train_end"]))
-        parts.append(part)
+        sample.add(
+            table, piece.fraud, piece.card, (piece.time >= facts["train_start"]) & (piece.time < facts["train_end"])
+        )
+        pieces.append(piece)
     boosting = sample.fit()
 
     train = _Moments(len(facts["features"]))
     tail: list[tuple[Rows, features.Floats]] = []
-    for number, part in enumerate(parts):
-        table, training = np.load(_file(out, "features", number)), part.time < facts["train_end"]
-        table = np.column_stack([table, boosting.score(table, part.card, training)])
-        arrays = (table, part.fraud, part.scenario, part.time, part.card, part.id)
+    for number, piece in enumerate(pieces):
+        table, training = np.load(_file(out, "features", number)), piece.time < facts["train_end"]
+        table = np.column_stack([table, boosting.score(table, piece.card, training)])
+        arrays = (table, piece.fraud, piece.scenario, piece.time, piece.card, piece.id)
         for name, array in zip(ARRAYS, arrays, strict=True):
             np.save(_file(out, name, number), array)
             digest.update(array.data)
         train.add(table, training)
-        keep = state.needed(part, facts["train_end"], data.label_delay_days)
-        tail.append((part[keep], table[keep]))
-    sizes = [len(part) for part in parts]
+        keep = state.needed(piece, facts["train_end"], data.label_delay_days)
+        tail.append((piece[keep], table[keep]))
+    sizes = [len(piece) for piece in pieces]
     facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
     facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
-    kept = Rows.concat([part for part, _ in tail]), np.concatenate([table for _, table in tail])
+    kept = Rows.concat([piece for piece, _ in tail]), np.concatenate([table for _, table in tail])
     state.write(out / "state", *kept, boosting.trees(), facts | {"digest": digest.hexdigest()})
     return facts, digest.hexdigest(), warnings
 
 
 class _Moments:
-    """Mean and standard deviation of rows that come in pieces."""
+    """Mean and standard deviation of rows, added in pieces."""
 
     def __init__(self, width: int) -> None:
         self.count, self.sums, self.squares = 0, np.zeros(width), np.zeros(width)
 
-    def add(self, table: features.Floats, which: NDArray[np.bool_]) -> None:
-        self.count += int(which.sum())
-        for at in range(0, len(table), 4096):  # in blocks that stay in the cache
-            block = table[at : at + 4096][which[at : at + 4096]].astype(np.float64)
+    def add(self, table: features.Floats, mask: NDArray[np.bool_]) -> None:
+        self.count += int(mask.sum())
+        for start in range(0, len(table), 4096):  # in blocks that stay in the CPU cache
+            block = table[start : start + 4096][mask[start : start + 4096]].astype(np.float64)
             self.sums += block.sum(0)
             self.squares += np.square(block).sum(0)
 
@@ -167,8 +169,8 @@ class _Moments:
         return np.sqrt(np.maximum(self.squares / self.count - mean**2, 0)).tolist()
 
 
-def _between(rows: Rows, data: Data) -> Rows:
-    """The rows from `first_day` to `last_day`. Raises DataError if none is left."""
+def _select_days(rows: Rows, data: Data) -> Rows:
+    """Return the rows from `first_day` to `last_day`. Raises DataError if none remains."""
     start, end = 0, len(rows)
     if data.first_day:
         start = int(np.searchsorted(rows.time, _us(data.first_day)))
@@ -177,34 +179,34 @@ def _between(rows: Rows, data: Data) -> Rows:
     if start >= end:
         raise DataError(
             f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
-            f"it reaches from {day(rows.time[0])} to {day(rows.time[-1])}. Set them to days in between."
+            f"the data is from {day(rows.time[0])} to {day(rows.time[-1])}. Set them to days in between."
         )
     return rows[start:end]
 
 
-def _unlabelled(rows: Rows, start: int) -> Rows:
-    """Without the labels from `start` on: a run in time has only some of them, a late one all."""
+def _hide_labels(rows: Rows, start: int) -> Rows:
+    """Remove the labels from `start` on: a timely run has only some of them, but a late run all."""
     unknown = rows.time >= start
     fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
     return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
 
 
 def labels_end(rows: Rows, data: Data) -> int:
-    """The instant up to which every label is known; `rows` are all of the source, sorted by time."""
+    """Return the end of known labels; `rows` are all rows of the source, sorted by time."""
     if data.labels_until:
         return _us(data.labels_until) + DAY
     return (last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
 
 
-def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
-    """Test weeks, end of training and counts, if labels before `known` are. Raises DataError if too little is left."""
-    end = min((last_full_day(rows.time) + 1) * DAY, known)
+def calendar(rows: Rows, data: Data, labels_until: int) -> dict[str, Any]:
+    """Return test weeks, end of training and counts. Raises DataError if there is too little data."""
+    end = min((last_full_day(rows.time) + 1) * DAY, labels_until)
     edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
     train_end = edges[0] - data.label_delay_days * DAY
     weeks = list(pairwise(edges))
-    at = np.searchsorted(rows.time, [train_end, *edges])
+    counts = np.searchsorted(rows.time, [train_end, *edges])
     fraud = rows.fraud == 1
-    frauds = np.append(0, np.cumsum(fraud, dtype=np.int64))[at]
+    frauds = np.append(0, np.cumsum(fraud, dtype=np.int64))[counts]
     facts = {
         "first_time": int(rows.time[0]),
         "last_time": int(rows.time[-1]),
@@ -213,10 +215,10 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
         "test_weeks": weeks,
         "rows": len(rows),
         "frauds": int(fraud.sum()),
-        "train_rows": int(at[0]),
+        "train_rows": int(counts[0]),
         "train_frauds": int(frauds[0]),
-        "unknown": int((rows.fraud[: at[-1]] == UNKNOWN).sum()),
-        "test_rows": [[int(n), int(f)] for n, f in zip(np.diff(at[1:]), np.diff(frauds[1:]), strict=True)],
+        "unknown": int((rows.fraud[: counts[-1]] == UNKNOWN).sum()),
+        "test_rows": [[int(n), int(f)] for n, f in zip(np.diff(counts[1:]), np.diff(frauds[1:]), strict=True)],
     }
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
@@ -228,14 +230,14 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
         )
     if not any(frauds for _, frauds in facts["test_rows"]):
         raise DataError(
-            f"nothing to judge by: no fraud among the {sum(n for n, _ in facts['test_rows']):,} transactions of the "
+            f"nothing to evaluate on: no fraud among the {sum(n for n, _ in facts['test_rows']):,} transactions of the "
             f"test weeks ({day(edges[0])} to {day(end)}). Raise data.test_weeks, or give more data."
         )
     return facts
 
 
 def last_full_day(time: NDArray[np.int64]) -> int:
-    """Days since the epoch of the last day that ended as late as days of the week before did, to the hour."""
+    """Return the last complete day (days since the epoch): it ends at most an hour earlier than the week before."""
     last = int(time[-1] // DAY)
     ends = (
         time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1] - np.arange(last - 7, last + 1) * DAY

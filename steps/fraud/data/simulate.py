@@ -1,12 +1,12 @@
-"""A world of cards, terminals and fraudsters, by our own generator: the same seed gives the same transactions.
+"""Simulate cards, terminals and fraudsters. The same seed gives the same transactions.
 
-    simulate://7                                                     seed 7, everything else default
+    simulate://7                                                          seed 7, other settings default
     simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published data set
 
-Its rules are those of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.), written anew: a card pays at
-terminals near it; (1) amounts above 220 are frauds; (2) a compromised terminal makes only frauds for 28 days; (3) of
-a leaked card's payments a third is multiplied by 5 for 14 days. Smaller worlds keep the density and the share of
-frauds.
+An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.): a card pays at
+nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a compromised terminal are frauds for 28 days;
+(3) for 14 days, a third of the payments of a leaked card are frauds, with 5 times the amount. Smaller worlds have the
+same density and share of frauds.
 """
 
 from collections.abc import Callable
@@ -32,21 +32,21 @@ class Payments:
 
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
-SIDE = 100  # of the square on which cards and terminals lie
-NEAR = 500  # a card's radius times sqrt(terminals): 5 for 10,000 terminals, so about 78 terminals are near
+SIDE = 100  # side length of the square with all cards and terminals
+RADIUS = 500  # radius of a card times sqrt(terminals): 5 for 10,000 terminals, which gives about 78 terminals
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
 
 
 def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
-    """The transactions of a world, in time order, with the columns that `checks.check` expects.
+    """Generate the transactions of a world, in time order, with the columns for `checks.check`.
 
-    `commit` makes the frauds, by other rules than the handbook's: see `commit_frauds`.
+    `commit` replaces the fraud rules of the handbook, see `commit_frauds`.
     """
     rng = np.random.default_rng(world.seed)
     home, shop = (rng.uniform(0, SIDE, (n, 2)) for n in (world.cards, world.terminals))
     mean, rate = rng.uniform(5, 100, world.cards), rng.uniform(0, 4, world.cards)
-    near, near_start = _near(home, shop, NEAR / np.sqrt(world.terminals))
+    near, near_start = _find_terminals(home, shop, RADIUS / np.sqrt(world.terminals))
     choices = np.diff(near_start)
 
     count = rng.poisson(np.where(choices > 0, rate, 0)[:, None], (world.cards, world.days)).ravel()
@@ -68,31 +68,33 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
     )
 
 
-def _near(
+def _find_terminals(
     home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(terminals near each card, one card after the other; where each card's begin)."""
+    """Return (terminals near each card, concatenated; start of each card)."""
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
     neighbours = []
-    for (left, right), place in zip(edges.T, home, strict=True):
-        strip = by_x[left:right]
-        neighbours.append(strip[((shop[strip] - place) ** 2).sum(1) < radius**2])
+    for (begin, end), center in zip(edges.T, home, strict=True):
+        strip = by_x[begin:end]
+        neighbours.append(strip[((shop[strip] - center) ** 2).sum(1) < radius**2])
     return np.concatenate(neighbours), np.cumsum([0, *map(len, neighbours)])
 
 
 def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """The scenario of each transaction (0: genuine); what frauds change is changed in place, here amounts."""
+    """Return the scenario of each transaction (0: genuine). Changes payments in place: amounts of frauds."""
     slot, terminal, amount = payments.slot, payments.terminal, payments.amount
     scenario = (amount > 220).astype(np.uint8)
     compromised = np.zeros((world.terminals, world.days), bool)
     leaked: list[NDArray[np.int64]] = []
     start = np.searchsorted(slot, np.arange(world.cards * world.days + 1))
     for day in range(world.days - 1):
-        terminals = rng.choice(world.terminals, _that_day(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False)
+        terminals = rng.choice(
+            world.terminals, _event_count(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False
+        )
         compromised[terminals, day : day + TERMINAL_DAYS] = True
-        cards = rng.choice(world.cards, _that_day(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
+        cards = rng.choice(world.cards, _event_count(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
         begin, end = cards * world.days + day, cards * world.days + min(day + CARD_DAYS, world.days)
         rows = [np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)]
         if rows:
@@ -105,6 +107,6 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
     return scenario
 
 
-def _that_day(rate: float, day: int) -> int:
-    """How many of `rate` a day fall on this one: whole numbers whose sum follows the rate."""
+def _event_count(rate: float, day: int) -> int:
+    """Return the number of events on `day`: whole numbers whose sum follows `rate` events per day."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

@@ -1,15 +1,14 @@
-"""What a server knows at the end of training, and the features of later transactions made from it.
+"""The serving state: transactions before the end of training, to compute features of later ones.
 
     state = State.load(release / "state")
     windows, lengths = state.windows([(new, history)])     # float32 [B, 64, F], int64 [B]
 
-Each pair is one request, and none influences another. `new` are the transactions to score
-(steps.fraud.data.schema.Rows, e.g. by `Rows.of(id=[..], time=[..], card=[..], terminal=[..], amount=[..])`), `history`
-those between the end of training and now, as far as the client sends them, with the labels that are known by now
-(fraud=0 otherwise: a label younger than the delay is never looked at). Window b holds the feature rows of the card's
-last `length` transactions up to and including the b-th new row, oldest first, the new one at position lengths[b] - 1,
-zeros behind; columns are `state.features`. With complete history the values are those that `prepare` computes, because
-it is the same code. Nothing is kept between calls; calls may run in parallel threads.
+Each pair is an independent request: `new` are the transactions to score (steps.fraud.data.schema.Rows, for example from
+`Rows.of(id=[..], time=[..], card=[..], terminal=[..], amount=[..])`), and `history` the transactions between the end of
+training and now that the client sends, with the labels known by now (otherwise fraud=0; labels within the delay are not
+used). Window b contains the features (columns `state.features`) of the last `length` transactions of the card up to the
+b-th new row: oldest first, the new row at position lengths[b] - 1, then zeros. With complete history the values equal
+the ones of `prepare`, because the code is the same. Calls keep no state and may run in parallel threads.
 """
 
 import json
@@ -32,17 +31,17 @@ TRAINED = "trained.npz"  # in the state of a refreshed release
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
-    """Which of the rows (sorted by (card, time, id), whole cards) a server needs from `train_end` on."""
-    before = rows.time < train_end
+    """Return a mask of the rows that a server needs from `train_end` on. Rows: complete cards by (card, time, id)."""
+    is_past = rows.time < train_end
     last = np.searchsorted(rows.card, rows.card, side="right")  # one past the card's last row
-    later = np.append(0, np.cumsum(~before))
+    later = np.append(0, np.cumsum(~is_past))
     from_end = last - np.arange(len(rows)) - (later[last] - later[np.arange(len(rows))])
     recent = rows.time >= train_end - lookback_days(delay_days) * DAY
-    return before & (recent | (from_end <= CONTEXT))
+    return is_past & (recent | (from_end <= CONTEXT))
 
 
 def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[str, Any]) -> None:
-    """The state directory: the rows that are `needed`, their features, and what features depend on."""
+    """Write the state directory: the `needed` rows with their features, the trees and the settings."""
     path.mkdir()
     for name in COLUMNS:
         np.save(path / f"{name}.npy", getattr(rows, name))
@@ -52,11 +51,11 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
     (path / "state.json").write_text(json.dumps({name: facts[name] for name in keep}, indent=1) + "\n")
 
 
-def trained(path: Path) -> dict[str, NDArray[Any]]:
-    """The log-odds (`boosted`) of the last rows that a release was trained on, by transaction (`id`). Raises DataError.
+def load_trained(path: Path) -> dict[str, NDArray[Any]]:
+    """Load the log-odds (`boosted`) of the last training rows of a release, by transaction (`id`). Raises DataError.
 
-    They come from trees that no release keeps, and cannot be computed again. A refreshed state needs fewer of these
-    rows, so it has them in a file of its own.
+    They cannot be computed again, because releases do not contain the trees of the folds. A refreshed state contains
+    fewer of these rows, so it has a separate file for them.
     """
     try:
         if (path / TRAINED).exists():
@@ -64,108 +63,106 @@ def trained(path: Path) -> dict[str, NDArray[Any]]:
                 return {name: arrays[name] for name in ("id", "boosted")}
         return {"id": np.load(path / "id.npy"), "boosted": np.load(path / "features.npy")[:, -1]}
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a whole serving state ({error}): release the model again.") from error
+        raise DataError(f"{path} is not a complete serving state ({error}): release the model again.") from error
 
 
 @dataclass(frozen=True)
 class State:
-    """Transactions of the last weeks of training, by card and by terminal."""
+    """Transactions of the last weeks of training by card and by terminal."""
 
     rows: Rows  # sorted by (card, time, id)
-    table: Floats  # float32 [n, F]: their features
+    table: Floats  # float32 [n, F]: features of the rows
     trees: Trees
-    by_terminal: Ints  # order of the rows by (terminal, time, id)
-    terminals: Ints  # the terminals in that order
+    by_terminal: Ints  # indices of the rows, sorted by (terminal, time, id)
+    terminals: Ints  # terminals in that order
     features: tuple[str, ...]
     train_end: int  # µs since the epoch
     label_delay_days: int
 
     @classmethod
     def load(cls, path: Path) -> "State":
-        """The state directory at `path`. Raises DataError."""
+        """Load the state directory `path`. Raises DataError."""
         try:
             facts = json.loads((path / "state.json").read_text())
             rows = Rows(**{name: np.load(path / f"{name}.npy") for name in COLUMNS})
             table = np.load(path / "features.npy")
             trees = Trees.load(path / "trees.npz")
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{path} is not a whole serving state ({error}): release the model again.") from error
+            raise DataError(f"{path} is not a complete serving state ({error}): release the model again.") from error
         if tuple(facts["features"]) != (*NAMES, BOOSTED):
-            raise DataError(f"{path} was made by another version of the features: prepare and release again.")
+            raise DataError(f"{path} was written with other features: prepare, train and release again.")
         order = np.lexsort((rows.id, rows.time, rows.terminal))
         settings = facts["train_end"], facts["label_delay_days"]
         return cls(rows, table, trees, order, rows.terminal[order], (*NAMES, BOOSTED), *settings)
 
     def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
-        """(float32 [B, length, F], int64 [B]) as above, in the order of the requests and of their new rows.
+        """Return (float32 [B, length, F], int64 [B]), described above, in the order of the requests and their new rows.
 
-        Raises DataError if a new transaction is older than the state, or two of a request have the same id.
+        Raises DataError if a new transaction is older than the state, or two in a request have the same id.
         """
-        parts = [self._later(new, history) for new, history in requests]
-        later = Rows.concat(parts)
-        sizes = [len(part) for part in parts]
-        request = np.repeat(np.arange(len(parts)), sizes)
-        old = [len(part) - len(new) for part, (new, _) in zip(parts, requests, strict=True)]
+        tables = [self._select_later(new, history) for new, history in requests]
+        later = Rows.concat(tables)
+        sizes = [len(rows) for rows in tables]
+        request = np.repeat(np.arange(len(tables)), sizes)
+        old = [len(rows) - len(new) for rows, (new, _) in zip(tables, requests, strict=True)]
         is_new = np.concatenate([np.arange(size) for size in sizes]) >= np.repeat(old, sizes)
 
-        group, cards = _grouped(later.card, request)
-        wanted = np.unique(group[is_new])
-        mine = np.flatnonzero(np.isin(group, wanted))
-        past, counts = _members(self.rows.card, cards[wanted % len(cards)])
-        rows = Rows.concat([self.rows[past], later[mine]])
-        rows = replace(rows, card=np.concatenate([np.repeat(wanted, counts), group[mine]]))
+        group, cards = _group_by_request(later.card, request)
+        groups = np.unique(group[is_new])
+        of_cards = np.flatnonzero(np.isin(group, groups))
+        past, counts = _find_members(self.rows.card, cards[groups % len(cards)])
+        rows = Rows.concat([self.rows[past], later[of_cards]])
+        rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        place = np.argsort(order)  # of each row in that order
-
-        fresh = place[len(past) :]
-        columns = card_features(rows[order], places=fresh)
-        columns |= self._terminal_columns(later, request, mine)
+        later_places = np.argsort(order)[len(past) :]  # positions of the later rows in that order
+        columns = card_features(rows[order], places=later_places)
+        columns |= self._terminal_columns(later, request, of_cards)
         later_table = matrix(columns, NAMES)
         later_table = np.column_stack([later_table, self.trees.score(later_table)])
         table = np.concatenate([self.table[past], later_table])[order]
 
-        at = fresh[is_new[mine]]
-        start = np.maximum(np.searchsorted(rows.card[order], group[is_new]), at - length + 1)
+        end = later_places[is_new[of_cards]]
+        start = np.maximum(np.searchsorted(rows.card[order], group[is_new]), end - length + 1)
         index = start[:, None] + np.arange(length)
-        windows = table[np.minimum(index, at[:, None])]
-        windows[index > at[:, None]] = 0
-        return windows, at - start + 1
+        windows = table[np.minimum(index, end[:, None])]
+        windows[index > end[:, None]] = 0
+        return windows, end - start + 1
 
-    def _later(self, new: Rows, history: Rows) -> Rows:
-        """All rows of a request since the state, the new ones last."""
+    def _select_later(self, new: Rows, history: Rows) -> Rows:
+        """Return the rows of a request after the end of the state, new rows last."""
         if len(set(new.id.tolist())) < len(new):
             raise DataError("two of the transactions to score have the same id: each must have its own.")
         if (new.time < self.train_end).any():
             raise DataError(
-                f"a transaction of {instant(new.time.min())} UTC is older than the state of this model, which begins "
-                f"at {instant(self.train_end)} UTC: only later ones can be scored."
+                f"a transaction of {instant(new.time.min())} UTC is older than the end of the state of this model, "
+                f"{instant(self.train_end)} UTC: only later transactions can be scored."
             )
         if not len(history):
             return new
         return Rows.concat([history[(history.time >= self.train_end) & ~np.isin(history.id, new.id)], new])
 
-    def _terminal_columns(self, later: Rows, request: Ints, mine: Ints) -> dict[str, NDArray[Any]]:
-        """The features OF_TERMINAL of the rows `mine` of `later`."""
-        group, terminals = _grouped(later.terminal, request)
-        wanted = np.unique(group[mine])
-        theirs = np.flatnonzero(np.isin(group, wanted))
-        members, counts = _members(self.terminals, terminals[wanted % len(terminals)])
+    def _terminal_columns(self, later: Rows, request: Ints, index: Ints) -> dict[str, NDArray[Any]]:
+        """Compute the features OF_TERMINAL of the rows `index` of `later`."""
+        group, terminals = _group_by_request(later.terminal, request)
+        groups = np.unique(group[index])
+        of_terminals = np.flatnonzero(np.isin(group, groups))
+        members, counts = _find_members(self.terminals, terminals[groups % len(terminals)])
         past = self.by_terminal[members]
-        rows = Rows.concat([self.rows[past], later[theirs]])
-        rows = replace(rows, terminal=np.concatenate([np.repeat(wanted, counts), group[theirs]]))
+        rows = Rows.concat([self.rows[past], later[of_terminals]])
+        rows = replace(rows, terminal=np.concatenate([np.repeat(groups, counts), group[of_terminals]]))
         order = np.lexsort((rows.id, rows.time, rows.terminal))
-        place = np.argsort(order)[len(past) :][np.searchsorted(theirs, mine)]
-        return {name: values[place] for name, values in terminal_features(rows[order], self.label_delay_days).items()}
+        places = np.argsort(order)[len(past) :][np.searchsorted(of_terminals, index)]
+        return {name: values[places] for name, values in terminal_features(rows[order], self.label_delay_days).items()}
 
 
-def _grouped(identity: Ints, request: Ints) -> tuple[Ints, Ints]:
-    """(a number for each pair of request and identity; the identities: number % their count is the identity's place)"""
-    identities, place = np.unique(identity, return_inverse=True)
-    return request * len(identities) + place, identities
+def _group_by_request(ids: Ints, request: Ints) -> tuple[Ints, Ints]:
+    """Number the pairs of request and id. Return (numbers, unique ids); number % len(unique ids) indexes the id."""
+    unique_ids, index = np.unique(ids, return_inverse=True)
+    return request * len(unique_ids) + index, unique_ids
 
 
-def _members(groups: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-    """Where the sorted `groups` hold each of `wanted`, one after the other, and how often each is there."""
-    start = np.searchsorted(groups, wanted)
-    sizes = np.searchsorted(groups, wanted, side="right") - start
+def _find_members(groups: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """Return (indices of the members of all `chosen` groups in the sorted `groups`; sizes of the groups)."""
+    start = np.searchsorted(groups, chosen)
+    sizes = np.searchsorted(groups, chosen, side="right") - start
     return np.repeat(start - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes

@@ -1,25 +1,25 @@
-"""What is no error in any one row, and yet looks wrong in all of them: said before a model learns it."""
+"""Warnings about data whose rows are valid, but look wrong as a whole."""
 
 import numpy as np
 
 from steps.fraud.config import Columns
 from steps.fraud.data.schema import DAY, Ints, Rows
 
-STRAY_GAP = 30 * DAY  # rows after such a gap at the end are strays if they are fewer than STRAYS of all
-STRAYS = 0.001
-DOUBLED = 0.001  # share of rows that are equal but for their id
+STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than MAX_STRAYS of all rows
+MAX_STRAYS = 0.001
+MAX_DUPLICATES = 0.001  # share of rows that are equal except for their id
 
 
 def strays(time: Ints) -> int:
-    """The instant from which on a few rows lie far after all others; beyond all of them if there are none."""
+    """Return the start of a few rows that lie far after all others; if none do, a time after all rows."""
     ordered = np.sort(time)
-    first = len(ordered) - max(1, int(STRAYS * len(ordered)))
+    first = len(ordered) - max(1, int(MAX_STRAYS * len(ordered)))
     wide = np.flatnonzero(np.diff(ordered[max(0, first - 1) :]) > STRAY_GAP) if len(ordered) > 1 else []
     return int(ordered[max(0, first - 1) :][wide[0] + 1]) if len(wide) else int(ordered[-1]) + 1
 
 
 def suspicions(rows: Rows, columns: Columns) -> list[str]:
-    """A sentence for each; `rows` are sorted by time."""
+    """Return a sentence for each suspicious property of `rows`, which are sorted by time."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
         column = f'column "{getattr(columns, name)}" (data.columns.{name})'
@@ -29,13 +29,13 @@ def suspicions(rows: Rows, columns: Columns) -> list[str]:
             result.append(f"{column} differs in every row: is it swapped with another?")
     keys = np.lexsort((rows.cents, rows.terminal, rows.time, rows.card))
     same = [np.diff(values[keys]) == 0 for values in (rows.card, rows.time, rows.terminal, rows.cents)]
-    doubled = int(np.logical_and.reduce(same).sum())
-    if doubled > DOUBLED * len(rows):
-        result.append(f"{doubled:,} rows are those of another id once more: was a file read twice?")
+    duplicates = int(np.logical_and.reduce(same).sum())
+    if duplicates > MAX_DUPLICATES * len(rows):
+        result.append(f"{duplicates:,} rows equal another row except for their id: was a file read twice?")
     days = np.unique(rows.time // DAY)
     gaps = np.flatnonzero(np.diff(days) > 1)
     if len(gaps) and len(days) > 0.5 * (days[-1] - days[0]):
         missing = int((np.diff(days) - 1).sum())
         first = np.datetime64(int(days[gaps[0]]) + 1, "D")
-        result.append(f"{missing} days have no transaction, the first of them {first}: is a file missing?")
+        result.append(f"{missing} days are without a transaction, the first of them {first}: is a file missing?")
     return result

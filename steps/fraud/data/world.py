@@ -1,4 +1,4 @@
-"""Which world `simulate://` means. Light: a config is checked with it; steps/fraud/data/simulate.py makes the world."""
+"""Parse `simulate://` URIs. Separate from simulate.py, so configs are validated without heavy imports."""
 
 from datetime import date
 from urllib.parse import parse_qsl, urlsplit
@@ -20,7 +20,7 @@ class World(Section):
 
 
 def parse(uri: str) -> World:
-    """simulate://SEED?cards=..&terminals=..&days=..&start=.. → World. Raises ValueError."""
+    """Parse simulate://SEED?cards=..&terminals=..&days=..&start=... Raises ValueError."""
     parts = urlsplit(uri)
     values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
     try:
@@ -28,8 +28,10 @@ def parse(uri: str) -> World:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        known = set(World.model_fields)
-        why = f"{name!r} is unknown.{did_you_mean(name, known)}" if name not in known else f"{name}: {first['msg']}."
+        fields = set(World.model_fields)
+        problem = (
+            f"{name!r} is unknown.{did_you_mean(name, fields)}" if name not in fields else f"{name}: {first['msg']}."
+        )
         raise ValueError(
-            f"{why} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
+            f"{problem} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
         ) from error

@@ -1,4 +1,4 @@
-"""Figures that can be compared with the published ones, and a difference that is not mistaken for chance."""
+"""Metrics agree with published definitions, and intervals distinguish differences from chance."""
 
 import numpy as np
 import pytest
@@ -8,24 +8,24 @@ from steps import fraud
 from steps.fraud.measures import average_precision, card_precision, roc_auc, weighted_ap
 
 
-def test_card_precision_counts_cards_and_never_calls_a_found_one_again():
+def test_card_precision_counts_cards_and_checks_compromised_ones_once():
     #        day 0                day 1
     days = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     cards = np.array([1, 1, 2, 3, 1, 2, 3, 4])
     scores = np.array([0.1, 0.9, 0.8, 0.2, 0.99, 0.5, 0.4, 0.3])
     labels = np.array([0, 1, 0, 0, 1, 0, 1, 1])
-    # day 0 calls 1 (fraud) and 2; day 1 must not call 1 again: it calls 2 and 3 (fraud)
+    # day 0 checks 1 (fraud) and 2; day 1 must not check 1 again: it checks 2 and 3 (fraud)
     assert card_precision(scores, labels, cards, days, top=2) == pytest.approx((1 / 2 + 1 / 2) / 2)
-    # a card counts by its highest score: card 1's first transaction alone would not be called
+    # the score of a card is its highest: card 1 would not be checked for its first transaction alone
     assert card_precision(scores, labels, cards, days, top=1) == pytest.approx((1 + 0) / 2)
 
 
-def test_card_precision_with_fewer_cards_than_calls():
+def test_card_precision_with_fewer_cards_than_checks():
     one = np.array([1])
     assert card_precision(np.array([0.5]), one, one, np.array([0]), top=100) == 0.01
 
 
-def test_a_perfect_and_a_blind_model():
+def test_metrics_of_a_perfect_and_a_constant_model():
     generator = np.random.default_rng(0)
     labels = (generator.random(5000) < 0.05).astype(np.int64)
     cards, days = generator.integers(50, size=5000), np.sort(generator.integers(7, size=5000))
@@ -39,7 +39,7 @@ def test_a_perfect_and_a_blind_model():
     assert blind["auc"] == 0.5
 
 
-def test_ap_and_auc_are_those_of_scikit_learn():
+def test_ap_and_auc_equal_scikit_learn():
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     generator = np.random.default_rng(3)
@@ -50,7 +50,7 @@ def test_ap_and_auc_are_those_of_scikit_learn():
         assert roc_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
 
 
-def test_the_bootstrap_weighs_as_scikit_learn_does():
+def test_weighted_ap_equals_scikit_learn():
     from sklearn.metrics import average_precision_score
 
     generator = np.random.default_rng(1)
@@ -64,7 +64,7 @@ def test_the_bootstrap_weighs_as_scikit_learn_does():
         np.testing.assert_allclose(weighted_ap(scores, labels, card, draws), expected, rtol=1e-5)
 
 
-def test_the_interval_of_a_difference_holds_what_it_should():
+def test_the_interval_of_a_difference_contains_the_truth():
     from sklearn.metrics import average_precision_score
 
     generator = np.random.default_rng(2)

@@ -1,4 +1,4 @@
-"""Test rows exactly as published, both models on the same ones, and nothing judged in silence."""
+"""The evaluation uses the published test rows, the same for both models, and reports skipped weeks."""
 
 import json
 import shutil
@@ -38,23 +38,23 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     return judge.evaluate(fraud, candidate, champion, dataset, report, gate)
 
 
-def test_known_cards_are_left_out_day_by_day(small_dataset: Path):
-    """The rule of the handbook's code, written as it is there: a set of known cards that grows each test day."""
+def test_compromised_cards_are_left_out_day_by_day(small_dataset: Path):
+    """The rule as in the code of the handbook: a set of compromised cards that grows each test day."""
     rows = Rows(small_dataset)
     start = rows.facts["test_weeks"][0][0]
     day = (rows.times - start) // DAY
-    known = set(rows.cards[(day >= -DELAY - 7) & (day < -DELAY) & (rows.labels == 1)].tolist())
+    compromised = set(rows.cards[(day >= -DELAY - 7) & (day < -DELAY) & (rows.labels == 1)].tolist())
     expected: list[int] = []
     for k in range(7):
         if k:
-            known |= set(rows.cards[(day == k - 1 - DELAY) & (rows.labels == 1)].tolist())
-        expected += [n for n in np.flatnonzero(day == k).tolist() if rows.cards[n] not in known]
-    found = counted_rows(rows, start, DELAY)
-    np.testing.assert_array_equal(found, np.sort(expected))
-    assert 0 < len(found) < ((day >= 0) & (day < 7)).sum(), "the rule must leave out something here"
+            compromised |= set(rows.cards[(day == k - 1 - DELAY) & (rows.labels == 1)].tolist())
+        expected += [n for n in np.flatnonzero(day == k).tolist() if rows.cards[n] not in compromised]
+    result = counted_rows(rows, start, DELAY)
+    np.testing.assert_array_equal(result, np.sort(expected))
+    assert 0 < len(result) < ((day >= 0) & (day < 7)).sum(), "the test needs cards to leave out"
 
 
-def test_test_weeks_do_not_touch_the_training_rows(small_dataset: Path):
+def test_test_weeks_do_not_overlap_the_training_rows(small_dataset: Path):
     rows = Rows(small_dataset)
     weeks = judged_weeks(rows)
     assert len(weeks) == 2
@@ -64,13 +64,11 @@ def test_test_weeks_do_not_touch_the_training_rows(small_dataset: Path):
     assert not any(is_published(rows, week) for week in weeks)
 
 
-def test_rows_of_the_published_data_that_are_not_as_published_stop_the_run(
-    small_dataset: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_deviations_from_the_published_data_are_an_error(small_dataset: Path, monkeypatch: pytest.MonkeyPatch):
     rows = Rows(small_dataset)
     week = judged_weeks(rows)[0]
-    before = rows.times < week.start + 7 * DAY
-    facts = (int(before.sum()), int(rows.labels[before].sum()), len(week.rows), int(rows.labels[week.rows].sum()))
+    in_time = rows.times < week.start + 7 * DAY
+    facts = (int(in_time.sum()), int(rows.labels[in_time].sum()), len(week.rows), int(rows.labels[week.rows].sum()))
     monkeypatch.setattr(protocol, "PUBLISHED_FIRST", rows.times.min())
     monkeypatch.setattr(protocol, "PUBLISHED", {week.name: facts})
     assert len(judged_weeks(rows)) == 2
@@ -85,58 +83,58 @@ def judged(expert: Path, novice: Path, small_dataset: Path, tmp_path_factory: py
     return evaluate(expert, novice, small_dataset, report, Gate(resamples=100)), report
 
 
-def test_candidate_and_champion_are_judged_on_the_same_rows(judged: tuple[Any, Path]):
-    found, report = judged
+def test_candidate_and_champion_are_evaluated_on_the_same_rows(judged: tuple[Any, Path]):
+    result, report = judged
     table = pl.read_parquet(report / "scores.parquet")
-    assert set(found.metrics) == {"candidate", "champion", "baseline"}
+    assert set(result.metrics) == {"candidate", "champion", "baseline"}
     assert table.columns == ["id", "week", "label", "score", "champion_score"]
-    assert table["id"].n_unique() == len(table) == sum(part["rows"] for part in found.parts)
+    assert table["id"].n_unique() == len(table) == sum(week["rows"] for week in result.parts)
     assert table["score"].is_between(0, 1).all()
-    for part in found.parts:
-        week = table.filter(pl.col("week") == part["name"])
-        assert (len(week), week["label"].sum()) == (part["rows"], part["frauds"])
-    assert found.metrics["candidate"]["ap"] == pytest.approx(np.mean([p["candidate"]["ap"] for p in found.parts]))
-    gap = found.difference
-    assert gap.mean == pytest.approx(found.metrics["candidate"]["ap"] - found.metrics["champion"]["ap"])
+    for week in result.parts:
+        rows = table.filter(pl.col("week") == week["name"])
+        assert (len(rows), rows["label"].sum()) == (week["rows"], week["frauds"])
+    assert result.metrics["candidate"]["ap"] == pytest.approx(np.mean([p["candidate"]["ap"] for p in result.parts]))
+    gap = result.difference
+    assert gap.mean == pytest.approx(result.metrics["candidate"]["ap"] - result.metrics["champion"]["ap"])
     assert gap.low <= gap.mean <= gap.high
 
 
-def test_the_pictures_are_there(judged: tuple[Any, Path]):
+def test_all_plots_are_written(judged: tuple[Any, Path]):
     _, report = judged
     names = {file.name for file in report.glob("*.png") if file.read_bytes().startswith(b"\x89PNG")}
     assert names == {f"{name}.png" for name in ("scores", "precision_recall", "calibration", "scenarios", "weeks")}
 
 
-def test_a_candidate_judges_alone_without_champion(expert: Path, small_dataset: Path, tmp_path: Path):
-    found = evaluate(expert, None, small_dataset, tmp_path, Gate())
-    assert set(found.metrics) == {"candidate", "baseline"}
-    assert found.difference is None
-    assert found.incomparable == ""
+def test_a_candidate_is_evaluated_without_a_champion(expert: Path, small_dataset: Path, tmp_path: Path):
+    result = evaluate(expert, None, small_dataset, tmp_path, Gate())
+    assert set(result.metrics) == {"candidate", "baseline"}
+    assert result.difference is None
+    assert result.incomparable == ""
 
 
 def with_other_features(dataset: Path, copy: Path) -> Path:
-    """The dataset, its features called otherwise."""
+    """Copy the dataset with a renamed feature."""
     shutil.copytree(dataset, copy)
     facts = copy / "dataset.json"
     facts.write_text(facts.read_text().replace('"night"', '"dusk"'))
     return copy
 
 
-def test_a_champion_of_other_features_is_said_to_be_incomparable(
+def test_a_champion_with_other_features_is_incomparable(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
     other = with_other_features(small_dataset, tmp_path / "data")
-    with pytest.raises(DataError, match=r"candidate does not fit this dataset: .*gone: night; new: dusk"):
+    with pytest.raises(DataError, match=r"candidate does not fit this dataset: .*missing: night; new: dusk"):
         evaluate(expert, None, other, tmp_path, Gate())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
     shutil.copy(small_dataset / "dataset.json", tmp_path / "broken")
-    found = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
-    assert "holds no model of this workload" in found.incomparable
-    assert set(found.metrics) == {"candidate", "baseline"}
+    result = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
+    assert "does not hold a model of this workload" in result.incomparable
+    assert set(result.metrics) == {"candidate", "baseline"}
 
 
-def test_a_champion_is_not_judged_on_rows_that_it_was_trained_on(
+def test_a_champion_is_not_evaluated_on_its_training_rows(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
     first, second = Rows(small_dataset).facts["test_weeks"]
@@ -145,42 +143,42 @@ def test_a_champion_is_not_judged_on_rows_that_it_was_trained_on(
     for train_end, weeks in ((second[0], 1), (second[1], 0)):
         older = {"digest": "older", "facts": {"train_end": train_end}}
         (champion / "dataset.json").write_text(json.dumps(record | older))
-        found = evaluate(expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50))
-        assert len(found.parts) == (weeks or 2)
-        assert (found.incomparable == "") == ("champion" in found.metrics) == bool(weeks)
-    assert found.incomparable == "it was trained on rows of every test week."
+        result = evaluate(expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50))
+        assert len(result.parts) == (weeks or 2)
+        assert (result.incomparable == "") == ("champion" in result.metrics) == bool(weeks)
+    assert result.incomparable == "it was trained on rows of every test week."
     assert first[0] < second[0]
 
 
-def test_a_champion_is_judged_with_the_trees_that_it_serves_with(
+def test_a_champion_is_evaluated_with_its_own_trees(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path, judged: tuple[Any, Path]
 ):
     champion = shutil.copytree(novice, tmp_path / "champion")
     rows, state = Rows(small_dataset), State.load(champion / "state")
-    wanted = np.concatenate([week.rows for week in judged_weeks(rows)])
-    served, offline = (score(load(novice), rows, np.sort(wanted), given) for given in (Boosted.load(champion), None))
-    assert np.array_equal(served, offline), "with the dataset's own trees it is the same model"
+    index = np.sort(np.concatenate([week.rows for week in judged_weeks(rows)]))
+    served, offline = (score(load(novice), rows, index, boosted) for boosted in (Boosted.load(champion), None))
+    assert np.array_equal(served, offline), "with the trees of the dataset, it is the same model"
     replace(state.trees, value=-state.trees.value).save(champion / "state/trees.npz")
-    found = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
-    assert found.metrics["champion"]["auc"] < judged[0].metrics["champion"]["auc"] - 0.1
-    assert found.metrics["candidate"] == judged[0].metrics["candidate"]
+    result = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
+    assert result.metrics["champion"]["auc"] < judged[0].metrics["champion"]["auc"] - 0.1
+    assert result.metrics["candidate"] == judged[0].metrics["candidate"]
 
 
-def refreshed(release: Path, data: Data, out: Path) -> Path:
-    """A copy of the release whose serving state knows `data`."""
-    (out / "made").mkdir(parents=True)
-    found = fraud.refresh(release, data, out / "made")
-    assert found
+def refresh_release(release: Path, data: Data, out: Path) -> Path:
+    """Copy the release and update its serving state with `data`."""
+    (out / "refreshed").mkdir(parents=True)
+    result = fraud.refresh(release, data, out / "refreshed")
+    assert result
     copy = shutil.copytree(release, out / "release", ignore=shutil.ignore_patterns("state"))
-    shutil.copytree(out / "made/state", copy / "state")
+    shutil.copytree(out / "refreshed/state", copy / "state")
     record = json.loads((copy / "dataset.json").read_text())
-    (copy / "dataset.json").write_text(json.dumps(record | {"facts": found.facts}))
+    (copy / "dataset.json").write_text(json.dumps(record | {"facts": result.facts}))
     return copy
 
 
 @pytest.fixture(scope="module")
 def newer_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A week more of training than `small_dataset`, so its trees are others; the last test week is the same."""
+    """A week more of training than `small_dataset`, so its trees differ; the last test week is the same."""
     path = tmp_path_factory.mktemp("newer") / "dataset"
     write(Data(source=WORLD, test_weeks=1), path)
     return path
@@ -188,7 +186,7 @@ def newer_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("refreshes", [[], [61], [70], [50, 61, 70]], ids=lambda days: f"until {days}")
-def test_a_champion_is_judged_on_the_scores_that_it_serves_whatever_was_refreshed(
+def test_a_refreshed_champion_is_evaluated_by_its_served_scores(
     refreshes: list[int],
     expert: Path,
     novice: Path,
@@ -200,12 +198,12 @@ def test_a_champion_is_judged_on_the_scores_that_it_serves_whatever_was_refreshe
     champion = expert
     for day in refreshes:
         first = full_table["TX_DATETIME"].min()
-        known = full_table.filter(pl.col("TX_DATETIME").dt.date() < pl.lit(first).dt.date() + timedelta(days=day))
-        known.write_parquet(source := tmp_path / f"{day}.parquet")
-        champion = refreshed(champion, Data(source=str(source)), tmp_path / str(day))
-    found = evaluate(novice, champion, newer_dataset, tmp_path / "judged", Gate(resamples=50))
+        until_day = full_table.filter(pl.col("TX_DATETIME").dt.date() < pl.lit(first).dt.date() + timedelta(days=day))
+        until_day.write_parquet(source := tmp_path / f"{day}.parquet")
+        champion = refresh_release(champion, Data(source=str(source)), tmp_path / str(day))
+    result = evaluate(novice, champion, newer_dataset, tmp_path / "judged", Gate(resamples=50))
     scores = pl.read_parquet(tmp_path / "judged/scores.parquet")
-    assert found.incomparable == "" and len(scores) > 1000
+    assert result.incomparable == "" and len(scores) > 1000
 
     # requests to the release as it was before any refresh, with all that happened since it was trained as history
     (tmp_path / "champion").mkdir()
@@ -218,12 +216,12 @@ def test_a_champion_is_judged_on_the_scores_that_it_serves_whatever_was_refreshe
     assert max(differences) < 1e-5
 
 
-def test_the_baseline_has_learned_something(judged: tuple[Any, Path]):
-    found, _ = judged
-    assert found.metrics["baseline"]["auc"] > 0.7
+def test_the_baseline_is_better_than_chance(judged: tuple[Any, Path]):
+    result, _ = judged
+    assert result.metrics["baseline"]["auc"] > 0.7
 
 
-def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_dataset: Path, tmp_path: Path):
+def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_path: Path):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -232,11 +230,11 @@ def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_d
     save_file(weights | {"head.bias": torch.full((2,), float("nan"))}, diverged / "model.safetensors")
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
-    found = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
-    assert (set(found.metrics), found.incomparable) == ({"candidate", "baseline"}, "its scores are not numbers.")
+    result = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
+    assert (set(result.metrics), result.incomparable) == ({"candidate", "baseline"}, "its scores are not numbers.")
 
 
-def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
+def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
     copy = tmp_path / "data"
     shutil.copytree(small_dataset, copy)
     first, second = judged_weeks(Rows(small_dataset))
@@ -248,9 +246,9 @@ def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path
             np.save(file, labels)
 
     without_frauds(first)
-    found = evaluate(expert, None, copy, tmp_path, Gate())
-    assert found.warnings == [f"test week {first.name} has no frauds and does not count."]
-    assert [part["name"] for part in found.parts] == [second.name]
+    result = evaluate(expert, None, copy, tmp_path, Gate())
+    assert result.warnings == [f"test week {first.name} does not contain frauds and does not count."]
+    assert [week["name"] for week in result.parts] == [second.name]
     without_frauds(second)
     with pytest.raises(DataError, match="no test week holds frauds"):
         evaluate(expert, None, copy, tmp_path, Gate())
@@ -262,10 +260,10 @@ def full_table() -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("missing", [0, pytest.param(None, marks=pytest.mark.slow)])
-def test_labels_that_arrive_a_week_late_change_neither_training_nor_judgement(
+def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     missing: int | None, full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
 ):
-    """A weekly run sees each label up to seven days after its transaction, and until then a 0 or nothing."""
+    """Labels arrive up to seven days after their transaction; until then, they are 0 or empty."""
     newest = pl.col("TX_DATETIME").max().dt.epoch("us")
     wait = pl.int_range(pl.len()).hash(seed=1) % (7 * DAY)
     arrived = pl.col("TX_DATETIME").dt.epoch("us") + wait <= newest
@@ -276,17 +274,15 @@ def test_labels_that_arrive_a_week_late_change_neither_training_nor_judgement(
     assert prepared.rejected == 0
 
     complete = evaluate(expert, None, small_dataset, tmp_path / "a", Gate())
-    found = evaluate(expert, None, tmp_path / "data", tmp_path / "b", Gate())
-    assert (found.metrics, found.parts) == (complete.metrics, complete.parts)
+    result = evaluate(expert, None, tmp_path / "data", tmp_path / "b", Gate())
+    assert (result.metrics, result.parts) == (complete.metrics, complete.parts)
     windows = [TrainingWindows(Rows(path)) for path in (small_dataset, tmp_path / "data")]
     one, other = (samples.batch(torch.arange(len(samples))) for samples in windows)
     assert torch.equal(one[0], other[0]) and torch.equal(one[2], other[2])
     assert torch.equal(one[1][one[2]], other[1][other[2]])
 
 
-def test_rows_whose_label_never_came_neither_teach_nor_judge(
-    full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
-):
+def test_rows_without_labels_are_not_used(full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path):
     gone = pl.col("TRANSACTION_ID").is_in(full_table["TRANSACTION_ID"].gather_every(10).implode())
     full_table.with_columns(TX_FRAUD=pl.when(~gone).then("TX_FRAUD")).write_parquet(tmp_path / "gaps.parquet")
     prepared = write(Data(source=str(tmp_path / "gaps.parquet"), test_weeks=2), tmp_path / "data")

@@ -1,4 +1,4 @@
-"""A state that was brought up to newer data answers as the former one does with that data as history."""
+"""A refreshed state gives the scores that the previous state gives with the newer data as history."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests.steps.conftest import WORLD
 
 @pytest.fixture(scope="module")
 def refreshed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Refreshed, Path]:
-    """What `refresh` gives, and the release with its new state."""
+    """Result of `refresh`, and the release with its new state."""
     out, release = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("release")
     result = fraud.refresh(expert, Data(source=WORLD), out)
     assert result
@@ -37,60 +37,58 @@ def scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
     return prediction
 
 
-def test_no_history_is_needed_for_what_the_new_state_knows(
+def test_a_refreshed_state_replaces_the_history(
     expert: Path, small_dataset: Path, refreshed: tuple[Refreshed, Path]
 ) -> None:
-    former, newer = FraudPredictor(expert), FraudPredictor(refreshed[1])
+    current, newer = FraudPredictor(expert), FraudPredictor(refreshed[1])
     table = pl.read_parquet(small_dataset / "transactions.parquet")
-    later = table.filter(pl.col("time").dt.epoch("us") >= former.state.train_end)
+    later = table.filter(pl.col("time").dt.epoch("us") >= current.state.train_end)
     later = later.filter(pl.col("time").dt.epoch("us") < newer.state.train_end)
     assert len(later) == refreshed[0].rows > 1000
     differing = 0
     for instance in refreshed[0].instances[:25]:
-        own = pl.col("card") == instance["card"]
-        terminals = {instance["terminal"], *later.filter(own)["terminal"]}
-        past = later.filter(own | pl.col("terminal").is_in(terminals))
+        same_card = pl.col("card") == instance["card"]
+        terminals = {instance["terminal"], *later.filter(same_card)["terminal"]}
+        past = later.filter(same_card | pl.col("terminal").is_in(terminals))
         names = {"transaction_id": "id", "card": "card", "terminal": "terminal", "amount": "amount", "fraud": "fraud"}
         history = [
             {key: row[name] for key, name in names.items()} | {"time": row["time"].isoformat()}
             for row in past.iter_rows(named=True)
         ]
         instance = instance | {"transaction_id": "new"}
-        [told] = scores(former, {"instances": [instance], "history": history})
-        [known] = scores(newer, {"instances": [instance]})
-        assert known == told, instance
-        differing += scores(former, {"instances": [instance]}) != [told]
-    assert differing > 5, "the history mattered"
+        [with_history] = scores(current, {"instances": [instance], "history": history})
+        [refreshed_score] = scores(newer, {"instances": [instance]})
+        assert refreshed_score == with_history, instance
+        differing += scores(current, {"instances": [instance]}) != [with_history]
+    assert differing > 5, "the history must change scores"
 
 
-def test_the_release_says_how_new_its_data_is(expert: Path, refreshed: tuple[Refreshed, Path]) -> None:
+def test_the_facts_show_how_recent_the_data_is(expert: Path, refreshed: tuple[Refreshed, Path]) -> None:
     facts = refreshed[0].facts
     assert facts["data_until"] > data_until(expert)
-    assert facts["train_end"] < FraudPredictor(refreshed[1]).state.train_end, "trained until then, as before"
+    assert facts["train_end"] < FraudPredictor(refreshed[1]).state.train_end, "the end of training does not change"
 
 
-def test_a_second_refresh_with_the_same_data_has_nothing_to_do(
-    refreshed: tuple[Refreshed, Path], tmp_path: Path
-) -> None:
+def test_a_second_refresh_with_the_same_data_does_nothing(refreshed: tuple[Refreshed, Path], tmp_path: Path) -> None:
     assert fraud.refresh(refreshed[1], Data(source=WORLD), tmp_path) is None
 
 
 NAMES = {name: name for name in ("id", "time", "card", "terminal", "amount", "fraud", "scenario")}
 
 
-def written(path: Path, begin: int, end: int) -> Data:
-    """The world's rows from `begin` to before `end`, as a file at `path`."""
+def write_rows(path: Path, begin: int, end: int) -> Data:
+    """Write the rows from `begin` to before `end` to a file."""
     when = pl.col("time").cast(pl.Datetime("us")).dt.epoch("us")
     read(Data(source=WORLD), path.parent).filter((when >= begin) & (when < end)).write_parquet(path)
     return Data.model_validate({"source": str(path), "columns": NAMES})
 
 
-def test_two_steps_lead_where_one_does(expert: Path, refreshed: tuple[Refreshed, Path], tmp_path: Path) -> None:
-    part = written(tmp_path / "part.parquet", 0, State.load(expert / "state").train_end + 9 * DAY)
+def test_two_refreshes_equal_one(expert: Path, refreshed: tuple[Refreshed, Path], tmp_path: Path) -> None:
+    first_days = write_rows(tmp_path / "part.parquet", 0, State.load(expert / "state").train_end + 9 * DAY)
     half = shutil.copytree(expert, tmp_path / "half")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    assert fraud.refresh(expert, part, tmp_path / "first")
+    assert fraud.refresh(expert, first_days, tmp_path / "first")
     shutil.rmtree(half / "state")
     shutil.copytree(tmp_path / "first/state", half / "state")
     assert fraud.refresh(half, Data(source=WORLD), tmp_path / "second")
@@ -98,7 +96,7 @@ def test_two_steps_lead_where_one_does(expert: Path, refreshed: tuple[Refreshed,
         assert file.read_bytes() == (tmp_path / "second/state" / file.name).read_bytes(), file.name
 
 
-def test_rows_that_are_missing_in_between_are_named(expert: Path, tmp_path: Path) -> None:
-    late = written(tmp_path / "late.parquet", State.load(expert / "state").train_end + 3 * DAY, 1 << 62)
-    with pytest.raises(DataError, match=r"late.parquet begins at .* what lies between is missing"):
+def test_a_gap_between_state_and_data_is_an_error(expert: Path, tmp_path: Path) -> None:
+    late = write_rows(tmp_path / "late.parquet", State.load(expert / "state").train_end + 3 * DAY, 1 << 62)
+    with pytest.raises(DataError, match=r"late.parquet begins at .* the transactions in between are missing"):
         fraud.refresh(expert, late, tmp_path)

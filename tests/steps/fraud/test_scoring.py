@@ -1,4 +1,4 @@
-"""Served scores are the offline scores, and a request that cannot be scored says why."""
+"""Served scores equal offline scores, and invalid requests give clear errors."""
 
 import json
 import random
@@ -47,12 +47,12 @@ def requests(small_dataset: Path, report: Path) -> Requests:
 
 
 def scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
-    """The scores of requests that are predicted together."""
+    """Return the scores of requests that are predicted together."""
     parsed = [parse(predictor.Request, json.dumps(request).encode()) for request in requests]
     return [score for prediction in predictor.predict(parsed) for score in prediction]
 
 
-def test_a_server_gives_every_transaction_its_offline_score(predictor: FraudPredictor, requests: Requests) -> None:
+def test_served_scores_equal_offline_scores(predictor: FraudPredictor, requests: Requests) -> None:
     for request, expected in requests:
         assert scores(predictor, request) == pytest.approx(expected, abs=CLOSE)
 
@@ -63,18 +63,18 @@ def test_a_replay_covers_every_week_and_frauds(report: Path, requests: Requests)
     chosen = offline.filter(pl.col("id").is_in(ids))
     assert len(chosen) == len(ids) == 60
     counts = chosen.group_by("week").agg(pl.len(), pl.col("label").sum())
-    there = offline.group_by("week").agg(frauds=pl.col("label").sum())
-    for _, rows, frauds, known in counts.join(there, on="week").iter_rows():
-        assert (rows, frauds) == (30, min(15, known))
+    available = offline.group_by("week").agg(frauds=pl.col("label").sum())
+    for _, rows, frauds, total in counts.join(available, on="week").iter_rows():
+        assert (rows, frauds) == (30, min(15, total))
 
 
-def test_the_replay_would_notice_a_server_without_history(predictor: FraudPredictor, requests: Requests) -> None:
-    off = [
+def test_the_replay_detects_a_server_without_history(predictor: FraudPredictor, requests: Requests) -> None:
+    differences = [
         abs(a - b)
         for request, expected in requests
         for a, b in zip(scores(predictor, request | {"history": []}), expected, strict=True)
     ]
-    assert max(off) > 100 * CLOSE
+    assert max(differences) > 100 * CLOSE
 
 
 def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredictor, requests: Requests) -> None:
@@ -86,7 +86,7 @@ def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredicto
     assert scores(predictor, shuffled) == pytest.approx([expected[p] for p in places], abs=CLOSE)
 
 
-def test_a_label_younger_than_the_delay_changes_nothing(predictor: FraudPredictor, requests: Requests) -> None:
+def test_a_label_within_the_delay_changes_nothing(predictor: FraudPredictor, requests: Requests) -> None:
     request, expected = requests[-1]
     first = min(datetime.fromisoformat(row["time"]) for row in request["instances"])
     young, old = 0, 0
@@ -101,20 +101,20 @@ def test_a_label_younger_than_the_delay_changes_nothing(predictor: FraudPredicto
     assert [got[n] for n in first_only] == pytest.approx([expected[n] for n in first_only], abs=CLOSE)
 
 
-def test_a_transaction_is_scored_alike_alone_and_among_others(predictor: FraudPredictor) -> None:
+def test_a_transaction_gets_the_same_score_alone_and_with_others(predictor: FraudPredictor) -> None:
     others = [ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n} for n in range(20, 60)]
     alone, among = scores(predictor, {"instances": [ROW]}), scores(predictor, {"instances": [*others, ROW]})
     assert among[-1] == alone[0]
 
 
-def test_a_request_gets_the_same_bits_whatever_waits_with_it(predictor: FraudPredictor, requests: Requests) -> None:
+def test_a_request_gets_the_same_bits_in_any_batch(predictor: FraudPredictor, requests: Requests) -> None:
     bodies = [request for request, _ in requests]
     alone = [scores(predictor, body) for body in bodies]
     order = random.Random(1)
     for _ in range(3):
-        places = order.sample(range(len(bodies)), len(bodies))
-        together = scores(predictor, *(bodies[place] for place in places))
-        assert together == [score for place in places for score in alone[place]]
+        shuffled = order.sample(range(len(bodies)), len(bodies))
+        together = scores(predictor, *(bodies[index] for index in shuffled))
+        assert together == [score for index in shuffled for score in alone[index]]
 
 
 def test_ids_may_be_text(predictor: FraudPredictor) -> None:
@@ -122,14 +122,14 @@ def test_ids_may_be_text(predictor: FraudPredictor) -> None:
     assert scores(predictor, {"instances": [row]}) == scores(predictor, {"instances": [ROW]})
 
 
-def test_a_request_that_needs_too_much_history_is_left_out_of_the_replay(small_dataset: Path, report: Path) -> None:
+def test_requests_that_need_too_much_history_are_not_replayed(small_dataset: Path, report: Path) -> None:
     requests = list(replay(small_dataset, report, 60, 1, max_history=400))
     assert 0 < sum(len(r["instances"]) for r, _ in requests) < 60
     assert max(len(r["history"]) for r, _ in requests) <= 400
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"amount": -5}, r"instances\[1\].amount is -5: it must be a number from 0 to 1,000,000,000"),
         ({"amount": float("nan")}, r"instances\[1\].amount is nan: it must be a finite"),
@@ -137,30 +137,30 @@ def test_a_request_that_needs_too_much_history_is_left_out_of_the_replay(small_d
         ({"amount": True}, "amount is True"),
         ({"time": "yesterday"}, r"instances\[1\].time is 'yesterday': it must be ISO 8601"),
         ({"time": 1710936000}, "time is 1710936000"),
-        ({"time": "2020-01-01"}, "older than the state of this model"),
+        ({"time": "2020-01-01"}, "older than the end of the state of this model"),
         ({"card": 1.5}, "card is 1.5: it must be a whole number"),
         ({"card": None}, "card is None"),
         ({"card": 1 << 63}, "card is 9223372036854775808: it must fit into 64 bits"),
         ({"terminal": "  "}, "terminal is '  '"),
         ({"terminal": ["x" * 100]}, r"terminal is \['x+\.\.\.:"),
-        ({"transaction_id": 1}, r"instances\[1\].transaction_id is that of instances\[0\]: it must be unique"),
+        ({"transaction_id": 1}, r"instances\[1\].transaction_id equals instances\[0\]'s: it must be unique"),
         ({"fraud": 1}, r"instances\[1\] has the unknown key 'fraud'"),
         ({"ammount": 1}, "has the unknown key 'ammount'. Did you mean \"amount\""),
     ],
 )
-def test_a_wrong_value_is_named_with_its_place_and_rule(
-    predictor: FraudPredictor, change: dict[str, Any], says: str
+def test_an_invalid_value_is_named_with_its_position_and_rule(
+    predictor: FraudPredictor, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         scores(predictor, {"instances": [ROW, ROW | {"transaction_id": 2} | change]})
 
 
-def test_what_is_missing_or_no_object_is_named(predictor: FraudPredictor) -> None:
-    for row, says in [
+def test_missing_fields_and_wrong_types_are_named(predictor: FraudPredictor) -> None:
+    for row, message in [
         ({k: v for k, v in ROW.items() if k != "card"}, r"instances\[0\].card is missing: it is required"),
         (7, r"instances\[0\] is 7: input should be an object"),
     ]:
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             scores(predictor, {"instances": [row]})
     with pytest.raises(DataError, match=r"history\[0\].fraud is 2: it must be 1 or 0"):
         scores(predictor, {"instances": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]})

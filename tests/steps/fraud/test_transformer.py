@@ -1,4 +1,4 @@
-"""A score must be the same whoever computes it, and come from the card's own past alone."""
+"""Scores are the same in server and evaluation, and depend only on earlier transactions of the card."""
 
 import json
 import shutil
@@ -36,11 +36,11 @@ def test_an_untrained_model_is_as_good_as_the_trees():
 def test_a_later_transaction_does_not_change_a_score(model: FraudModel):
     features = torch.randn(2, 40, FEATURES)
     changed = features.clone()
-    changed[:, 30:] = 1e30  # whatever follows a card's rows in memory
+    changed[:, 30:] = 1e30  # any values may follow the rows of a card in memory
     assert torch.equal(score_all(model, features)[:, :30], score_all(model, changed)[:, :30])
 
 
-def test_a_score_reaches_back_exactly_as_far_as_the_model_says(model: FraudModel):
+def test_a_score_depends_on_exactly_reach_earlier_transactions(model: FraudModel):
     assert model.reach == 3 * 7
     features = torch.randn(1, 40, FEATURES)
     scores = score_all(model, features)[0, -1]
@@ -51,23 +51,23 @@ def test_a_score_reaches_back_exactly_as_far_as_the_model_says(model: FraudModel
     assert not torch.equal(score_all(model, changed)[0, -1], scores)
 
 
-def test_the_server_and_the_evaluation_give_one_score(expert: Path, small_dataset: Path):
-    """One window a transaction, as a server sees it, against long runs of rows, as the evaluation does."""
+def test_server_and_evaluation_give_the_same_score(expert: Path, small_dataset: Path):
+    """Compare one window per transaction, as in a server, with long runs of rows, as in an evaluation."""
     model, rows = load(expert), Rows(small_dataset)
-    wanted = torch.randperm(len(rows))[:300].sort().values.numpy()
-    offline = score(model, rows, wanted)
-    history = (wanted - rows.first[wanted]).clip(max=CONTEXT)
-    windows = torch.zeros(len(wanted), CONTEXT + 1, rows.width)
-    for window, row, past in zip(windows, wanted, history, strict=True):
-        place = torch.from_numpy(rows.place[row - past : row + 1])
-        window[: past + 1] = rows.windows(place, 1).squeeze(1)
+    index = torch.randperm(len(rows))[:300].sort().values.numpy()
+    offline = score(model, rows, index)
+    history = (index - rows.first[index]).clip(max=CONTEXT)
+    windows = torch.zeros(len(index), CONTEXT + 1, rows.width)
+    for window, row, past in zip(windows, index, history, strict=True):
+        offsets = torch.from_numpy(rows.offsets[row - past : row + 1])
+        window[: past + 1] = rows.windows(offsets, 1).squeeze(1)
     online = score_windows(model, windows, torch.from_numpy(history + 1))
     torch.testing.assert_close(online, torch.from_numpy(offline), rtol=0, atol=1e-6)
     alone = score_windows(model, windows[7:8, : history[7] + 1], torch.tensor([history[7] + 1]))
     assert abs(alone.item() - offline[7]) < 1e-6
 
 
-def test_the_weights_explain_themselves(expert: Path, small_dataset: Path):
+def test_the_weights_include_names_and_statistics_of_the_inputs(expert: Path, small_dataset: Path):
     facts = Rows(small_dataset).facts
     model = load(expert)
     assert model.feature_names == facts["features"]
@@ -85,14 +85,14 @@ def test_gradients_are_the_same_bits_every_time(small_dataset: Path):
     assert all(torch.equal(a, b) for a, b in zip(gradient(), gradient(), strict=True))
 
 
-def test_training_learns(expert: Path, novice: Path, small_dataset: Path):
+def test_training_reduces_the_loss(expert: Path, novice: Path, small_dataset: Path):
     samples = open_dataset(small_dataset)
     batch = samples.batch(torch.arange(len(samples)))
     with torch.no_grad():
         assert loss(load(expert), batch) < 0.7 * loss(load(novice), batch)
 
 
-def test_positions_that_do_not_count_do_not_teach(model: FraudModel):
+def test_positions_that_do_not_count_do_not_change_the_loss(model: FraudModel):
     features, labels = torch.randn(4, 16, FEATURES), torch.randint(2, (4, 16), dtype=torch.uint8)
     counted = torch.zeros(4, 16, dtype=torch.bool)
     counted[:, :5] = True
@@ -100,7 +100,7 @@ def test_positions_that_do_not_count_do_not_teach(model: FraudModel):
     assert loss(model, (features, labels, counted & False)) == 0
 
 
-def test_a_broken_model_is_refused_with_its_path(expert: Path, tmp_path: Path):
+def test_a_damaged_model_is_rejected_with_its_path(expert: Path, tmp_path: Path):
     def broken(name: str, **files: bytes) -> Path:
         copy = tmp_path / name
         shutil.copytree(expert, copy)
@@ -116,7 +116,7 @@ def test_a_broken_model_is_refused_with_its_path(expert: Path, tmp_path: Path):
         broken("other shape", json=json.dumps(other_shape).encode()),
         tmp_path / "nothing",
     ):
-        with pytest.raises(DataError, match=f"{folder} holds no model"):
+        with pytest.raises(DataError, match=f"{folder} does not hold a model"):
             load(folder)
 
 
@@ -127,6 +127,6 @@ def test_a_broken_model_is_refused_with_its_path(expert: Path, tmp_path: Path):
         ({"layers": 4}, r"must be at most 63, .* Set window to at most 16"),
     ],
 )
-def test_a_shape_that_cannot_work_names_the_rule(values: dict[str, int], rule: str):
+def test_an_invalid_shape_names_the_rule(values: dict[str, int], rule: str):
     with pytest.raises(ValidationError, match=rule):
         Model(window=32).model_validate({"window": 32, **values})

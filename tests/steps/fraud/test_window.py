@@ -1,4 +1,4 @@
-"""What a user loses if a window is wrong: a late run that learns what its week could not know."""
+"""A moving window: a late run must not use data that its week did not have."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -19,20 +19,20 @@ NOON = datetime(2024, 3, 18, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("window", "first"), [("14d", date(2024, 3, 4)), ("2w", date(2024, 3, 4)), ("1d", date(2024, 3, 17))]
 )
-def test_a_window_ends_before_the_day_of_the_schedule(window: str, first: date) -> None:
+def test_a_window_ends_before_the_scheduled_day(window: str, first: date) -> None:
     data = Data(window=window).at(NOON)
     assert (data.first_day, data.last_day, data.labels_until) == (first, date(2024, 3, 17), date(2024, 3, 10))
 
 
-def test_a_late_run_has_the_data_of_its_week(tmp_path: Path) -> None:
+def test_a_late_run_uses_the_data_of_its_week(tmp_path: Path) -> None:
     rows = simulate(parse("simulate://5?cards=60&terminals=90&days=100"))
     late = rows.rename(
         {"id": "TRANSACTION_ID", "time": "TX_DATETIME", "card": "CUSTOMER_ID", "terminal": "TERMINAL_ID"}
     )
     late = late.rename({"amount": "TX_AMOUNT", "fraud": "TX_FRAUD"}).drop("scenario", strict=False)
-    known = pl.col("TX_DATETIME") < datetime(2024, 3, 11)
+    has_label = pl.col("TX_DATETIME") < datetime(2024, 3, 11)
     in_time = late.filter(pl.col("TX_DATETIME") < datetime(2024, 3, 18, 11))
-    in_time = in_time.with_columns(pl.when(known).then("TX_FRAUD").alias("TX_FRAUD"))
+    in_time = in_time.with_columns(pl.when(has_label).then("TX_FRAUD").alias("TX_FRAUD"))
     digests = set[str]()
     for name, source in (("in time", in_time), ("late", late)):
         source.write_parquet(tmp_path / f"{name}.parquet")
@@ -43,6 +43,6 @@ def test_a_late_run_has_the_data_of_its_week(tmp_path: Path) -> None:
     assert len(digests) == 1
 
 
-def test_a_window_and_a_day_contradict_each_other() -> None:
-    with pytest.raises(ValidationError, match="the window moves it"):
+def test_a_window_excludes_fixed_days() -> None:
+    with pytest.raises(ValidationError, match="the window sets it"):
         Data(window="90d", last_day=date(2024, 1, 1))

@@ -1,4 +1,4 @@
-"""A dataset directory as plain arrays, read without the product's own reader."""
+"""Read a dataset directory as plain arrays, without the reader under test."""
 
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from steps.fraud.data.shards import ARRAYS
 
 
 def write(data: Data, path: Path) -> Prepared:
-    """Make a dataset directory as the step does."""
+    """Write a dataset directory as the step does."""
     return prepare(fraud, data, path)[0]
 
 
 class Written:
-    """The facts and, by name, every shard's array."""
+    """The facts and the arrays of all shards, by name."""
 
     def __init__(self, path: Path) -> None:
         self.facts: dict[str, Any] = dataset_facts(path)

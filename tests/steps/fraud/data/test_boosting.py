@@ -1,4 +1,4 @@
-"""The trees answer alike in the step and in the server, and no row is scored by trees that knew its label."""
+"""Trees give the same scores in the step and in the server, and training rows are scored by trees of other cards."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(1)
 
 
 def sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
-    """Rows whose label is noise that only the card knows, but for a rare tail of the first feature."""
+    """Return rows with random labels, except for a rare tail of the first feature."""
     table = RNG.exponential(size=(n, 3)).astype(np.float32)
     cards = RNG.integers(0, 40, n)
     labels = ((table[:, 0] > np.sort(table[:, 0])[-8]) | (RNG.random(n) < 0.05)).astype(np.uint8)
@@ -25,7 +25,7 @@ def sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
     return collected, table, labels, cards
 
 
-def test_the_server_has_the_scores_of_the_step_bit_for_bit(tmp_path: Path) -> None:
+def test_server_and_step_give_the_same_scores_bit_for_bit(tmp_path: Path) -> None:
     collected, table, _, cards = sample()
     boosting = collected.fit()
     boosting.trees().save(tmp_path / "trees.npz")
@@ -35,25 +35,25 @@ def test_the_server_has_the_scores_of_the_step_bit_for_bit(tmp_path: Path) -> No
     assert np.array_equal(trees.score(table[5:6]), trees.score(table)[5:6])
 
 
-def test_no_training_row_is_scored_by_trees_that_saw_its_card() -> None:
+def test_training_rows_are_scored_by_trees_of_other_cards() -> None:
     collected, table, labels, cards = sample()
     boosting = collected.fit()
     rows = cards % 2 == 0
-    before = boosting.score(table, cards, np.ones(len(table), bool))[rows]
+    scores = boosting.score(table, cards, np.ones(len(table), bool))[rows]
     other = Sample(len(table))
     other.add(table, np.where(rows, 1 - labels, labels).astype(np.uint8), cards, np.ones(len(table), bool))
-    assert np.array_equal(other.fit().score(table, cards, np.ones(len(table), bool))[rows], before)
+    assert np.array_equal(other.fit().score(table, cards, np.ones(len(table), bool))[rows], scores)
 
 
-def test_rows_without_a_label_are_not_learned_from() -> None:
+def test_rows_without_a_label_are_not_fitted() -> None:
     collected = Sample(10)
     collected.add(np.zeros((10, 2), np.float32), np.full(10, UNKNOWN, np.uint8), np.arange(10), np.ones(10, bool))
     with pytest.raises(DataError, match="nothing to learn from: 0 transactions"):
         collected.fit()
 
 
-def test_a_rare_tail_is_found() -> None:
-    """Histograms of plain quantiles cannot cut where only one row in three hundred lies."""
+def test_a_rare_tail_is_separated() -> None:
+    """Plain quantiles are too coarse for a tail of one row in three hundred."""
     table = RNG.exponential(size=(30_000, 2)).astype(np.float32)
     labels = (table[:, 0] > np.quantile(table[:, 0], 0.997)).astype(np.uint8)
     collected = Sample(len(table))
@@ -61,7 +61,7 @@ def test_a_rare_tail_is_found() -> None:
     assert average_precision(collected.fit().trees().score(table).astype(float), labels) > 0.99
 
 
-def test_the_feature_of_test_rows_is_worth_something(small_dataset: Path) -> None:
+def test_the_boosted_feature_is_better_than_chance_on_test_rows(small_dataset: Path) -> None:
     rows = Rows(small_dataset)
     later = np.flatnonzero(rows.times >= rows.facts["test_weeks"][0][0])
     assert average_precision(rows.boosted(later), rows.labels[later]) > 5 * rows.labels[later].mean()

@@ -1,4 +1,4 @@
-"""A bad row is never trained on and never lost; a good one is never refused."""
+"""Invalid rows are set aside, never lost; valid rows are never rejected."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ DAY = datetime(2024, 1, 1)
 
 
 def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
-    """n good rows, some columns replaced."""
+    """Return n valid rows with some columns replaced."""
     good = {
         "id": list(range(n)),
         "time": [DAY + timedelta(minutes=i) for i in range(n)],
@@ -31,7 +31,7 @@ def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
 
 
 def with_row(**values: Any) -> pl.DataFrame:
-    """100 good rows, row 3 with other values."""
+    """Return 100 valid rows, where row 3 has other values."""
     good = frame()
     return good.with_columns(
         pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
@@ -63,7 +63,7 @@ def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
         ({"amount": -1.0, "fraud": 2}, "amount negative"),
     ],
 )
-def test_a_bad_row_is_set_aside_with_its_reason(values: dict[str, Any], reason: str) -> None:
+def test_an_invalid_row_is_set_aside_with_its_reason(values: dict[str, Any], reason: str) -> None:
     result = checked(with_row(**values))
     assert result.reasons() == {reason: 1}
     assert len(result.rows) == 99
@@ -74,45 +74,48 @@ def test_a_bad_row_is_set_aside_with_its_reason(values: dict[str, Any], reason: 
     ) or "nan" in str(row)
 
 
-def test_good_rows_all_pass_and_amounts_are_rounded_to_cents() -> None:
+def test_valid_rows_pass_and_amounts_are_rounded_to_cents() -> None:
     result = checked(frame(amount=[0.1 + 0.2] * 100), tolerated=0)
     assert len(result.rows) == 100 and result.was_sorted and result.rejects.is_empty()
     assert set(result.rows.cents) == {30}
 
 
-def test_a_stray_row_of_the_future_is_a_reject_and_no_new_last_day() -> None:
+def test_a_stray_late_row_is_rejected() -> None:
     result = checked(with_row(time=datetime(2024, 5, 1)))
     assert result.reasons() == {"time far after all other rows": 1} and result.rows.time.max() < NOW * 1e6
     year = checked(frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0)
-    assert len(year.rows) == 100  # a closed season is no stray row
+    assert len(year.rows) == 100  # rows after a closed season are not strays
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({}, ""),
         ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has one value only'),
         ({"card": list(range(100))}, 'column "CUSTOMER_ID" (data.columns.card) differs in every row'),
-        ({"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50}, "98 rows are"),
+        (
+            {"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50},
+            "98 rows equal another",
+        ),
         (
             {"time": [DAY + timedelta(days=i + (i > 5)) for i in range(100)]},
-            "no transaction, the first of them 2024-01-07",
+            "without a transaction, the first of them 2024-01-07",
         ),
     ],
 )
-def test_data_that_looks_wrong_as_a_whole_is_named(columns: dict[str, Any], said: str) -> None:
-    found = suspicions(checked(frame(**columns)).rows, Columns())
-    assert len(found) == bool(said) and said in "".join(found)
+def test_suspicious_data_is_a_warning(columns: dict[str, Any], message: str) -> None:
+    warnings = suspicions(checked(frame(**columns)).rows, Columns())
+    assert len(warnings) == bool(message) and message in "".join(warnings)
 
 
-def test_too_many_bad_rows_stop_the_run_with_counts_per_reason_and_an_example() -> None:
+def test_too_many_invalid_rows_are_an_error_with_counts_and_examples() -> None:
     bad = frame(fraud=[5] * 3 + [0] * 97, amount=[1.0] * 50 + [-2.0] + [1.0] * 49)
     with pytest.raises(DataError) as error:
         checked(bad)
-    said = str(error.value)
-    assert "4 of 100 rows (4.00%)" in said and "data.tolerated_rejects (1.00%)" in said
-    assert "3 × label not 0 or 1 (the first: row 0, TX_FRAUD = 5)" in said
-    assert "1 × amount negative (the first: row 50, TX_AMOUNT = -2.0)" in said
+    message = str(error.value)
+    assert "4 of 100 rows (4.00%)" in message and "data.tolerated_rejects (1.00%)" in message
+    assert "3 × label not 0 or 1 (the first: row 0, TX_FRAUD = 5)" in message
+    assert "1 × amount negative (the first: row 50, TX_AMOUNT = -2.0)" in message
     assert error.value.exit_code == 65
 
 
@@ -122,19 +125,19 @@ def test_exactly_the_tolerated_share_passes() -> None:
         checked(with_row(amount=-1.0), tolerated=0.0099)
 
 
-def test_no_good_row_at_all_is_an_error_however_tolerant() -> None:
+def test_no_valid_rows_are_an_error_at_any_tolerance() -> None:
     with pytest.raises(DataError, match="100 of 100 rows"):
         checked(frame(fraud=[7] * 100), tolerated=1)
 
 
-def test_rows_out_of_order_are_sorted_and_that_is_said() -> None:
+def test_unsorted_rows_are_sorted_and_reported() -> None:
     shuffled = frame().sample(fraction=1, shuffle=True, seed=1)
     result = checked(shuffled)
     assert not result.was_sorted
     assert result.rows.id.tolist() == list(range(100))
 
 
-def test_text_is_read_as_well_as_numbers() -> None:
+def test_text_and_numbers_give_the_same_rows() -> None:
     text = frame().select(pl.all().cast(pl.String))
     one, other = checked(text), checked(frame())
     assert one.rows.to_frame().equals(other.rows.to_frame())
@@ -147,14 +150,14 @@ def test_labels_may_be_true_and_false() -> None:
 
 
 @pytest.mark.parametrize("label", [None, float("nan"), "", "NULL", " nan"])
-def test_a_label_that_has_not_arrived_is_no_reject(label: Any) -> None:
+def test_a_missing_label_is_not_rejected(label: Any) -> None:
     result = checked(with_row(fraud=label), tolerated=0)
     assert result.rows.fraud[3] == UNKNOWN and set(np.delete(result.rows.fraud, 3)) == {0, 1}
     assert result.rows.to_frame()["fraud"].to_list()[3] is None
     assert np.array_equal(Rows.from_frame(result.rows.to_frame()).fraud, result.rows.fraud)
 
 
-def test_text_identities_become_the_numbers_that_a_server_computes() -> None:
+def test_text_ids_become_the_same_numbers_as_in_a_server() -> None:
     names = [f"card-{i % 7}" for i in range(99)] + ["12"]
     result = checked(frame(card=names))
     assert result.rows.card.tolist() == [identity(name) for name in names]
@@ -162,7 +165,7 @@ def test_text_identities_become_the_numbers_that_a_server_computes() -> None:
 
 
 @pytest.mark.parametrize("text", ["5_0", "+5", " 5", "٣", "9" * 30, "-" + "9" * 25, "1.0"])
-def test_odd_numbers_have_one_identity_in_files_and_requests(text: str) -> None:
+def test_unusual_numbers_have_the_same_id_in_files_and_requests(text: str) -> None:
     result = checked(frame(card=[text] + ["x"] * 99))
     assert result.rows.card[0] == identity(text)
 
@@ -175,7 +178,7 @@ def test_time_zones_are_converted_to_utc() -> None:
 
 
 @pytest.mark.parametrize("text", ["garbage", "", "2024-13-45 00:00:00", "01/02/2024 10:00", "1711929600"])
-def test_text_that_is_no_timestamp_is_never_guessed_at(text: str) -> None:
+def test_invalid_timestamps_are_rejected(text: str) -> None:
     times = frame()["time"].dt.strftime("%Y-%m-%d %H:%M:%S").to_list()
     assert checked(frame(time=[text, *times[1:]])).reasons() == {"time missing or not a timestamp": 1}
     if text[:2] not in ("01", "17"):
@@ -184,9 +187,9 @@ def test_text_that_is_no_timestamp_is_never_guessed_at(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "said"),
+    ("column", "values", "message"),
     [("time", [1.5] * 100, "TX_DATETIME.*timestamp"), ("card", [DAY] * 100, "CUSTOMER_ID.*number or a text")],
 )
-def test_a_column_of_the_wrong_type_is_named(column: str, values: list[Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_a_column_of_the_wrong_type_is_named(column: str, values: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         checked(frame(100, **{column: values}))

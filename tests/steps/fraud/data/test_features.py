@@ -1,4 +1,4 @@
-"""The features against their definitions, written out row by row."""
+"""Features equal their definitions, computed row by row."""
 
 import math
 from statistics import median
@@ -17,7 +17,7 @@ START = 1_700_000_000_000_000 // DAY * DAY
 
 @st.composite
 def transactions(draw: st.DrawFn) -> Rows:
-    """Rows sorted by (time, id); coarse times make ties and windows that begin exactly at a transaction."""
+    """Generate rows sorted by (time, id). Coarse times give ties and windows that begin exactly at a transaction."""
     n = draw(st.integers(1, 60))
     step = draw(st.sampled_from([HOUR, 6 * HOUR, DAY, 9 * DAY]))
     time = sorted(draw(st.lists(st.integers(0, 50), min_size=n, max_size=n)))
@@ -32,27 +32,27 @@ def transactions(draw: st.DrawFn) -> Rows:
     )
 
 
-def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
-    """All features of row `at` from their definitions."""
-    t, amount = rows.time[at], rows.cents / 100
+def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
+    """Compute all features of a row from their definitions."""
+    t, amount = rows.time[row], rows.cents / 100
     n = range(len(rows))
-    card = [i for i in n if rows.card[i] == rows.card[at]]
-    upto = [i for i in card if i <= at]
-    before = upto[:-1][-50:]
+    card = [i for i in n if rows.card[i] == rows.card[row]]
+    upto = [i for i in card if i <= row]
+    earlier = upto[:-1][-50:]
     ratio = lambda a, b: math.log((a + 1) / (b + 1))  # noqa: E731
     middle = median(amount[i] for i in upto[-50:])
     seconds = (t % DAY) / 1e6
     longest = 30 * 86_400
     result = {
-        "log_amount": math.log1p(amount[at]),
-        "log_ratio_to_mean": ratio(amount[at], sum(amount[i] for i in before) / len(before)) if before else 0,
-        "log_gap": math.log1p(min((t - rows.time[before[-1]]) / 1e6, longest) if before else longest),
+        "log_amount": math.log1p(amount[row]),
+        "log_ratio_to_mean": ratio(amount[row], sum(amount[i] for i in earlier) / len(earlier)) if earlier else 0,
+        "log_gap": math.log1p(min((t - rows.time[earlier[-1]]) / 1e6, longest) if earlier else longest),
         "sin_time": math.sin(2 * math.pi * seconds / 86_400),
         "cos_time": math.cos(2 * math.pi * seconds / 86_400),
-        "amount": amount[at],
+        "amount": amount[row],
         "weekend": np.datetime64(int(t), "us").item().weekday() >= 5,
         "night": np.datetime64(int(t), "us").item().hour <= 6,
-        "log_ratio_to_median": ratio(amount[at], middle),
+        "log_ratio_to_median": ratio(amount[row], middle),
         "log_max5_to_median": ratio(max(amount[i] for i in upto[-5:]), middle),
         "log_max20_to_median": ratio(max(amount[i] for i in upto[-20:]), middle),
     }
@@ -60,15 +60,15 @@ def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
         window = [i for i in card if t - days * DAY < rows.time[i] <= t]
         result[f"card_count_{days}d"] = len(window)
         result[f"card_mean_{days}d"] = sum(amount[i] for i in window) / len(window)
-        known = [
+        labelled = [
             i
             for i in n
-            if rows.terminal[i] == rows.terminal[at] and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
+            if rows.terminal[i] == rows.terminal[row] and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
         ]
-        result[f"terminal_count_{days}d"] = len(known)
-        result[f"terminal_risk_{days}d"] = sum(rows.fraud[i] for i in known) / max(len(known), 1)
-    frauds = [i for i in known if rows.fraud[i]]
-    genuine = [i for i in known if not rows.fraud[i]]
+        result[f"terminal_count_{days}d"] = len(labelled)
+        result[f"terminal_risk_{days}d"] = sum(rows.fraud[i] for i in labelled) / max(len(labelled), 1)
+    frauds = [i for i in labelled if rows.fraud[i]]
+    genuine = [i for i in labelled if not rows.fraud[i]]
     for name, i in (("first", 0), ("last", -1)):
         since = (t - rows.time[frauds[i]]) / DAY if frauds else delay + 30
         result[f"days_since_{name}_fraud"] = since
@@ -77,41 +77,41 @@ def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
 
 
 def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
-    """The features in the order of `rows`."""
+    """Return the features in the order of `rows`."""
     result = np.empty((len(rows), len(features.NAMES)), np.float32)
-    for piece, part in features.tables(rows, delay, chunk):
-        result[piece.id] = part
+    for piece, values in features.tables(rows, delay, chunk):
+        result[piece.id] = values
     return result
 
 
 def same_day(n: int) -> Rows:
-    """n transactions of one card at one terminal at the same instant."""
+    """Return n transactions of one card at one terminal at the same time."""
     return Rows.of(range(n), [START] * n, [1] * n, [1] * n, np.arange(n), [1] * n)
 
 
 @settings(max_examples=150, deadline=None)
 @given(transactions(), st.sampled_from([0, 7]))
 @example(same_day(3), 0)
-def test_every_feature_is_what_its_definition_says(rows: Rows, delay: int) -> None:
-    found = table(rows, delay)
-    for at in range(len(rows)):
-        expected = reference(rows, at, delay)
-        np.testing.assert_allclose(found[at], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6)
+def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
+    values = table(rows, delay)
+    for row in range(len(rows)):
+        expected = reference(rows, row, delay)
+        np.testing.assert_allclose(values[row], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
 @given(transactions())
-def test_features_do_not_depend_on_how_the_work_is_cut(rows: Rows) -> None:
+def test_features_do_not_depend_on_the_chunk_size(rows: Rows) -> None:
     assert table(rows).tobytes() == table(rows, chunk=1).tobytes()
 
 
 @settings(max_examples=50, deadline=None)
 @given(transactions(), st.data())
-def test_no_feature_sees_a_label_younger_than_the_delay_or_a_later_transaction(rows: Rows, data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(rows) - 1))
-    now = rows.time[at]
+def test_features_ignore_labels_within_the_delay_and_later_transactions(rows: Rows, data: st.DataObject) -> None:
+    row = data.draw(st.integers(0, len(rows) - 1))
+    now = rows.time[row]
     young = rows.time > now - 7 * DAY
-    past = rows.time <= now  # the same instant counts
+    past = rows.time <= now  # the same time counts
     changed = Rows.of(
         rows.id, rows.time, rows.card, rows.terminal, np.where(past, rows.cents / 100, 999), rows.fraud ^ young
     )
@@ -129,14 +129,14 @@ def test_slow_groups_over_many_years_do_not_overflow() -> None:
         amount=np.ones(n),
         fraud=np.ones(n, np.uint8),
     )
-    found = dict(zip(features.NAMES, table(rows).T, strict=True))
-    assert (found["card_count_30d"] == 1).all()
-    assert (found["terminal_count_30d"] == 0).all()
+    values = dict(zip(features.NAMES, table(rows).T, strict=True))
+    assert (values["card_count_30d"] == 1).all()
+    assert (values["terminal_count_30d"] == 0).all()
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_chunks_never_cut_a_group(size: int) -> None:
     groups = np.array([0, 0, 0, 1, 5, 5, 9])
-    parts = [groups[part] for part in features.chunks(groups, size)]
-    assert np.concatenate(parts).tolist() == groups.tolist()
-    assert sum(len(set(part)) for part in parts) == len(set(groups))
+    pieces = [groups[piece] for piece in features.chunks(groups, size)]
+    assert np.concatenate(pieces).tolist() == groups.tolist()
+    assert sum(len(set(piece)) for piece in pieces) == len(set(groups))

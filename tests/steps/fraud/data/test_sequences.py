@@ -1,4 +1,4 @@
-"""What the transformer trains on: every transaction once, none from the future, none of another card."""
+"""Training windows: every transaction counts once, without future transactions and other cards."""
 
 import shutil
 from pathlib import Path
@@ -21,17 +21,17 @@ def windows(small_dataset: Path) -> TrainingWindows:
 
 
 def positions(windows: TrainingWindows) -> torch.Tensor:
-    """The row at each position of each window."""
+    """Return the row at each position of each window."""
     return windows.start[:, None] + torch.arange(LENGTH)
 
 
 def counted_rows(windows: TrainingWindows) -> np.ndarray:
-    """The row of every counted position of every window."""
+    """Return the rows of all counted positions of all windows."""
     _, _, counted = windows.batch(torch.arange(len(windows)))
     return positions(windows)[counted].numpy()
 
 
-def test_every_training_transaction_counts_once_and_no_later_one(windows: TrainingWindows):
+def test_every_training_transaction_counts_once(windows: TrainingWindows):
     rows = windows.rows
     begin, end = rows.facts["first_time"], rows.facts["train_end"]
     begin += min(14 * DAY, (end - begin) // 4)
@@ -39,7 +39,7 @@ def test_every_training_transaction_counts_once_and_no_later_one(windows: Traini
     np.testing.assert_array_equal(np.sort(counted_rows(windows)), expected)
 
 
-def test_a_counted_transaction_sees_its_own_card_only_and_enough_of_it(windows: TrainingWindows):
+def test_a_counted_transaction_has_enough_context_of_its_own_card(windows: TrainingWindows):
     rows = windows.rows
     _, _, counted = windows.batch(torch.arange(len(windows)))
     window, position = counted.nonzero(as_tuple=True)
@@ -49,7 +49,7 @@ def test_a_counted_transaction_sees_its_own_card_only_and_enough_of_it(windows: 
     assert ((start == rows.first[row]) | (position.numpy() >= OVERLAP)).all()
 
 
-def test_a_batch_holds_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindows, small_dataset: Path):
+def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindows, small_dataset: Path):
     assert len(windows.rows.facts["shards"]) >= 2, "the test must cross shards"
     load = lambda name: np.concatenate([np.load(f) for f in sorted((small_dataset / "shards").glob(f"{name}-*"))])  # noqa: E731
     every, labels = load("features"), load("labels")
@@ -60,15 +60,15 @@ def test_a_batch_holds_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindo
     np.testing.assert_array_equal(fraud[counted].numpy(), labels[row])
 
 
-def test_a_batch_is_a_function_of_its_indices_and_never_holds_a_nan(windows: TrainingWindows):
+def test_a_batch_depends_on_its_indices_only_and_is_finite(windows: TrainingWindows):
     indices = torch.arange(len(windows)).flip(0)
     for whole, single in zip(windows.batch(indices), windows.batch(indices[5:6]), strict=True):
         assert torch.equal(whole[5:6], single)
-    # what follows a card's rows meets a weight of 0, and 0 * nan is nan
+    # values after the rows of a card have weight 0, and 0 * nan is nan
     assert windows.batch(indices)[0].isfinite().all()
 
 
-def test_a_dataset_that_is_not_whole_is_refused_by_name(small_dataset: Path, tmp_path: Path):
+def test_an_incomplete_dataset_is_rejected_by_name(small_dataset: Path, tmp_path: Path):
     for name in ("features-00001", "labels-00000"):
         copy = tmp_path / name
         shutil.copytree(small_dataset, copy)
@@ -77,21 +77,21 @@ def test_a_dataset_that_is_not_whole_is_refused_by_name(small_dataset: Path, tmp
             Rows(copy)
     torn = tmp_path / "features-00001" / "shards" / "features-00001.npy"
     torn.write_bytes((small_dataset / "shards" / torn.name).read_bytes()[:-400])
-    with pytest.raises(DataError, match="not a whole dataset"):
+    with pytest.raises(DataError, match="not a complete dataset"):
         Rows(tmp_path / "features-00001")
     with pytest.raises(DataError, match=r"dataset\.json"):
         Rows(tmp_path)
 
 
 @given(st.lists(st.integers(1, 4 * SCORED), min_size=1, max_size=5), st.data())
-def test_a_scored_row_sees_as_much_of_its_card_as_a_server_does(cards: list[int], data: st.DataObject):
+def test_a_scored_row_has_the_same_context_as_in_a_server(cards: list[int], data: st.DataObject):
     first = np.repeat(np.cumsum([0, *cards[:-1]]), cards)
-    wanted = data.draw(st.lists(st.integers(0, sum(cards) - 1), min_size=1, unique=True).map(sorted))
-    starts, window, position = scoring_windows(first, np.array(wanted))
-    assert (starts[window] + position == wanted).all()
-    assert (starts[window] >= first[wanted]).all()
+    index = data.draw(st.lists(st.integers(0, sum(cards) - 1), min_size=1, unique=True).map(sorted))
+    starts, window, position = scoring_windows(first, np.array(index))
+    assert (starts[window] + position == index).all()
+    assert (starts[window] >= first[index]).all()
     assert (position < SCORED).all()
-    assert (position >= np.minimum(CONTEXT, wanted - first[wanted])).all()
+    assert (position >= np.minimum(CONTEXT, index - first[index])).all()
 
 
 def test_windows_overlap_by_less_than_their_length():

@@ -1,4 +1,4 @@
-"""A dataset is whole or not there, the same for the same rows, and its calendar keeps training and tests apart."""
+"""A dataset is complete or absent and reproducible, and its calendar separates training and tests."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def day(us: int) -> date:
     return datetime.fromisoformat(str(np.datetime64(us, "us"))).date()
 
 
-def one_a_day(first: str, days: int, last_hour: int = 23) -> Rows:
-    """A fraud each noon and something genuine at 23:00; the last day ends at `last_hour`."""
+def daily_rows(first: str, days: int, last_hour: int = 23) -> Rows:
+    """Return a fraud at noon and a genuine transaction at 23:00 of each day; the last day ends at `last_hour`."""
     start = int(np.datetime64(first, "us").astype(np.int64))
     noon = [start + i * DAY + DAY // 2 for i in range(days)]
     late = [start + i * DAY + 23 * (DAY // 24) for i in range(days - 1)] + [
@@ -43,36 +43,36 @@ def one_a_day(first: str, days: int, last_hour: int = 23) -> Rows:
     return Rows.of(np.arange(n), time, np.zeros(n), np.zeros(n), np.ones(n), np.arange(n) % 2)
 
 
-def planned(rows: Rows, **settings: Any) -> dict[str, Any]:
+def plan(rows: Rows, **settings: Any) -> dict[str, Any]:
     data = Data(**settings)
     return calendar(rows, data, labels_end(rows, data))
 
 
 def test_test_weeks_end_where_the_label_delay_begins() -> None:
     for delay, end in ((7, date(2024, 2, 24)), (20, date(2024, 2, 11))):
-        facts = planned(one_a_day("2024-01-01", 61), test_weeks=1, label_delay_days=delay)
+        facts = plan(daily_rows("2024-01-01", 61), test_weeks=1, label_delay_days=delay)
         assert day(facts["test_weeks"][-1][1]) == end
-    archive = planned(one_a_day("2024-01-01", 61), test_weeks=1, labels_until=date(2024, 2, 25))
+    archive = plan(daily_rows("2024-01-01", 61), test_weeks=1, labels_until=date(2024, 2, 25))
     assert day(archive["test_weeks"][-1][1]) == date(2024, 2, 26)
 
 
 def test_the_published_weeks_are_the_test_weeks() -> None:
-    facts = planned(one_a_day("2018-04-01", 157), labels_until=date(2018, 9, 30))  # up to 2018-09-04
+    facts = plan(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))  # up to 2018-09-04
     weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
     assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15)) and weeks[-1] == (date(2018, 8, 29), date(2018, 9, 5))
     assert day(facts["train_end"]) == date(2018, 8, 1)
     assert facts["train_rows"] == 2 * 122 and facts["test_rows"] == [[14, 7]] * 4
 
 
-def test_a_last_day_that_was_cut_off_is_no_test_day() -> None:
+def test_an_incomplete_last_day_is_not_a_test_day() -> None:
     for hour, end in ((23, date(2024, 3, 2)), (14, date(2024, 3, 1))):
-        facts = planned(one_a_day("2024-01-01", 61, hour), test_weeks=1, labels_until=date(2024, 3, 9))
+        facts = plan(daily_rows("2024-01-01", 61, hour), test_weeks=1, labels_until=date(2024, 3, 9))
         assert day(facts["test_weeks"][-1][1]) == end
 
 
-def test_too_little_data_to_train_on_is_an_error_that_says_what_to_do() -> None:
+def test_too_little_training_data_is_a_clear_error() -> None:
     with pytest.raises(DataError, match=r"nothing to learn from: 0 transactions.*data\.test_weeks"):
-        planned(one_a_day("2024-01-01", 30))
+        plan(daily_rows("2024-01-01", 30))
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +82,21 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_shards_hold_every_row_once_and_no_card_straddles_two(dataset: Path) -> None:
+def test_shards_contain_every_row_once_and_each_card_in_one(dataset: Path) -> None:
     shards = Written(dataset)
     rows = pl.read_parquet(dataset / "transactions.parquet").sort("card", "time", "id")
     assert len(shards.parts["ids"]) > 3 and len(shards) == len(rows) == sum(shards.facts["shards"])
     for name, column in (("ids", "id"), ("cards", "card"), ("labels", "fraud"), ("scenarios", "scenario")):
         assert shards.column(name).tolist() == rows[column].to_list()
     assert shards.column("times").tolist() == rows["time"].dt.epoch("us").to_list()
-    cards = [set(part) for part in shards.parts["cards"]]
+    cards = [set(shard) for shard in shards.parts["cards"]]
     assert sum(map(len, cards)) == len(set.union(*cards))
     amount = shards.facts["features"].index("amount")
     assert np.allclose(shards.column("features")[:, amount], rows["amount"].to_numpy())
     assert all(shards.parts[name][0].dtype == kind for name, kind in ARRAYS.items())
 
 
-def test_the_statistics_are_those_of_the_training_rows_alone(dataset: Path) -> None:
+def test_statistics_are_computed_from_training_rows_only(dataset: Path) -> None:
     shards = Written(dataset)
     train = shards.column("features")[shards.column("times") < shards.facts["train_end"]].astype(np.float64)
     assert len(train) == shards.facts["train_rows"] < len(shards)
@@ -104,9 +104,7 @@ def test_the_statistics_are_those_of_the_training_rows_alone(dataset: Path) -> N
     np.testing.assert_allclose(train.std(0), shards.facts["std"], rtol=1e-4, atol=1e-6)
 
 
-def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threads(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(dataset: Path, tmp_path: Path) -> None:
     digest = json.loads((dataset / "dataset.json").read_text())["digest"]
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
@@ -127,54 +125,52 @@ def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threa
     assert cheaper.digest != digest
 
 
-def test_labels_known_only_after_training_ended_leave_no_trace_in_the_training_rows(
-    dataset: Path, tmp_path: Path
-) -> None:
-    before = Written(dataset)
-    end = before.facts["train_end"]
+def test_labels_after_the_end_of_training_do_not_change_training_rows(dataset: Path, tmp_path: Path) -> None:
+    original = Written(dataset)
+    end = original.facts["train_end"]
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     flipped = pl.when(pl.col("TX_DATETIME").dt.epoch("us") < end).then("TX_FRAUD").otherwise(1 - pl.col("TX_FRAUD"))
     published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
     write(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
     after = Written(tmp_path / "after")
-    train = before.column("times") < end
-    assert (before.column("labels") != after.column("labels"))[~train].all()
+    train = original.column("times") < end
+    assert (original.column("labels") != after.column("labels"))[~train].all()
     for name in ARRAYS:
-        assert before.column(name)[train].tobytes() == after.column(name)[train].tobytes()
-    assert [before.facts[n] for n in ("mean", "std")] == [after.facts[n] for n in ("mean", "std")]
+        assert original.column(name)[train].tobytes() == after.column(name)[train].tobytes()
+    assert [original.facts[n] for n in ("mean", "std")] == [after.facts[n] for n in ("mean", "std")]
 
 
-def test_rejected_rows_are_in_a_file_and_in_the_facts(tmp_path: Path) -> None:
+def test_rejected_rows_are_in_a_file_and_counted(tmp_path: Path) -> None:
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     bad = published.with_columns(TX_FRAUD=pl.when(pl.col("TRANSACTION_ID") == 4).then(9).otherwise("TX_FRAUD"))
     bad.write_parquet(tmp_path / "raw.parquet")
-    made = write(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
-    assert made.rejected == 1 and made.rows == len(published) - 1
+    prepared = write(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
+    assert prepared.rejected == 1 and prepared.rows == len(published) - 1
     rejects = pl.read_parquet(tmp_path / "out" / "rejects.parquet")
     assert rejects.select("row", "fraud", "reason").rows() == [(4, 9, "label not 0 or 1")]
 
 
-def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
-    made = write(  # the source goes on, so labels up to its last day but seven are known
+def test_days_outside_the_configured_ones_are_left_out(tmp_path: Path) -> None:
+    prepared = write(  # the source is longer, so labels up to seven days before its end are known
         Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
     )
     facts = Written(tmp_path / "d").facts
     assert day(facts["first_time"]) == date(2024, 1, 5) and day(facts["last_time"]) == date(2024, 2, 28)
-    assert made.tags["train_end"] == "2024-02-15"
-    with pytest.raises(DataError, match=r"reaches from 2024-01-01 to"):
+    assert prepared.tags["train_end"] == "2024-02-15"
+    with pytest.raises(DataError, match=r"the data is from 2024-01-01 to"):
         write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
 
 
-def test_a_disk_that_is_too_small_is_said_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_small_disk_is_an_error_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     with pytest.raises(
-        RekindleError, match=r"the dataset of [0-9,]+ rows takes about .* GB left: make room, or set TMPDIR"
+        RekindleError, match=r"the dataset of [0-9,]+ rows needs about .* GB left: free space, or set TMPDIR"
     ):
         write(Data(source=WORLD), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_dataset(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from pathlib import Path
@@ -188,19 +184,19 @@ except RekindleError as error:
     print(error)
 """
     command = [sys.executable, "-c", program, WORLD, str(tmp_path / "out")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "cannot be written" in said and "TMPDIR" in said
+    message = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "cannot be written" in message and "TMPDIR" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dataset_that_is_not_whole_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_an_incomplete_dataset_is_rejected(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a complete dataset"):
         Mapped(tmp_path)
     shutil.copytree(dataset, tmp_path / "torn")
     (tmp_path / "torn" / "shards" / "features-00001.npy").unlink()
-    with pytest.raises(DataError, match="not a whole dataset"):
+    with pytest.raises(DataError, match="not a complete dataset"):
         Mapped(tmp_path / "torn")
     shutil.copy(dataset / "shards" / "times-00000.npy", tmp_path / "torn" / "shards" / "times-00001.npy")
     shutil.copy(dataset / "shards" / "features-00000.npy", tmp_path / "torn" / "shards" / "features-00001.npy")
-    with pytest.raises(DataError, match="do not have the rows"):
+    with pytest.raises(DataError, match="the rows of its shards differ"):
         Mapped(tmp_path / "torn")

@@ -1,4 +1,4 @@
-"""A simulated world can be made again, and follows the rules it claims."""
+"""A simulated world is reproducible and follows its rules."""
 
 from datetime import date
 
@@ -23,7 +23,7 @@ def test_the_same_seed_gives_the_same_world_and_another_seed_another(world: pl.D
     assert not world.equals(other)
 
 
-def test_rates_are_those_of_the_published_world(world: pl.DataFrame) -> None:
+def test_rates_equal_the_published_data(world: pl.DataFrame) -> None:
     days = world["time"].dt.date()
     assert days.min() == date(2024, 1, 1) and days.n_unique() == 100
     assert len(world) / 100 / 2000 == pytest.approx(9586 / 5000, rel=0.05)
@@ -41,7 +41,7 @@ def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(worl
     assert (world.filter(pl.col("scenario") == 1)["amount"] > 220).all()
 
 
-def test_a_compromised_terminal_makes_only_frauds_for_four_weeks(world: pl.DataFrame) -> None:
+def test_payments_at_a_compromised_terminal_are_frauds_for_four_weeks(world: pl.DataFrame) -> None:
     struck = world.filter(pl.col("scenario") == 2)
     first = struck.sort("time").group_by("terminal").first().select("terminal", day=pl.col("time").dt.date())
     joined = world.join(first, on="terminal").filter(
@@ -52,7 +52,7 @@ def test_a_compromised_terminal_makes_only_frauds_for_four_weeks(world: pl.DataF
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**63), st.integers(1, 30), st.integers(1, 30), st.integers(1, 10))
-def test_every_small_world_can_be_made(seed: int, cards: int, terminals: int, days: int) -> None:
+def test_small_worlds_of_any_size_can_be_simulated(seed: int, cards: int, terminals: int, days: int) -> None:
     world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days))
     assert world["time"].is_sorted()
     assert world["id"].to_list() == list(range(len(world)))
@@ -60,7 +60,7 @@ def test_every_small_world_can_be_made(seed: int, cards: int, terminals: int, da
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("simulate://", "seed"),
         ("simulate://seven", "seed"),
@@ -69,7 +69,7 @@ def test_every_small_world_can_be_made(seed: int, cards: int, terminals: int, da
         ("simulate://7?start=yesterday", "start"),
     ],
 )
-def test_a_wrong_world_is_refused_with_its_reason(uri: str, said: str) -> None:
+def test_an_invalid_world_is_rejected_with_a_reason(uri: str, message: str) -> None:
     with pytest.raises(ValueError, match="simulate://7") as error:
         parse(uri)
-    assert said in str(error.value)
+    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Whatever holds the transactions, the same rows come out; whatever is wrong with it, one sentence says so."""
+"""All formats and locations of a source give the same rows; a source that cannot be read is one clear error."""
 
 from datetime import datetime
 from pathlib import Path
@@ -19,39 +19,39 @@ from steps.fraud.data.world import World
 
 @pytest.fixture(scope="module")
 def published() -> pl.DataFrame:
-    """Transactions with the published names, and columns that nobody asked for."""
+    """Transactions with the published column names and an extra column."""
     world = simulate(World(seed=3, cards=40, terminals=80, days=20))
     return world.rename({k: v for k, v in Columns().model_dump().items()}).with_columns(TX_TIME_DAYS=pl.lit(1))
 
 
 def rows(source: Any, tmp_path: Path, **settings: Any) -> pl.DataFrame:
-    """The checked rows of a source."""
+    """Read and check the rows of a source."""
     data = Data(source=str(source), **settings)
     return check(read(data, tmp_path / "scratch"), data.columns, 0, data.text).rows.to_frame()
 
 
 def test_parquet_csv_folders_and_s3_give_the_same_rows(published: pl.DataFrame, tmp_path: Path, s3: Store) -> None:
     half = len(published) // 2
-    places = {name: tmp_path / name for name in ("parquets", "csvs")}
-    for folder in places.values():
+    folders = {name: tmp_path / name for name in ("parquets", "csvs")}
+    for folder in folders.values():
         (folder / "deep").mkdir(parents=True)
     published.write_parquet(tmp_path / "all.parquet")
-    published[:half].write_parquet(places["parquets"] / "a.parquet")
-    published[half:].write_parquet(places["parquets"] / "deep" / "b.pq")
-    published[:half].write_csv(places["csvs"] / "a.csv")
-    published[half:].write_csv(places["csvs"] / "deep" / "b.csv")
-    (places["csvs"] / "README.md").write_text("not data")
+    published[:half].write_parquet(folders["parquets"] / "a.parquet")
+    published[half:].write_parquet(folders["parquets"] / "deep" / "b.pq")
+    published[:half].write_csv(folders["csvs"] / "a.csv")
+    published[half:].write_csv(folders["csvs"] / "deep" / "b.csv")
+    (folders["csvs"] / "README.md").write_text("not data")
     s3.upload(tmp_path / "all.parquet", "raw/all.parquet")
-    s3.upload(places["csvs"], "raw/folder")
+    s3.upload(folders["csvs"], "raw/folder")
 
     expected = rows(tmp_path / "all.parquet", tmp_path)
     assert len(expected) == len(published)
-    sources = [*places.values(), s3.uri("raw/all.parquet"), s3.uri("raw/folder")]
+    sources = [*folders.values(), s3.uri("raw/all.parquet"), s3.uri("raw/folder")]
     for source in sources:
         assert rows(source, tmp_path).equals(expected), source
 
 
-def test_other_column_names_are_a_setting(published: pl.DataFrame, tmp_path: Path) -> None:
+def test_column_names_can_be_configured(published: pl.DataFrame, tmp_path: Path) -> None:
     renamed = published.rename({"CUSTOMER_ID": "pan", "TX_AMOUNT": "euro"}).drop("TX_FRAUD_SCENARIO")
     renamed.write_parquet(tmp_path / "mine.parquet")
     found = rows(tmp_path / "mine.parquet", tmp_path, columns={"card": "pan", "amount": "euro"})
@@ -59,19 +59,17 @@ def test_other_column_names_are_a_setting(published: pl.DataFrame, tmp_path: Pat
     assert found["scenario"].sum() == 0
 
 
-def test_a_missing_column_is_named_with_the_nearest_one_and_the_way_out(
-    published: pl.DataFrame, tmp_path: Path
-) -> None:
+def test_a_missing_column_is_named_with_the_nearest_name_and_setting(published: pl.DataFrame, tmp_path: Path) -> None:
     published.rename({"TX_AMOUNT": "TX_AMOUNTS"}).drop("TERMINAL_ID").write_parquet(tmp_path / "x.parquet")
     with pytest.raises(DataError) as error:
         rows(tmp_path / "x.parquet", tmp_path)
-    said = str(error.value)
-    assert 'column "TX_AMOUNT" (data.columns.amount) Did you mean "TX_AMOUNTS"?' in said
-    assert 'column "TERMINAL_ID" (data.columns.terminal)' in said
-    assert "Found: TRANSACTION_ID, TX_DATETIME, CUSTOMER_ID" in said
+    message = str(error.value)
+    assert 'column "TX_AMOUNT" (data.columns.amount) Did you mean "TX_AMOUNTS"?' in message
+    assert 'column "TERMINAL_ID" (data.columns.terminal)' in message
+    assert "Found: TRANSACTION_ID, TX_DATETIME, CUSTOMER_ID" in message
 
 
-def written(path: Path, content: bytes) -> Path:
+def write_file(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -81,7 +79,7 @@ HEADER = b"TRANSACTION_ID,TX_DATETIME,CUSTOMER_ID,TERMINAL_ID,TX_AMOUNT,TX_FRAUD
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("empty.csv", b"", "is empty"),
         ("header.csv", HEADER, "holds no transactions"),
@@ -92,15 +90,15 @@ HEADER = b"TRANSACTION_ID,TX_DATETIME,CUSTOMER_ID,TERMINAL_ID,TX_AMOUNT,TX_FRAUD
         ("folder/notes.txt", b"hello", "neither parquet nor CSV"),
     ],
 )
-def test_a_file_that_is_not_data_gives_one_clear_error(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    path = written(tmp_path / name, content)
+def test_a_file_without_data_is_one_clear_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = write_file(tmp_path / name, content)
     source = path.parent if "/" in name else path
-    with pytest.raises(DataError, match=said) as error:
+    with pytest.raises(DataError, match=message) as error:
         rows(source, tmp_path)
     assert str(source) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_path_that_is_not_there_or_two_formats_at_once_are_refused(published: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_missing_path_and_mixed_formats_are_rejected(published: pl.DataFrame, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.parquet does not exist"):
         rows(tmp_path / "nowhere.parquet", tmp_path)
     published.write_parquet(tmp_path / "a.parquet")
@@ -109,7 +107,7 @@ def test_a_path_that_is_not_there_or_two_formats_at_once_are_refused(published: 
         rows(tmp_path, tmp_path)
 
 
-def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> None:
+def test_a_missing_s3_object_is_named(tmp_path: Path, s3: Store) -> None:
     with pytest.raises(DataError, match=r"no/such.* data\.source"):
         rows(s3.uri("no/such.parquet"), tmp_path)
     with pytest.raises(ConfigError, match='no bucket "nowhere"'):
@@ -117,14 +115,14 @@ def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> N
 
 
 @pytest.mark.parametrize("source", ["gs://bucket/key", "s3://bucket", "https://example.org/a.csv"])
-def test_a_source_of_an_unknown_kind_is_refused_with_the_config(source: str) -> None:
+def test_an_unknown_kind_of_source_is_rejected_with_the_config(source: str) -> None:
     with pytest.raises(ValidationError, match=source):
         Data(source=source)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize("time", ["%d.%m.%Y %H:%M:%S", "%d/%m/%Y %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "epoch"])
-def test_a_csv_file_of_another_country_gives_the_same_rows(
+def test_csv_files_in_regional_formats_give_the_same_rows(
     published: pl.DataFrame, tmp_path: Path, encoding: str, time: str
 ) -> None:
     when = pl.col("TX_DATETIME").dt.epoch("s") if time == "epoch" else pl.col("TX_DATETIME").dt.strftime(time)
@@ -136,7 +134,7 @@ def test_a_csv_file_of_another_country_gives_the_same_rows(
     assert rows(tmp_path / "a.csv", tmp_path, text=settings).equals(rows(tmp_path / "a.parquet", tmp_path))
 
 
-def test_a_ragged_line_is_a_reject_with_its_number(published: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_ragged_line_is_rejected_with_its_number(published: pl.DataFrame, tmp_path: Path) -> None:
     lines = published.select(Columns().model_dump().values()).write_csv().splitlines()
     lines[4] += ",1"
     lines[7] = "7,2024"
@@ -152,22 +150,22 @@ def test_a_ragged_line_is_a_reject_with_its_number(published: pl.DataFrame, tmp_
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "said", "settings"),
+    ("column", "values", "message", "settings"),
     [
-        ("TX_DATETIME", "01/02/2024 10:00", r"and as %m/%d/%Y %H:%M: set data\.text\.time", {"time": "%m/%d/%Y %H:%M"}),
-        ("TX_AMOUNT", "1,234", r'"1,234" may be whole or not: set data\.text\.decimal', {"decimal": ","}),
+        ("TX_DATETIME", "01/02/2024 10:00", r"or %m/%d/%Y %H:%M\): set data\.text\.time", {"time": "%m/%d/%Y %H:%M"}),
+        ("TX_AMOUNT", "1,234", r'"1,234" are ambiguous: set data\.text\.decimal', {"decimal": ","}),
     ],
 )
-def test_what_cannot_be_told_is_asked_for(
-    published: pl.DataFrame, tmp_path: Path, column: str, values: str, said: str, settings: dict[str, str]
+def test_an_ambiguous_format_must_be_configured(
+    published: pl.DataFrame, tmp_path: Path, column: str, values: str, message: str, settings: dict[str, str]
 ) -> None:
     published.with_columns(pl.lit(values).alias(column)).write_csv(tmp_path / "a.csv", separator=";")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         rows(tmp_path / "a.csv", tmp_path)
     found = rows(tmp_path / "a.csv", tmp_path, text=settings)
     assert found.select("time" if "DATE" in column else "amount").row(0)[0] in (datetime(2024, 1, 2, 10), 1.23)
 
 
-def test_an_encoding_that_does_not_exist_is_refused_with_the_config() -> None:
-    with pytest.raises(ValidationError, match="no such encoding"):
+def test_an_unknown_encoding_is_rejected_with_the_config() -> None:
+    with pytest.raises(ValidationError, match="this encoding does not exist"):
         Data.model_validate({"text": {"encoding": "utf-9"}})

@@ -1,4 +1,4 @@
-"""What the server computes for a transaction is what training would have computed for it."""
+"""A server computes the same features for a transaction as the training."""
 
 from pathlib import Path
 
@@ -30,10 +30,10 @@ class World:
         self.cards, self.ids = self.shards.column("cards"), self.shards.column("ids")
 
     def offline(self, id: int, length: int) -> np.ndarray:
-        """The feature rows of the dataset that end with transaction `id`."""
-        at = int(np.flatnonzero(self.ids == id)[0])
-        first = int(np.searchsorted(self.cards, self.cards[at]))
-        return self.features[max(first, at - length + 1) : at + 1]
+        """Return the last `length` feature rows of the dataset up to transaction `id`."""
+        last = int(np.flatnonzero(self.ids == id)[0])
+        first = int(np.searchsorted(self.cards, self.cards[last]))
+        return self.features[max(first, last - length + 1) : last + 1]
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(1, CONTEXT + 1))
-def test_a_later_transaction_has_online_the_features_it_has_offline(
-    world: World, data: st.DataObject, length: int
-) -> None:
+def test_online_features_equal_offline_features(world: World, data: st.DataObject, length: int) -> None:
     picked = data.draw(st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True))
     new = world.later[np.array(picked)]
     history = world.later[world.later.time <= new.time.max()]  # includes the new ones, as a client may send them
@@ -58,7 +56,7 @@ def test_a_later_transaction_has_online_the_features_it_has_offline(
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_labels_that_nobody_can_know_yet_change_nothing(world: World, data: st.DataObject) -> None:
+def test_labels_within_the_delay_change_nothing(world: World, data: st.DataObject) -> None:
     new = world.later[data.draw(st.integers(0, len(world.later) - 1)) :][:1]
     history = world.later[world.later.time <= new.time[0]]
     young = history.time > new.time[0] - 7 * DAY
@@ -69,24 +67,24 @@ def test_labels_that_nobody_can_know_yet_change_nothing(world: World, data: st.D
     np.testing.assert_array_equal(known_too, known_only)
 
 
-def test_a_batch_is_scored_as_its_transactions_one_by_one(world: World) -> None:
+def test_a_batch_equals_its_transactions_one_by_one(world: World) -> None:
     new = world.later[:50]
     together, _ = world.state.windows([(new, NOTHING)])
-    for at in range(50):
-        alone, _ = world.state.windows([(new[at : at + 1], new[:50])])
-        np.testing.assert_array_equal(alone[0][0], together[at][0])
+    for row in range(50):
+        alone, _ = world.state.windows([(new[row : row + 1], new[:50])])
+        np.testing.assert_array_equal(alone[0][0], together[row][0])
 
 
-def test_no_request_knows_of_those_that_are_scored_with_it(world: World) -> None:
-    parts = [world.later[start : start + size] for start, size in ((0, 40), (10, 40), (10, 1), (300, 5), (0, 40))]
-    requests = [(part[-3:], part[:-3] if number % 2 else NOTHING) for number, part in enumerate(parts)]
+def test_requests_in_a_batch_are_independent(world: World) -> None:
+    pieces = [world.later[start : start + size] for start, size in ((0, 40), (10, 40), (10, 1), (300, 5), (0, 40))]
+    requests = [(piece[-3:], piece[:-3] if number % 2 else NOTHING) for number, piece in enumerate(pieces)]
     together, lengths = world.state.windows(requests)
     alone = [world.state.windows([request]) for request in requests]
     np.testing.assert_array_equal(together, np.concatenate([windows for windows, _ in alone]))
     np.testing.assert_array_equal(lengths, np.concatenate([counts for _, counts in alone]))
 
 
-def test_a_card_and_a_terminal_never_seen_before_can_be_scored(world: World) -> None:
+def test_new_cards_and_terminals_can_be_scored(world: World) -> None:
     new = Rows.of(id=[-1], time=world.later.time[:1], card=[10**12], terminal=[10**12], amount=[33.3])
     windows, lengths = world.state.windows([(new, NOTHING)])
     first = dict(zip(world.state.features, windows[0, 0], strict=True))
@@ -94,7 +92,7 @@ def test_a_card_and_a_terminal_never_seen_before_can_be_scored(world: World) -> 
     assert first["card_mean_30d"] == np.float32(33.3)
 
 
-def test_the_state_holds_no_more_than_a_server_needs(world: World) -> None:
+def test_the_state_contains_only_the_rows_that_a_server_needs(world: World) -> None:
     rows, end = world.state.rows, world.shards.facts["train_end"]
     assert (rows.time < end).all()
     old = rows[rows.time < end - 37 * DAY]
@@ -103,12 +101,12 @@ def test_the_state_holds_no_more_than_a_server_needs(world: World) -> None:
     assert len(rows) < (world.shards.column("times") < end).sum()
 
 
-def test_what_cannot_be_scored_is_refused_by_name(world: World, tmp_path: Path) -> None:
+def test_invalid_transactions_and_states_are_rejected(world: World, tmp_path: Path) -> None:
     early = Rows.of(id=[1], time=[world.state.train_end - 1], card=[1], terminal=[1], amount=[1])
-    with pytest.raises(DataError, match="older than the state"):
+    with pytest.raises(DataError, match="older than the end of the state"):
         world.state.windows([(early, NOTHING)])
     twice = Rows.of(id=[1, 1], time=[world.state.train_end] * 2, card=[1, 2], terminal=[1, 1], amount=[1, 1])
     with pytest.raises(DataError, match="same id"):
         world.state.windows([(twice, NOTHING)])
-    with pytest.raises(DataError, match="not a whole serving state"):
+    with pytest.raises(DataError, match="not a complete serving state"):
         State.load(tmp_path)
