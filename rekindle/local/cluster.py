@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster with its state in `home` (default: the commands' home).
-
-    `images` maps image names to local equivalents (default: images.yaml).
-    """
+    """The cluster with its state in `home` (default: the commands' home); `images` maps image names to local
+    equivalents (default: images.yaml)."""
 
     bucket, modules = BUCKET, ("rekindle",)
 
@@ -60,10 +58,8 @@ class LocalCluster(cluster.LocalCluster):
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the built-in ConfigMap and Secrets by (kind, name).
-
-        Model servers get the same object store keys as other pods: all local processes belong to one user.
-        """
+        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods: here, all
+        processes belong to one user."""
         services = self.services
         return {
             ("ConfigMap", "rekindle"): services.environment,

@@ -11,11 +11,9 @@ class LocalObjects:
         self.controllers = cluster.kinds.controllers(cluster, cluster.home)
 
     def find(self, kind: str, name: str) -> Object | None:
-        """Return the object, or None."""
         return self.controllers[kind].get(name)
 
     def deployments(self, model: str) -> list[Object]:
-        """Return the Deployments of a model."""
         controller = self.controllers["Deployment"]
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]

@@ -26,7 +26,7 @@ from tests.chaos.watch import Watch
 from tests.rekindle.training.crew import Crew, Member
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
-FINAL = (0, 78, 65)  # exit codes after which a pod is not restarted
+FINAL = (0, 78, 65)  # exit codes of pods that are not restarted
 PROGRESS_TIMEOUT_S = 60.0  # a step, a generation, a start or an end must happen within this time
 FROZEN_TIMEOUT_S = 3.0  # until the operator removes a pod that was stopped forever
 END_TIMEOUT_S = 15.0  # from the end of the run until the operator sends SIGTERM to the remaining pods

@@ -132,7 +132,7 @@ class Proxy:
         answer = await _head(answers)
         has_body = not head.startswith(b"HEAD") and not answer.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204"))
         content = await answers.readexactly(_length(answer)) if has_body else b""
-        if self._fault == "deaf":  # the request is done, but the client gets no answer
+        if self._fault == "deaf":  # the request is done, but its answer is lost
             raise ConnectionResetError
         if self._fault == "reset":
             response = answer + content

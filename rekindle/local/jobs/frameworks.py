@@ -17,12 +17,10 @@ MPI = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 
 
 def replicas_of(obj: Object) -> Object:
-    """Return a job's replica specs by role."""
     return obj["spec"].get(JOBS[obj["kind"]].replicas) or {}
 
 
 def count(obj: Object, role: str) -> int:
-    """Return the number of pods of a role."""
     return replicas_of(obj)[role].get("replicas", 0 if (obj["kind"], role) == ("MPIJob", "Worker") else 1)
 
 
@@ -61,7 +59,6 @@ def tolerates_failure(obj: Object, role: str, policy: str) -> bool:
 
 
 def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    """Return the operator's environment variables for one replica."""
     return ENVIRONMENTS[obj["kind"]](obj, role, index, address)
 
 

@@ -197,14 +197,6 @@ class TrainJobs(Controller):
 
     kind = "TrainJob"
 
-    @property
-    def sets(self) -> Controller:
-        return self.others["JobSet"]
-
-    @property
-    def runtimes(self) -> Controller:
-        return self.others["TrainingRuntime"]
-
     def check(self, obj: Object) -> None:
         """Raise ConfigError for a TrainJob whose runtime is missing, or that changes an immutable field."""
         super().check(obj)
@@ -212,34 +204,32 @@ class TrainJobs(Controller):
         for field in ("runtimeRef", "trainer"):
             if current and current["spec"].get(field) != obj["spec"].get(field):
                 raise ConfigError(f"TrainJob {name}: spec.{field}: field is immutable.")
-        reference = obj["spec"].get("runtimeRef") or {}
-        if reference.get("kind") != "TrainingRuntime" or not self.runtimes.read(str(reference.get("name"))):
-            raise ConfigError(
-                f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist here: apply it first."
-            )
+        reference, runtimes = obj["spec"].get("runtimeRef") or {}, self.others["TrainingRuntime"]
+        if reference.get("kind") != "TrainingRuntime" or not runtimes.read(str(reference.get("name"))):
+            raise ConfigError(f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist: apply it.")
 
     def written(self, stored: Object) -> Object:
-        self.sets.apply(self._job_set(stored))
+        self.others["JobSet"].apply(self._job_set(stored))
         return stored
 
     def get(self, name: str) -> Object | None:
-        self.sets.get(name)
+        self.others["JobSet"].get(name)
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        self.sets.delete(name)
+        self.others["JobSet"].delete(name)
         return super().delete(name)
 
     def poll(self) -> None:
         """Copy the status of the JobSets, which their own controller polls, to the TrainJobs."""
         for name in self.names():
-            child = (self.sets.read(name) or {}).get("status") or {}
+            child = (self.others["JobSet"].read(name) or {}).get("status") or {}
             if child:
                 self.change(name, lambda obj, child=child: obj and obj | {"status": _train_job_status(child)})
 
     def _job_set(self, obj: Object) -> Object:
         spec, name = obj["spec"], obj["metadata"]["name"]
-        runtime = self.runtimes.read(spec["runtimeRef"]["name"])
+        runtime = self.others["TrainingRuntime"].read(spec["runtimeRef"]["name"])
         assert runtime
         trainer = spec.get("trainer") or {}
         nodes = trainer.get("numNodes", (runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1))

@@ -15,7 +15,6 @@ class ModelServices(Services):
 
 
 def kinds() -> Kinds:
-    """Return all kinds that run here."""
     registry = Kinds()
     registry.register(ModelServices)
     registry.register(TrainingJobs, *JOBS)

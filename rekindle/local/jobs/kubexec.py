@@ -15,7 +15,6 @@ WORKERS = "workers.json"  # pod → {"pid": ..., "environment": {...}}
 
 
 def main(folder: str, pod: str, *command: str) -> int:
-    """Run the command; return its exit code."""
     worker = json.loads((Path(folder) / WORKERS).read_text()).get(pod)
     try:
         pod_fd = os.pidfd_open(worker["pid"]) if worker else -1

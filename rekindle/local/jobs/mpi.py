@@ -20,7 +20,6 @@ VOLUME = "mpi-job-config"
 
 
 def workers(obj: Object) -> list[str]:
-    """Return the names of the Workers' pods."""
     return [pod_name(obj, "Worker", i) for i in range(count(obj, "Worker"))] if "Worker" in replicas_of(obj) else []
 
 
@@ -57,10 +56,8 @@ def record(folder: Path, pods: Mapping[str, Pod]) -> None:
 def mount(
     spec: Mapping[str, Any], env: dict[str, str], folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
-    """Return the Launcher's PodSpec, environment and volumes with `folder` at /etc/mpi.
-
-    Without mount namespaces, the environment has the folder's own path instead.
-    """
+    """Return the Launcher's PodSpec, environment and volumes: `folder` is mounted at /etc/mpi, or without mount
+    namespaces referenced by its own path."""
     if not filesystem.available():
         return dict(spec), {name: value.replace(MPI, str(folder)) for name, value in env.items()}, {}
     (container,) = spec["containers"]

@@ -283,7 +283,6 @@ def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
 
 
 def condition(status: Object, kind: str) -> Object | None:
-    """Return the condition of a type, or None."""
     return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
 
 

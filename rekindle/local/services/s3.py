@@ -42,7 +42,6 @@ PREFIXES = ("X-Amz-", "response-")  # of the parameters of a presigned URL
 
 
 def iso_time(seconds: float) -> str:
-    """Format Unix seconds like S3 in XML."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 

@@ -109,7 +109,6 @@ class Request(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def length(self) -> int:
-        """Return the number of bytes of the body."""
         if self.headers.get("transfer-encoding"):
             raise S3Error(411, "MissingContentLength", "Transfer-Encoding is not supported: send Content-Length.")
         lengths = self.headers.get_all("content-length", ["0"])

@@ -88,8 +88,7 @@ class Services:
                 self.start(name)
 
     def url(self, name: str) -> str:
-        """Return the address of a service; start it if necessary. Raises StorageError or TrackingError if a real
-        service does not answer."""
+        """Return a service's address; start it if needed. Raises StorageError, TrackingError if a real one is down."""
         if real := self.environ.get(REAL[name]):
             _check_reachable(name, real)
             return real
@@ -128,10 +127,8 @@ class Services:
         return f"{address}/?token={self.login()[LOGIN[0]]}{fragment and '#' + fragment}"
 
     def login(self) -> dict[str, str]:
-        """Return MLFLOW_TRACKING_* for clients to log in (in Secrets): from the environment for a real MLflow.
-
-        Otherwise return the token of the embedded MLflow, and start it.
-        """
+        """Return MLFLOW_TRACKING_* for clients (in Secrets): of the environment for a real MLflow, else start the
+        embedded one and return its token."""
         if self.environ.get(REAL["mlflow"]):
             return {name: self.environ[name] for name in LOGIN if self.environ.get(name)}
         self.start("mlflow")

@@ -43,7 +43,6 @@ class Signature:
         return self.last
 
     def chunk(self, digest: str) -> str:
-        """Return the signature of a chunk with this sha256."""
         return self.next("-PAYLOAD", EMPTY_SHA256, digest)
 
     def trailer(self, lines: bytes) -> str:

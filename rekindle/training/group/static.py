@@ -90,10 +90,8 @@ class StaticGroup:
             self._ledger.note(event, **fields)
 
     def finish(self, sha256: str, step: int) -> bool:
-        """Report the end of the last step; rank 0 passes the hash of the model. Return True once the run is complete.
-
-        May block for some seconds.
-        """
+        """Report that all steps are done (rank 0 with the hash of its model). Return True once the run is complete;
+        may block for some seconds."""
         self.note("complete", sha256=sha256, step=step)
         self.close()
         return True

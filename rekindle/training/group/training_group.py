@@ -146,10 +146,8 @@ class TrainingGroup:
         return False
 
     def _agree(self, view: GroupView) -> None:
-        """Give all members the newest state that any of them has, from training or from a snapshot on its node.
-
-        Within one run, equal steps have equal bits. If no member was training, rank 0 also checks the object store.
-        """
+        """Give all members the newest state that any of them has, from training or from a snapshot on its node (within
+        one run, equal steps have equal bits). If no member was training, rank 0 also checks the object store."""
         self._reduction.view, pg = view, view.pg
         state, checkpoints = self.state, self.checkpoints
         position = torch.tensor([state.step, self._has_group_state, checkpoints.crc], device=state.device)
@@ -176,7 +174,6 @@ class TrainingGroup:
         self._has_group_state, checkpoints.crc = True, 0
 
     def _broadcast_state(self, view: GroupView, source: int) -> None:
-        """Send the state of rank `source` to all."""
         state, loader = self.state, self.checkpoints.loader
         dumped = loader.dump() if view.rank == source else b""
         header = torch.tensor([state.step, len(dumped)], device=state.device)
@@ -193,11 +190,8 @@ class TrainingGroup:
         state.step = step
 
     def _receive_buffer(self) -> Tensor:
-        """Return memory to receive a state.
-
-        Our state is kept until the received one is complete: the source may die, and an abandoned broadcast may still
-        write.
-        """
+        """Return memory to receive a state. Ours is kept until the received one is complete: the source may die, and
+        an abandoned broadcast may still write."""
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
             return torch.empty_like(state.memory)

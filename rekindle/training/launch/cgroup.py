@@ -21,7 +21,6 @@ class Memory:
         return 0
 
     def limit(self) -> str:
-        """Return the memory limit as text."""
         with suppress(OSError, ValueError):
             text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
             if (size := int(text)) < 1 << 60:

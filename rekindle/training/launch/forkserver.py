@@ -47,7 +47,6 @@ class WorkerSlot:
         return os.pread(self._file, MAX_LAST_WORDS, 0).decode(errors="replace").strip()
 
     def write_last_words(self, text: str) -> None:
-        """Record why this process ends."""
         os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS:], 0)
 
     def attach(self) -> None:
@@ -162,7 +161,6 @@ def _fork_worker(line: socket.socket, index: int, spec: "TrainingSpec", slots: l
 
 
 def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
-    """Run a worker, and exit."""
     from rekindle.step import fail
     from rekindle.training.worker import work
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MAX_CRASHES = 3  # without a newer step in between; then the launcher gives up
 MAX_PAUSE_S = 30.0  # between two attempts
 COMPLETION_TIMEOUT_S = 15.0  # for the other workers to learn that the run is complete
-FINAL = {0, 78, 70, 65}  # exit codes after which no snapshot is needed; after all others the pod may restart in place
+FINAL = {0, 78, 70, 65}  # these exit codes make snapshots obsolete; after others the pod may restart in place
 NEVER = float("inf")
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -115,7 +115,6 @@ class SignalPipe:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def take_received(self) -> set[int]:
-        """Return the signals received since the last call."""
         with suppress(BlockingIOError):
             return set(os.read(self.reader, 65536))
         return set()
@@ -197,7 +196,6 @@ class Launcher:
                 _signal(pid, signal.SIGTERM)
 
     def _on_exit(self, pid: int, code: int) -> None:
-        """Handle the exit of a child process."""
         if pid == self.loader.pid:
             self.loader.pid = 0
             for index in self.forkserver.requested:
@@ -334,7 +332,6 @@ def _must_not_start(signal_pipe: SignalPipe) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
     signal_pipe = SignalPipe()
     if _must_not_start(signal_pipe):
         return 143

@@ -29,7 +29,7 @@ class Client:
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
         """`run_complete` is polled while the coordinator is unavailable: it may have exited after the end of the run.
 
-        Raises ConfigError if the run has no secret.
+        Raises ConfigError if the run's secret is missing.
         """
         handshake.run_secret()
         self.run_complete = run_complete

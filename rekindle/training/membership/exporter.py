@@ -64,7 +64,6 @@ class Exporter(Collector):
             writer.close()
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:

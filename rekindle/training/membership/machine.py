@@ -113,7 +113,7 @@ class Membership:
             self._yield_to(now, hello)
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive:
-            self._wait_for_joins(now + JOIN_TIMEOUT_S, len(self.members) or self.config.workers)
+            self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(self.members) or self.config.workers
         rejoined = id in self.alive
         self.alive[id] = worker
         if not rejoined and not (newer and not self.group):
@@ -181,7 +181,7 @@ class Membership:
         self._open(now, immediate=True)
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
             pause = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
-            self._wait_for_joins(now + pause, len(self.alive) + 1)
+            self.join_deadline, self.expected_members = now + pause, len(self.alive) + 1
             self.log.append(
                 f"{self.fruitless_groups} consecutive groups broke before their first step, although no worker was "
                 f"lost: can the workers reach each other? The next group starts in {pause:.1f} s."
@@ -256,7 +256,7 @@ class Membership:
         peers = list(dict.fromkeys(hello["peers"]))
         if hello["group"] != self.generation:  # it waits for a member list that may or may not have been published
             self.members = [id for id in peers if id in self.alive]
-            self._wait_for_joins(now + JOIN_TIMEOUT_S, len(peers))
+            self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(peers)
             self._recount()
             return self._open(now, immediate=True)
         self.members, self.last_progress, self.expected_members = peers, now, 0
@@ -270,9 +270,6 @@ class Membership:
             self.opened, self.immediate = now, False
         self.generation = generation + 1
         self._announce()
-
-    def _wait_for_joins(self, deadline: float, members: int) -> None:
-        self.join_deadline, self.expected_members = deadline, members
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
         """A step of the group proves that all its members were alive, even if their heartbeats were lost."""

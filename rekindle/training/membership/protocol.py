@@ -8,12 +8,10 @@ list is *published* and training resumes. First, each side proves that it knows 
     {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
               generation, group, peers}}                        it knows; group: the one it is in, with its members
                                                                 (0: it waits for one)
-    {"beat": step, "busy": bool}                                any time: heartbeat and progress; busy: it completes no
-                                                                steps for a while
+    {"beat": step, "busy": bool}                                any time: heartbeat, progress; busy: no steps for now
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
-    {"put": generation, "key": text, "value": base64}           to the other members of that group: its listening
-                                                                addresses
+    {"put": generation, "key": text, "value": base64}           to the group's other members: its listening address
     {"leave": reason}                                           last message: it exits on purpose
     {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this worker ends
     {"done": sha256}                                            the model is in the object store
@@ -50,7 +48,6 @@ Members = list[tuple[str, str]]  # (id, address) by rank
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as one line."""
     return json.dumps(message).encode() + b"\n"
 
 

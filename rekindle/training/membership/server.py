@@ -271,7 +271,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the other side."""
         return str((self.transport.get_extra_info("peername") or ["?"])[0])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -336,7 +335,6 @@ def log(text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # every worker needs a connection
     try:
