@@ -280,9 +280,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     """
     cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
-        refuse(
-            "entrypoint and on_exit are set by the pipeline: create tasks in its `with` or in `with blocks.at_exit():`."
-        )
+        refuse("the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with blocks.at_exit():`.")
     defaults: dict[str, Any] = {
         "generate_name": f"{config.name}-",
         "namespace": cluster.namespace or None,
@@ -296,10 +294,9 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
     labels = pods.labels(config.name) | options.pop("labels", {})
-    arguments = [
-        *(Parameter(name=name, value="") for name in RESERVED_PARAMETERS),
-        *_parameters(options.pop("arguments", [])),
-    ]
+    more = options.pop("arguments", [])
+    more = [Parameter(name=name, value=more[name]) for name in more] if isinstance(more, Mapping) else [*more]
+    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *more]
     with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
@@ -313,12 +310,6 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             pipeline.close()
         finally:
             CURRENT.reset(token)
-
-
-def _parameters(arguments: Any) -> list[Any]:
-    if isinstance(arguments, Mapping):
-        return [Parameter(name=name, value=value) for name, value in arguments.items()]
-    return list(arguments)
 
 
 @contextmanager

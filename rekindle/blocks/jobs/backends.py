@@ -35,12 +35,7 @@ BACKENDS = {
     ),
     "jobset": Backend("JobSet", job_set.job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST),
     "trainjob": Backend(
-        "TrainJob",
-        train_job.train_job,
-        train_job.success,
-        train_job.FAILURE,
-        train_job.HOST,
-        runtime=train_job.runtime,
+        "TrainJob", train_job.train_job, train_job.success, train_job.FAILURE, train_job.HOST, runtime=train_job.runtime
     ),
 }
 ELASTIC = frozenset(backend.kind for backend in BACKENDS.values())

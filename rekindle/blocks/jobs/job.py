@@ -15,11 +15,8 @@ SUCCESS = "status.completionTime"  # set only for Jobs that succeeded
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 NAME = "job"  # of the container
-FATAL_EXIT_CODES = {
-    "containerName": NAME,
-    "operator": "In",
-    "values": [65, 70, 78],
-}  # invalid data, code or configuration: rekindle/errors.py
+# invalid data, code or configuration: rekindle/errors.py
+FATAL_EXIT_CODES = {"containerName": NAME, "operator": "In", "values": [65, 70, 78]}
 DRAINED = {"containerName": NAME, "operator": "In", "values": [143]}
 # in this order: the first rule that matches applies; a failure without a matching rule counts towards the limit
 POLICY = [

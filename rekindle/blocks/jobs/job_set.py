@@ -34,10 +34,7 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
     pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {"restartPolicy": restart}
-    workers = {
-        "backoffLimit": backoff_limit,
-        **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster),
-    }
+    workers = {"backoffLimit": backoff_limit, **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {"name": WORKER, "replicas": pods, "template": {"spec": workers}},

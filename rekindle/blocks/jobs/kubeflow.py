@@ -1,10 +1,5 @@
 """Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` has the differences between the kinds.
 
-    train = cluster.pod("train")
-    workers = Replica(train, ["-m", "shop.train"], count=4)
-    job = training_job("TFJob", "{{workflow.name}}-train", {"Worker": workers}, cluster)
-    apply("train", job, success=FRAMEWORKS["TFJob"].success, failure=FAILURE, owned=True, retry=retries(5))
-
 Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go,
 and for each kind KIND_types.go and KIND_controller.go.
 """

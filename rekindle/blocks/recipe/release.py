@@ -27,7 +27,7 @@ OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates, bo
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
-    """Compare a model with the champion on the test rows. Outputs: verdict, reason, metrics, report, ..."""
+    """Evaluate a model on the test rows, compared with the champion. Outputs: verdict, reason, metrics, report, ..."""
     config = current().config
     values = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
