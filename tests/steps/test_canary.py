@@ -91,7 +91,7 @@ def test_one_whose_champion_is_rolled_back_meanwhile_is_taken_back_at_once(serve
 
 def test_one_that_nobody_asks_is_not_promoted_unseen(servers: dict[str, Running]) -> None:
     found, _ = watched(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
-    assert "answered 0 requests, the champion 0: too few to judge it by" in found
+    assert "answered 0 requests, the champion 0: too few for a comparison" in found
 
 
 def test_the_first_release_is_not_watched_and_gets_no_share() -> None:
@@ -122,7 +122,7 @@ def test_one_that_nobody_had_asked_before_has_not_ended(s3: Store) -> None:
         server.until_ready()
         watch = Watch(server.url)
         server.predict({"id": 1})
-        side = watch.look()["9"]
+        side = watch.scrape()["9"]
     assert (side.requests, side.crashes) == (1, 0)
 
 
@@ -130,13 +130,13 @@ def test_a_server_that_ends_in_its_canary_is_noticed(servers: dict[str, Running]
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})
-    assert watch.look()["8"].requests == 1
-    assert watch.look()["8"].crashes == 0
+    assert watch.scrape()["8"].requests == 1
+    assert watch.scrape()["8"].crashes == 0
     servers["new"].process.kill()
     servers["new"].process.wait()
-    watch.look()
+    watch.scrape()
     with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}") as again:
         again.until_ready()
         again.predict({"id": 2})
-        side = watch.look()["8"]
+        side = watch.scrape()["8"]
     assert (side.requests, side.crashes) == (2, 1)

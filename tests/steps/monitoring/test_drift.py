@@ -96,7 +96,7 @@ def test_a_training_that_somebody_started_counts_for_the_floor(model: Any) -> No
 
 def test_a_release_without_a_reference_says_what_to_do(model: Any, s3: Store) -> None:
     s3.delete([f"{model.prefix}reference.json"])
-    with pytest.raises(DataError, match=r"has no reference\.json: release it again"):
+    with pytest.raises(DataError, match=r"lacks reference\.json: release it again"):
         looked(model)
-    with pytest.raises(DataError, match='the model "nobody" has no champion'):
+    with pytest.raises(DataError, match='the model "nobody" does not have a champion'):
         drift.run(drift.Inputs(model="nobody", workflow="w"))
