@@ -1,6 +1,6 @@
-"""Requests that wait together are answered together: one queue, and two tasks for each process that holds the model.
+"""Batching of requests: one queue, and two tasks per model process.
 
-While a process works on a batch, a full one waits in its pipe, so it never idles while its answers go out.
+While a process works on a batch, a full one waits in its pipe, so that it is never idle while answers are sent.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Waiting:
 
 @dataclass
 class Feed:
-    """One process and whose turn it is: to give it a batch, and to wait for its answers (both in order)."""
+    """A process, and locks for sending it a batch and for receiving its answers, both in order."""
 
     process: ModelProcess
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -32,18 +32,18 @@ class Feed:
 
 @dataclass
 class Batches:
-    """A free process takes the oldest requests, its share and at most `size`, once the first has waited `delay` s."""
+    """Queue of requests. After the oldest waited `delay` s, a free process takes its share, at most `size`."""
 
     processes: Sequence[ModelProcess]
     size: int
     delay: float
-    count: Callable[[Batch], None]  # called with every batch that was answered
+    count: Callable[[Batch], None]  # called with each answered batch
     queue: deque[Waiting] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # a request came, or a process is free
-    error: RekindleError | None = None  # why no request is answered any more
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
+    error: RekindleError | None = None  # the error that ended all answers
 
     async def answer(self, body: bytes) -> Answer:
-        """The answer to one request. Raises RekindleError if the process with the model ended."""
+        """Return the answer to a request. Raises RekindleError if the model process ended."""
         if self.error:
             raise self.error
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class Batches:
         return await request.answer
 
     async def run(self) -> None:
-        """Until a process ends, which raises RekindleError, also for every request that waits."""
+        """Run until a process ends, which raises RekindleError, also for all waiting requests."""
         feeds = [Feed(process) for process in self.processes]
         tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
         try:
@@ -77,11 +77,13 @@ class Batches:
                     await loop.run_in_executor(process.threads, process.send, [request.body for request in requests])
                     await feed.receiving.acquire()
                 try:
-                    batch = await loop.run_in_executor(process.threads, process.batch)
+                    batch = await loop.run_in_executor(process.threads, process.receive)
                 finally:
                     feed.receiving.release()
             except (RekindleError, asyncio.CancelledError) as error:
-                stopped = error if isinstance(error, RekindleError) else RekindleError("the server ends: try another.")
+                stopped = (
+                    error if isinstance(error, RekindleError) else RekindleError("the server is stopping: try another.")
+                )
                 for request in requests:
                     resolve(request, stopped)
                 raise
@@ -91,7 +93,7 @@ class Batches:
                 resolve(request, answer)
 
     async def _next(self, feed: Feed) -> list[Waiting]:
-        """The next batch; while the process works, only a full one."""
+        """Return the next batch; while the process works, only a full one."""
         loop = asyncio.get_running_loop()
         while True:
             while not self.queue or (feed.receiving.locked() and len(self.queue) < self.size):
@@ -105,7 +107,7 @@ class Batches:
 
 
 def resolve(request: Waiting, result: Answer | RekindleError) -> None:
-    """Give a request its answer, unless its client has stopped waiting."""
+    """Complete a request, unless its client has stopped waiting."""
     if request.answer.done():
         return
     if isinstance(result, Answer):

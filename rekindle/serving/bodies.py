@@ -1,7 +1,7 @@
-"""The bodies of requests that are still arriving: all of them together have a budget, and each client a fair share.
+"""Memory budget for the bodies of arriving requests, with a fair share for each client.
 
-Clients that hold back the end of large bodies would fill it. So whoever needs room gets it from the client that holds
-the most, which loses its largest body, the oldest of equal ones: no small request is refused for the sake of these.
+Clients that never finish large bodies could exhaust the budget. So if it is exceeded, the client with the most data
+loses its largest (oldest) body: small requests of other clients are not rejected.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.config import Limits
 
-OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client sees the 413
-BUDGET = 16  # times the largest body: memory for all bodies that are still arriving
+OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client receives the 413
+BUDGET = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
 
 class Refusal(Exception):
-    """A request that gets no predictions: the HTTP status and the reason; `close`: the rest of it is not read."""
+    """A rejected request: HTTP status and reason. `close`: close the connection without reading the rest."""
 
     def __init__(self, status: int, reason: str, close: bool = False) -> None:
         super().__init__(reason)
@@ -25,24 +25,24 @@ class Refusal(Exception):
 
 
 class Body:
-    """A body of which a part has arrived."""
+    """A partly received body."""
 
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client, self.deadline, self.since = client, deadline, time.monotonic()
         self.data = bytearray()
-        self.dropped = ""  # why it had to make room
+        self.dropped = ""  # the reason, if it was dropped
 
 
 class Bodies:
-    """All bodies that are still arriving."""
+    """All arriving bodies."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.arriving: set[Body] = set()
-        self.held: Counter[str] = Counter()  # bytes by the address of the client
+        self.held: Counter[str] = Counter()  # client address → bytes
 
     async def read(self, request: Request) -> bytes:
-        """The request's body, whatever its framing. Raises Refusal if it is too large, too slow or cut off."""
+        """Return the request's body. Raises Refusal if it is too large, too slow or incomplete."""
         limits = self.limits
         too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
         if int(request.headers.get("content-length", 0)) > OVERSIZE * limits.max_bytes:
@@ -63,11 +63,11 @@ class Bodies:
                 reason = f"the request took longer than {limits.body_seconds:g} s to arrive."
                 raise Refusal(408, reason, close=True) from error
         except ClientDisconnect as error:
-            raise Refusal(400, "the client went away before its request had arrived.") from error
+            raise Refusal(400, "the client disconnected before its request had arrived.") from error
         finally:
             self._remove(body)
         if body.dropped:
-            raise Refusal(503, f"{body.dropped}, and others needed its room: try again soon.", close=True)
+            raise Refusal(503, f"{body.dropped}, so this one was dropped: try again soon.", close=True)
         if size > limits.max_bytes:
             raise too_large
         return bytes(body.data)
@@ -78,22 +78,22 @@ class Bodies:
         body.data += chunk
         self.held[body.client] += len(chunk)
         while self.held.total() > BUDGET * self.limits.max_bytes:
-            hoarder = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
-            self._drop(hoarder, "too many large requests arrive at once")
+            largest = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
+            self._drop(largest, "too many large requests arrive at once")
 
     def drop_oldest(self, reason: str) -> bool:
-        """End the request that arrives for the longest time: it gets a 503. False if no body is arriving."""
+        """Answer the oldest arriving request with 503. Return False if no body is arriving."""
         if self.arriving:
             self._drop(min(self.arriving, key=lambda body: body.since), reason)
             return True
         return False
 
-    def _drop(self, loser: Body, reason: str) -> None:
-        loser.dropped = reason
-        self._remove(loser)
-        loser.data.clear()
-        if not loser.deadline.expired():  # it may be about to tell the client that it was too slow
-            loser.deadline.reschedule(asyncio.get_running_loop().time())
+    def _drop(self, body: Body, reason: str) -> None:
+        body.dropped = reason
+        self._remove(body)
+        body.data.clear()
+        if not body.deadline.expired():
+            body.deadline.reschedule(asyncio.get_running_loop().time())  # ends `read`
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving:

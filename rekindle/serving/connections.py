@@ -1,7 +1,7 @@
-"""Connections of the server: a deadline for each request, no more of them than descriptors allow, and a gentle end.
+"""Connections of the server: deadlines for requests, a limit by file descriptors, and graceful shutdown.
 
-A connection that waits for its client is in one of three groups, each oldest first: so neither the sweep nor the choice
-of the connection that makes room for a new one looks at more than a few.
+A connection that waits for its client is in one of three groups, each ordered by age, so that finding connections to
+close is fast.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from rekindle.errors import ConfigError
 
 KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60)
 MAX_CONNECTIONS = 10_000  # each takes about 10 KB
-RESERVED_DESCRIPTORS = 64  # for the store while loading, files, and connections that are refused or being closed
-PROCESS_DESCRIPTORS = 4  # of each process with the model: its pipe and what watches it
-CANDIDATES = 8  # connections that are looked at to find one that can make room
+RESERVED_DESCRIPTORS = 64  # for the store while loading, files, and connections that are rejected or closing
+PROCESS_DESCRIPTORS = 4  # per model process, for its pipe and the monitoring of the process
+CANDIDATES = 8  # number of connections per group to consider for closing
 BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -32,13 +32,13 @@ REFUSAL = (
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, in the group of what it waits for."""
+    """uvicorn's protocol, which is also in the group of connections that wait for the same event."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
     registry: "Connections"
-    group: "dict[Connection, float] | None" = None  # None: the server works on a request
-    arriving = ""  # part of a request that has begun to arrive: head or body
+    group: "dict[Connection, float] | None" = None  # None: a request is being answered
+    arriving = ""  # arriving part of a request: "head", "body" or ""
 
     @property
     def busy(self) -> bool:
@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Wait in `group` from now on; the time in it goes on if that is where it waits already."""
+        """Move to `group`; the waiting time continues if it is already there."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -59,8 +59,8 @@ class Connection(HttpToolsProtocol):
                 group[self] = self.loop.time()
             self.group = group
 
-    def settle(self) -> None:
-        """Enter the group of what has to happen next."""
+    def update_group(self) -> None:
+        """Move to the group for the event that the connection waits for."""
         registry = self.registry
         if self.transport.is_closing() or self.flow.write_paused:
             self.enter(registry.unread)
@@ -84,96 +84,96 @@ class Connection(HttpToolsProtocol):
         if self.registry.draining and self.busy:
             super().shutdown()  # the answer says `Connection: close`
         if self.transport.is_closing():
-            self.settle()
+            self.update_group()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.arriving = "head"
-        self.settle()
+        self.update_group()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self.arriving = "body"
-        self.settle()
+        self.update_group()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self.arriving = ""
-        self.settle()
+        self.update_group()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.settle()
+        self.update_group()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.settle()
+        self.update_group()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.settle()
+        self.update_group()
 
     def shutdown(self) -> None:
-        """The server accepts no more connections; idle ones may send a request until the registry closes them."""
+        """Close after the current request; idle connections may send requests until the registry closes them."""
         if self.busy:
             super().shutdown()
         elif self.registry.over:
             self.close()
 
     def has_bytes(self) -> bool:
-        """True if bytes have arrived, or an end, that were not read yet."""
+        """Return True if bytes, or the end of the stream, have arrived but were not read yet."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(0))
 
     def refuse(self) -> None:
-        """Close, and say why to a client that waits for an answer, or will."""
+        """Close, with a 503 if the client has not received an answer yet."""
         if self.arriving == "head" or self.cycle is None:
             self.transport.write(REFUSAL)
         else:
             self.send_end()
         self.transport.close()
-        self.settle()
+        self.update_group()
 
     def close(self) -> None:
-        """Close, unless a request is there: it is answered first."""
+        """Close, unless a request has arrived, which is answered first."""
         if not self.has_bytes():
             self.send_end()
             self.transport.close()
-            self.settle()
+            self.update_group()
 
     def send_end(self) -> None:
-        """Tell the client now: `transport.close` does so an iteration of the loop later, which a request may use."""
+        """Shut down sending immediately: `transport.close` waits for an iteration, in which a request may arrive."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
-        """End a connection whose time is over, and drop an answer that nobody reads."""
+        """Close a connection after its deadline, and discard an answer that the client does not read."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         elif self.group is self.registry.idle:
             self.close()
         else:
             self.transport.close()
-            self.settle()
+            self.update_group()
 
 
 class Connections:
-    """All connections of a server that allows `request_seconds` for a request and at most `limit` connections."""
+    """All connections of a server: at most `limit`, with `request_seconds` for sending a request."""
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds, self.limit = request_seconds, limit
-        self.unfinished: dict[Connection, float] = {}  # without a whole head, or with the rest of an answered request
+        self.unfinished: dict[Connection, float] = {}  # a request's head, or the rest of an answered one, is arriving
         self.idle: dict[Connection, float] = {}  # between two requests
-        self.unread: dict[Connection, float] = {}  # whose client has not taken its answer yet
-        self.drop_body: Callable[[str], bool] = lambda reason: False  # ends one of the requests that are arriving
-        self.draining = False  # answers say `Connection: close`
+        self.unread: dict[Connection, float] = {}  # the client has not received its answer yet
+        self.drop_body: Callable[[str], bool] = lambda reason: False  # rejects one of the arriving requests
+        self.draining = False  # answers have `Connection: close`
         self.over = False  # idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
-        """End the connection that loses the least; `urgent`: even if its request has arrived in this moment."""
-        # the one that waits longest: a client that has just come is about to send its request
+        """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
+        # the oldest waiting one: a new client is about to send its request
         waiting = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), CANDIDATES)]
         for connection, _ in sorted(waiting, key=lambda pair: pair[1]):
             if connection is not newcomer and (urgent or not connection.has_bytes()):
@@ -182,7 +182,7 @@ class Connections:
             next(iter(self.unread)).transport.abort()
 
     async def sweep(self) -> None:
-        """End connections whose time is over, for ever."""
+        """Close connections after their deadlines; runs until cancelled."""
         limits = (
             (self.unfinished, self.request_seconds),
             (self.idle, KEEP_ALIVE_S),
@@ -196,26 +196,26 @@ class Connections:
                     connection.expire()
 
     def drain(self, connections: Any) -> None:
-        """From now on every answer says `Connection: close`, those to requests in flight included."""
+        """Add `Connection: close` to all answers from now on, including those to requests in flight."""
         self.draining = True
         for connection in connections:
             connection.shutdown()
 
     def close_idle(self) -> None:
-        """Close the connections on which no request is there."""
+        """Close the connections without a request."""
         self.draining = self.over = True
         for connection in [*self.unfinished, *self.idle]:
             connection.close()
 
 
 def raise_descriptor_limit(processes: int) -> int:
-    """Raise the limit of open files as far as allowed; return how many connections it leaves. Raises ConfigError."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise the limit of open files to its maximum; return the number of possible connections. Raises ConfigError."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     needed = len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
-    if 0 <= most <= needed:
+    if 0 <= limit <= needed:
         raise ConfigError(
-            f"the limit of open files is {most}: a server with processes={processes} needs more than {needed}. "
+            f"the limit of open files is {limit}: a server with processes={processes} needs more than {needed}. "
             "Raise it (ulimit -n), or lower serve.processes."
         )
-    return MAX_CONNECTIONS if most < 0 else min(MAX_CONNECTIONS, most - needed)
+    return MAX_CONNECTIONS if limit < 0 else min(MAX_CONNECTIONS, limit - needed)

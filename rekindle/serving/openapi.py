@@ -1,4 +1,4 @@
-"""What a client needs to know of a model, as OpenAPI 3.1: the schemas come from the workload's pydantic models."""
+"""The OpenAPI 3.1 document of a served model, with the schemas of the workload's pydantic models."""
 
 from typing import Any
 
@@ -7,45 +7,45 @@ from pydantic import BaseModel
 from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
 
 ERRORS = {
-    404: "no model has this name",
+    404: "unknown model name",
     413: "too large: send it in parts",
-    422: "the request is wrong; the error says where",
+    422: "invalid request; the error has the location",
     500: "the model failed",
     503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
 }
 IDENTITY = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
-IDENTITY |= {DATA_UNTIL: "where the data that the model knows ends; left out if its dataset does not say"}
+IDENTITY |= {DATA_UNTIL: "data cut-off of the model; omitted if unknown"}
 
 
 def schemas(request: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schemas of a request (called Request) and of its parts, by name."""
+    """Return name → JSON schema for a request (named Request) and its parts."""
     schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
     return schema.pop("$defs", {}) | {"Request": schema}
 
 
 def openapi(name: str, version: str, example: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """The document of one served model."""
+    """Return the document of a served model."""
     path = f"/v1/models/{name}"
     predictions = {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}}
     failures = {str(status): {"description": text, "content": _json(_ref("Error"))} for status, text in ERRORS.items()}
     headers = {key: {"description": text, "schema": {"type": "string"}} for key, text in IDENTITY.items()}
-    answered = {"description": "one prediction for each instance, in order", "headers": headers}
+    success = {"description": "one prediction per instance, in order", "headers": headers}
     predict = {
         "summary": "Predictions for the instances",
         "operationId": "predict",
         "requestBody": {"required": True, "content": _json(_ref("Request"), example)},
-        "responses": {"200": answered | {"content": _json(_ref("Predictions"))}} | failures,
+        "responses": {"200": success | {"content": _json(_ref("Predictions"))}} | failures,
     }
-    status = _get("The model, its version and whether it is ready", "TensorFlow Serving's and KServe's form in one")
+    status = _get("The model, its version and readiness", "the fields of both TensorFlow Serving and KServe")
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": version},
         "paths": {
             f"{path}:predict": {"post": predict},
             path: status,
-            f"{path}/example": _get("A request that works", "post it to :predict"),
+            f"{path}/example": _get("A valid request", "post it to :predict"),
             "/health/live": _get("The server runs", "for liveness probes"),
-            "/health/ready": _get("All its processes have loaded the model", "503 before that, and in the drain"),
+            "/health/ready": _get("All processes have loaded the model", "503 before that, and while draining"),
             "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
         },
         "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}},

@@ -1,7 +1,7 @@
-"""The HTTP server of one model: the REST form of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
+"""HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
 
-The event loop only reads, waits and writes: the model lives in processes of its own (worker.py), so probes are always
-answered. A request takes a place in the queue when its body is there, so slow clients cost nobody else anything.
+The event loop only does I/O: the model is in separate processes (worker.py), so probes are always answered. A request
+enters the queue only after its body has arrived, so slow clients do not delay others.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from rekindle.serving.openapi import openapi
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
-SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
+SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough for ratios of 1.5 and 2
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A release that answers requests."""
+    """A loaded release."""
 
     name: str
     version: str
@@ -57,13 +57,13 @@ class Model:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Which weights answered, and how far they know the world."""
-        known = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
-        return {VERSION: self.version, SHA256: self.sha256} | known
+        """Response headers: model version, sha256, data cut-off."""
+        data_until = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
+        return {VERSION: self.version, SHA256: self.sha256} | data_until
 
 
 class Metrics:
-    """What `/metrics` shows."""
+    """The metrics of `/metrics`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -82,25 +82,25 @@ class Metrics:
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
         )
-        self.waiting = Gauge("rekindle_requests_waiting", "requests that wait or are predicted", **registered)
-        self.model = Info("rekindle_model", "the model that serves", **registered)
-        self.age = Gauge("rekindle_data_age_seconds", "since the data that the model knows ended", **registered)
-        self.age.set(math.nan)  # not known
+        self.waiting = Gauge("rekindle_requests_waiting", "requests queued or in progress", **registered)
+        self.model = Info("rekindle_model", "the served model", **registered)
+        self.age = Gauge("rekindle_data_age_seconds", "time since the model's data cut-off", **registered)
+        self.age.set(math.nan)  # unknown
 
     def count(self, batch: Batch) -> None:
-        """What was predicted, and for what."""
+        """Count the predictions and instances of a batch."""
         self.scores.add(batch.scores)
         self.features.add(batch.features)
 
     def show_age(self, data_until: str) -> None:
-        """From now on `/metrics` shows how old data that ends there is."""
+        """Set the data cut-off, from which `/metrics` computes the data's age."""
         if data_until:
             end = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - end)
 
 
 class ModelServer:
-    """One model behind HTTP, from the first probe to the end of the drain."""
+    """HTTP server of a model, from the first probe to the end of the drain."""
 
     def __init__(self, inputs: ServerSettings, max_connections: int) -> None:
         self.inputs = inputs
@@ -111,11 +111,11 @@ class ModelServer:
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
-        self.waiting = 0  # requests with a place
+        self.waiting = 0  # requests queued or in progress
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
         routes = [
-            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
+            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first, since routes match in order
             Route("/", self.page),
             Route("/v1/models/{name}:predict", self.wrong_method),
             Route("/v1/models", self.models),
@@ -130,13 +130,13 @@ class ModelServer:
         ]
         self.http = uvicorn.Server(
             uvicorn.Config(
-                Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.refused}),
+                Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.reject}),
                 http=self.connections.protocol,
-                ws="none",  # its connections would not be ours
+                ws="none",  # WebSocket connections would bypass Connection
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never: the sweep ends idle connections before
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes them earlier
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
             )
         )
@@ -153,7 +153,7 @@ class ModelServer:
             task.cancel()
 
     async def run(self) -> None:
-        """Load the model in all processes, then feed them, until one fails."""
+        """Load the model in all processes, then answer requests until a process fails."""
         try:
             self.model = await self.load()
             await self.model.batches.run()
@@ -162,28 +162,28 @@ class ModelServer:
             self.stop()
 
     async def load(self) -> Model:
-        """The release, ready in all processes. Raises StorageError, DataError or RekindleError."""
+        """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
         start, folder = time.perf_counter(), self.inputs.workdir / "release"
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(folder, self.inputs.max_instances))
         loop = asyncio.get_running_loop()
         loaded = await asyncio.gather(
-            *(loop.run_in_executor(process.threads, process.loaded) for process in self.processes)
+            *(loop.run_in_executor(process.threads, process.wait_until_loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
-        gc.freeze()  # as in the processes
+        gc.freeze()  # as in worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
-        size = self.inputs.max_batch if loaded[0].together else 1
+        size = self.inputs.max_batch if loaded[0].batches_requests else 1
         batches = Batches(self.processes, size, self.inputs.batch_delay_ms / 1000, self.metrics.count)
         return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:
-        """SIGTERM: not ready, but still answering for `drain_seconds`. A second one, or one while loading: stop now."""
+        """Handle SIGTERM: be unready, but answer for `drain_seconds`. While loading or draining: stop immediately."""
         if self.draining or not self.model:
             return self.stop()
         self.draining = True
@@ -191,7 +191,7 @@ class ModelServer:
         asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
 
     def retire(self) -> None:
-        """Accept no new connections; those of clients that keep them may send a request for `grace_seconds` yet."""
+        """Accept no new connections; open ones may send requests for another `grace_seconds`."""
         self.http.should_exit = True
         asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
 
@@ -206,13 +206,18 @@ class ModelServer:
             return "failed" if self.failure else "draining" if self.draining else "loading"
         return "overloaded" if self.waiting >= self.max_waiting else "ready"
 
-    def named(self, request: Request) -> Model:
-        """The model that the path names. Raises Refusal."""
+    def loaded_model(self) -> Model:
+        """Return the model. Raises Refusal while it is loading."""
         if not self.model:
             raise Refusal(503, "the model is still loading: try again soon.")
-        if (name := request.path_params["name"]) != self.model.name:
-            raise Refusal(404, f'no model is called "{name[:100]}": this server has {self.model.name}.')
         return self.model
+
+    def named_model(self, request: Request) -> Model:
+        """Return the model if the path has its name. Raises Refusal."""
+        model = self.loaded_model()
+        if (name := request.path_params["name"]) != model.name:
+            raise Refusal(404, f'this server does not serve the model "{name[:100]}", but {model.name}.')
+        return model
 
     async def live(self, _: Request) -> Response:
         return answer(200, {"status": "live"})
@@ -229,52 +234,50 @@ class ModelServer:
         return FileResponse(PAGE)
 
     async def models(self, _: Request) -> Response:
-        """KServe: the names of the models."""
+        """List the names of the models (KServe)."""
         return answer(200, {"models": [self.model.name] if self.model else []})
 
     async def status(self, request: Request) -> Response:
-        """KServe: `name` and `ready`; TensorFlow Serving: `model_version_status`; ours: `version` and `sha256`."""
-        model, ready = self.named(request), self.state() == "ready"
-        fine = {"error_code": "OK", "error_message": ""}
-        versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": fine}]
-        about = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
-        about |= {"data_until": model.loaded.data_until}
-        return answer(200, about | {"model_version_status": versions}, model.headers)
+        """Return `name` and `ready` (KServe), `model_version_status` (TensorFlow Serving), `version` and `sha256`."""
+        model, ready = self.named_model(request), self.state() == "ready"
+        status = {"error_code": "OK", "error_message": ""}
+        versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
+        body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
+        body |= {"data_until": model.loaded.data_until}
+        return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:
-        """A request for `:predict` that works."""
-        model = self.named(request)
+        """Return a valid request for `:predict`."""
+        model = self.named_model(request)
         return answer(200, model.loaded.example, model.headers)
 
     async def openapi(self, _: Request) -> Response:
-        if not self.model:
-            raise Refusal(503, "the model is still loading: try again soon.")
-        model = self.model
+        model = self.loaded_model()
         return answer(200, openapi(model.name, model.version, model.loaded.example, model.loaded.schemas))
 
     async def unknown(self, request: Request) -> Response:
-        """404 that says what there is."""
+        """Answer 404 with the available paths."""
         path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
-        raise Refusal(404, f"{request.url.path[:100]} is not here: POST {path}:predict, or GET {path}/example.")
+        raise Refusal(404, f"{request.url.path[:100]} does not exist: POST {path}:predict, or GET {path}/example.")
 
     async def wrong_method(self, request: Request) -> Response:
-        raise Refusal(405, f"{request.url.path[:100]} takes POST, with the instances in its body.")
+        raise Refusal(405, f"{request.url.path[:100]} requires POST, with the instances in the body.")
 
     async def predict(self, request: Request) -> Response:
         start = time.perf_counter()
         try:
-            response = await self.predicted(request)
+            response = await self.answer_predict(request)
         except Refusal as refusal:
-            response = self.refused(request, refusal)
-        except RekindleError as error:  # the process with the model has ended, and this one will
-            response = self.refused(request, Refusal(503, str(error)))
+            response = self.reject(request, refusal)
+        except RekindleError as error:  # the model process has ended, and the server will
+            response = self.reject(request, Refusal(503, str(error)))
         version = self.model.version if self.model else ""
         self.metrics.requests.labels(version, response.status_code).inc()
         self.metrics.seconds.labels(version).observe(time.perf_counter() - start)
         return response
 
-    async def predicted(self, request: Request) -> Response:
-        model = self.named(request)
+    async def answer_predict(self, request: Request) -> Response:
+        model = self.named_model(request)
         body = await self.bodies.read(request)
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
@@ -289,21 +292,21 @@ class ModelServer:
             self.metrics.instances.observe(result.instances)
         return Response(result.body, result.status, model.headers, "application/json")
 
-    def refused(self, _: Request, refusal: Exception) -> Response:
+    def reject(self, _: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
-        again = {"retry-after": "1"} if refusal.status == 503 else {}
-        close = {"connection": "close"} if refusal.close else {}
-        return answer(refusal.status, {"error": str(refusal)}, again | close)
+        headers = {"retry-after": "1"} if refusal.status == 503 else {}
+        headers |= {"connection": "close"} if refusal.close else {}
+        return answer(refusal.status, {"error": str(refusal)}, headers)
 
 
 def serve(inputs: ServerSettings) -> None:
-    """Listen at once, load in the background, answer until a signal. Raises the error that loading failed with."""
+    """Listen immediately, load in the background, answer until a signal. Raises the error if loading failed."""
     max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
     server = ModelServer(inputs, max_connections)
     host, port = listeners[0].getsockname()[:2]
     address = ip_address(host)
-    if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` comes from within the pod
+    if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` connects to loopback in the pod
         listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
     sys.stderr.write(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
     try:
@@ -316,9 +319,9 @@ def serve(inputs: ServerSettings) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address is in use or not local."""
+    """Return a listening socket. Raises ConfigError if the address is in use or not local."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # without IPPROTO_TCP asyncio leaves Nagle's algorithm on
+    # without IPPROTO_TCP asyncio does not disable Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -326,7 +329,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({error}): stop what listens there, or choose another --port or --host."
+            f"cannot listen on {host}:{port} ({error}): stop the process that listens there, or choose another --port "
+            "or --host."
         ) from error
     return listener
 

@@ -31,8 +31,8 @@ def run(inputs: Inputs) -> Outputs:
 
     store = Store.from_env()
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.model": inputs.model})
-    rows, shifts = drift.judge(store, inputs, inputs.workflow)
-    above, again = drift.drifted(shifts, inputs.threshold), False
+    rows, shifts = drift.compare(store, inputs, inputs.workflow)
+    above, again = drift.select_drifted(shifts, inputs.threshold), False
     seen = f"{rows:,} instances of {inputs.model} since the last check"
     if not shifts:
         verdict, reason = "few", f"{seen}: drift.minimum is {inputs.minimum:,}."
@@ -44,7 +44,7 @@ def run(inputs: Inputs) -> Outputs:
         verdict = "drift"
         reason = f"{seen} differ from its test rows: {figures}; drift.threshold is {inputs.threshold:g}."
         if inputs.retrain:
-            days = drift.may_retrain(store, inputs, inputs.workflow)
+            days = drift.days_until_retraining(store, inputs, inputs.workflow)
             again = not days
             reason += " It is trained again." if again else f" drift.min_days_between lets it train in {days:.1f} days."
     psi = {f"psi/{name.replace(' ', '/')}": shift.psi for name, shift in shifts.items()}

@@ -93,7 +93,7 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
 
 def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, Running]) -> None:
     result, _ = run_canary(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
-    assert "answered 0 requests, the champion 0: too few to judge it by" in result
+    assert "answered 0 requests, the champion 0: too few for a comparison" in result
 
 
 def test_the_first_release_skips_the_canary() -> None:
@@ -124,7 +124,7 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
         server.until_ready()
         watch = Watch(server.url)
         server.predict({"id": 1})
-        side = watch.look()["9"]
+        side = watch.scrape()["9"]
     assert (side.requests, side.crashes) == (1, 0)
 
 
@@ -132,13 +132,13 @@ def test_a_server_that_crashes_during_its_canary_is_detected(servers: dict[str, 
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})
-    assert watch.look()["8"].requests == 1
-    assert watch.look()["8"].crashes == 0
+    assert watch.scrape()["8"].requests == 1
+    assert watch.scrape()["8"].crashes == 0
     servers["new"].process.kill()
     servers["new"].process.wait()
-    watch.look()
+    watch.scrape()
     with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}") as again:
         again.until_ready()
         again.predict({"id": 2})
-        side = watch.look()["8"]
+        side = watch.scrape()["8"]
     assert (side.requests, side.crashes) == (2, 1)

@@ -1,4 +1,4 @@
-"""One step of a canary: looks at both sides until it is over, or the candidate is found to be worse."""
+"""One step of a canary: compares candidate and champion until the step is over or the candidate is worse."""
 
 import time
 
@@ -6,76 +6,79 @@ from rekindle import tracking
 from rekindle.errors import TrackingError
 from rekindle.release.config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import breach, ks_distance, quantile
-from rekindle.release.watch.scrape import Side, Watch
+from rekindle.release.watch.scrape import VersionStats, Watch
 
-LOOKS = 10  # judgements in a step; one more when its requests came late
-PAUSE = 5.0  # seconds, at most, between two looks
+CHECKS = 10  # in a step; one more if its requests came late
+MAX_PAUSE_S = 5.0  # between two scrapes
 
 
 class Canary:
-    """The candidate beside the champion, each named by its Deployment and its version."""
+    """Comparison of candidate and champion; each is given by its Deployment and its version."""
 
-    def __init__(self, name: str, former: str, server: str, version: str, champion: str, rule: CanaryConfig) -> None:
+    def __init__(
+        self, name: str, champion_server: str, server: str, version: str, champion: str, config: CanaryConfig
+    ) -> None:
         self.name = name
-        self.watch = Watch(f"http://{former}:{PORT}", f"http://{server}:{PORT}")
-        self.version, self.champion, self.rule = version, champion, rule
-        self.alpha = rule.false_alarms / (len(rule.shares) * (LOOKS + 1))
+        self.watch = Watch(f"http://{champion_server}:{PORT}", f"http://{server}:{PORT}")
+        self.version, self.champion, self.config = version, champion, config
+        self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
 
     @property
-    def sides(self) -> tuple[Side, Side]:
-        """The candidate and the champion."""
-        return self.watch.sides.get(self.version, Side()), self.watch.sides.get(self.champion, Side())
+    def stats(self) -> tuple[VersionStats, VersionStats]:
+        """Statistics of the candidate and the champion."""
+        versions = self.watch.versions
+        return versions.get(self.version, VersionStats()), versions.get(self.champion, VersionStats())
 
     def observe(self) -> str:
-        """Blocks until the step is over; why the candidate is to be taken back, empty if it is not."""
-        seconds = 60 * self.rule.minutes
-        for look in range(1, LOOKS + 1):
-            self._until(self.start + seconds * look / LOOKS)
-            if reason := self._replaced() or breach(*self.sides, self.rule, self.alpha):
+        """Wait until the step is over. Return the reason to roll back the candidate, or ""."""
+        seconds = 60 * self.config.minutes
+        for number in range(1, CHECKS + 1):
+            self._watch_until(self.start + seconds * number / CHECKS)
+            if reason := self._champion_change() or breach(*self.stats, self.config, self.alpha):
                 return reason
-        if self._enough():
+        if self._has_enough_requests():
             return ""
-        deadline = self.start + seconds + 60 * self.rule.wait_minutes
-        while not self._enough():
-            if reason := self._replaced():
+        deadline = self.start + seconds + 60 * self.config.wait_minutes
+        while not self._has_enough_requests():
+            if reason := self._champion_change():
                 return reason
             if time.monotonic() > deadline:
-                ours, theirs = self.sides
+                candidate, champion = self.stats
                 return (
-                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes it had answered {ours.requests:g} "
-                    f"requests, the champion {theirs.requests:g}: too few to judge it by (serve.canary.requests is "
-                    f"{self.rule.requests})"
+                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes it had answered {candidate.requests:g} "
+                    f"requests, the champion {champion.requests:g}: too few for a comparison (serve.canary.requests is "
+                    f"{self.config.requests})"
                 )
-            self._until(time.monotonic() + min(PAUSE, seconds / LOOKS))
-        return breach(*self.sides, self.rule, self.alpha)
+            self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
+        return breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
-        """What both sides came to, for the record."""
+        """Return the metrics of both versions, for MLflow."""
         figures: dict[str, float] = {}
-        ours, theirs = self.sides
-        for who, side in (("candidate", ours), ("champion", theirs)):
-            figures |= {f"{who}.requests": side.requests, f"{who}.errors": side.errors}
-            figures |= {f"{who}.median_ms": 1000 * quantile(side.seconds, 0.5)}
-        shared = ours.scores.keys() & theirs.scores.keys()
-        distance = max((ks_distance(ours.scores[name], theirs.scores[name]) for name in shared), default=0.0)
+        candidate, champion = self.stats
+        for name, stats in (("candidate", candidate), ("champion", champion)):
+            figures |= {f"{name}.requests": stats.requests, f"{name}.errors": stats.errors}
+            figures |= {f"{name}.median_ms": 1000 * quantile(stats.seconds, 0.5)}
+        shared = candidate.scores.keys() & champion.scores.keys()
+        distance = max((ks_distance(candidate.scores[name], champion.scores[name]) for name in shared), default=0.0)
         return figures | {"score_shift": distance}
 
-    def _replaced(self) -> str:
-        """Why the comparison is void: a rollback, or another release, has replaced the champion; else empty."""
+    def _champion_change(self) -> str:
+        """Return the reason if a rollback or another release has replaced the champion, else ""."""
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            return ""  # the promotion looks again
+            return ""  # the promotion checks it again
         if not champion or champion.version == self.champion:
             return ""
         return f"by now the champion is version {champion.version}"
 
-    def _until(self, moment: float) -> None:
-        """Look now and then until `moment`."""
-        while (left := moment - time.monotonic()) > 0:
-            time.sleep(min(PAUSE, left))
-            self.watch.look()
+    def _watch_until(self, end: float) -> None:
+        """Scrape the servers periodically until the time `end`."""
+        while (remaining := end - time.monotonic()) > 0:
+            time.sleep(min(MAX_PAUSE_S, remaining))
+            self.watch.scrape()
 
-    def _enough(self) -> bool:
-        return all(side.requests >= self.rule.requests for side in self.sides)
+    def _has_enough_requests(self) -> bool:
+        return all(stats.requests >= self.config.requests for stats in self.stats)

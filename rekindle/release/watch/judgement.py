@@ -1,8 +1,8 @@
-"""Whether a version does worse than the one that serves: its errors, how long it takes, and what it predicts.
+"""Tests if the candidate does worse than the champion: its errors, response times and predictions.
 
-Each test is of a tolerance, so that more traffic finds no smaller faults than those that matter, and none needs more
-than what `/metrics` shows. A good candidate is refused with a probability of at most `alpha` over all looks and tests
-together: each gets its share of it (Bonferroni), however they depend on each other.
+Each test has a tolerance, so that more traffic does not turn irrelevant differences into failures, and needs only the
+data of `/metrics`. The probability of rejecting a good candidate is at most `alpha` over all checks and tests: each has
+its share of it (Bonferroni), whether or not they are independent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,121 +10,121 @@ from itertools import pairwise
 from math import exp, inf, lgamma, log
 
 from rekindle.release.config import CanaryConfig
-from rekindle.release.watch.scrape import Buckets, Side
+from rekindle.release.watch.scrape import Buckets, VersionStats
 
-QUANTILES = (0.5, 0.9)  # of the seconds
-FAMILIES = 3  # errors, seconds, scores
+QUANTILES = (0.5, 0.9)  # of the response time
+FAMILIES = 3  # of tests: errors, seconds, scores
 
 
-def breach(candidate: Side, champion: Side, rule: CanaryConfig, alpha: float) -> str:
-    """Why the candidate is worse, with the figures; empty unless it is. `alpha` is for this look."""
+def breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
+    """Return the reason why the candidate is worse, with figures, or "". `alpha` is for this check."""
     if candidate.crashes > champion.crashes:
-        return f"its servers ended {candidate.crashes} times, the champion's {champion.crashes} times"
-    return next(_findings(candidate, champion, rule, alpha / FAMILIES), "")
+        return f"its servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
+    return next(_findings(candidate, champion, config, alpha / FAMILIES), "")
 
 
-def _findings(candidate: Side, champion: Side, rule: CanaryConfig, alpha: float) -> Iterator[str]:
-    chance = more_errors(candidate.errors, candidate.requests, champion.errors, champion.requests)
-    if chance <= alpha:
+def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> Iterator[str]:
+    p_value = errors_p_value(candidate.errors, candidate.requests, champion.errors, champion.requests)
+    if p_value <= alpha:
         yield (
             f"{candidate.errors:g} of its {candidate.requests:g} requests failed, of the champion's "
             f"{champion.errors:g} of {champion.requests:g}"
         )
     for q in QUANTILES:
-        if slower(candidate.seconds, champion.seconds, q, rule.slower, alpha / len(QUANTILES)):
-            ours, theirs = (1000 * quantile(side.seconds, q) for side in (candidate, champion))
+        if is_slower(candidate.seconds, champion.seconds, q, config.slower, alpha / len(QUANTILES)):
+            milliseconds, limit = (1000 * quantile(stats.seconds, q) for stats in (candidate, champion))
             yield (
-                f"{q:.0%} of its answers take up to {ours:.3g} ms, the champion's {theirs:.3g} ms: more than "
-                f"{rule.slower:g} times as long"
+                f"{q:.0%} of its answers take up to {milliseconds:.3g} ms, the champion's {limit:.3g} ms: more than "
+                f"{config.slower:g} times as long"
             )
     for output in sorted(candidate.scores.keys() | champion.scores.keys()):
-        ours, theirs = (side.scores.get(output, {}) for side in (candidate, champion))
-        n, m = min(candidate.requests, count(ours)), min(champion.requests, count(theirs))
-        distance = ks_distance(ours, theirs)
-        if shifted(distance, n, m, rule.score_shift) <= alpha / len(candidate.scores | champion.scores):
+        new, old = (stats.scores.get(output, {}) for stats in (candidate, champion))
+        n, m = min(candidate.requests, count(new)), min(champion.requests, count(old))
+        distance = ks_distance(new, old)
+        if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(candidate.scores | champion.scores):
             yield (
-                f"what it predicts is distributed otherwise: {output} by {distance:.2f} (Kolmogorov-Smirnov), more "
-                f"than {rule.score_shift:g}"
+                f"its predictions have another distribution: {output} by {distance:.2f} (Kolmogorov-Smirnov), more "
+                f"than {config.score_shift:g}"
             )
 
 
-def more_errors(errors: float, requests: float, other_errors: float, other_requests: float) -> float:
-    """The chance of so many errors, or more, if both sides err equally often.
+def errors_p_value(errors: float, requests: float, other_errors: float, other_requests: float) -> float:
+    """Return the probability of at least this number of errors if both sides have the same error rate.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti, Categorical Data
     Analysis, 3.5.1).
     """
-    total, wrong = round(requests + other_requests), round(errors + other_errors)
-    drawn, k = round(requests), round(errors)
-    if not drawn or not other_requests or k * total <= wrong * drawn:
+    total, total_errors = round(requests + other_requests), round(errors + other_errors)
+    n, k = round(requests), round(errors)
+    if not n or not other_requests or k * total <= total_errors * n:
         return 1.0
-    whole, chance = _choices(total, drawn), 0.0
-    for found in range(k, min(drawn, wrong) + 1):
-        term = exp(_choices(wrong, found) + _choices(total - wrong, drawn - found) - whole)
-        chance += term
-        if term < 1e-9 * chance:
+    log_all, probability = _log_choices(total, n), 0.0
+    for number in range(k, min(n, total_errors) + 1):
+        term = exp(_log_choices(total_errors, number) + _log_choices(total - total_errors, n - number) - log_all)
+        probability += term
+        if term < 1e-9 * probability:
             break
-    return min(1.0, chance)
+    return min(1.0, probability)
 
 
-def slower(ours: Buckets, theirs: Buckets, q: float, ratio: float, alpha: float) -> bool:
-    """Whether the quantile `q` of our seconds is above `ratio` times theirs, beyond chance.
+def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
+    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's.
 
-    Their quantile is taken at its upper confidence bound; then so many of ours above it are too many. Both by the
-    Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1), each at half of alpha.
+    The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above it
+    is tested. Both use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1), each at alpha / 2.
     """
-    n, m = count(ours), count(theirs)
+    n, m = count(candidate), count(champion)
     if not n or not m or (upper := _upper(q, log(2 / alpha) / m)) >= 1:
         return False
-    below = _below(ours, ratio * quantile(theirs, upper))
+    below = _share_below(candidate, ratio * quantile(champion, upper))
     return below < q and n * _divergence(below, q) >= log(2 / alpha)
 
 
-def shifted(distance: float, n: float, m: float, tolerance: float) -> float:
-    """The chance of so large a distance of two samples whose distributions are at most `tolerance` apart.
+def shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
+    """Bound the probability of this distance of two samples if their distributions differ by at most `tolerance`.
 
-    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). Instances of one request are
-    no independent sample: n and m are at most the numbers of requests. Buckets only make the distance smaller.
+    Source: the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley 2012). Instances of a request are not
+    independent, so n and m are at most the numbers of requests. Buckets can only reduce the distance.
     """
     if not n or not m or distance <= tolerance:
         return 1.0
     return min(1.0, 2 * exp(-2 * (distance - tolerance) ** 2 * n * m / (n + m)))
 
 
-def ks_distance(ours: Buckets, theirs: Buckets) -> float:
-    """The largest difference of the two cumulative distributions at the bounds of the buckets."""
-    n, m = count(ours), count(theirs)
+def ks_distance(a: Buckets, b: Buckets) -> float:
+    """Return the largest difference of two cumulative distributions at the bounds of the buckets."""
+    n, m = count(a), count(b)
     if not n or not m:
-        return float(bool(n or m))  # an output that only one of them has
-    return max(abs(ours.get(bound, 0) / n - theirs.get(bound, 0) / m) for bound in {**ours, **theirs})
+        return float(bool(n or m))  # only one of them has the output
+    return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
 
 
 def quantile(buckets: Buckets, q: float) -> float:
-    """The value below which the part `q` lies; within a bucket, values are taken to be spread evenly."""
+    """Return the quantile `q`, interpolated linearly within a bucket."""
     rank = q * count(buckets)
-    for (low, before), (high, upto) in pairwise([(0.0, 0.0), *sorted(buckets.items())]):
-        if upto >= rank and upto > before:
-            return low if high == inf else low + (high - low) * (rank - before) / (upto - before)
+    for (low, count_low), (high, count_high) in pairwise([(0.0, 0.0), *sorted(buckets.items())]):
+        if count_high >= rank and count_high > count_low:
+            return low if high == inf else low + (high - low) * (rank - count_low) / (count_high - count_low)
     return 0.0
 
 
 def count(buckets: Buckets) -> float:
-    """All of them."""
+    """Return the number of all values."""
     return buckets.get(inf, 0)
 
 
-def _below(buckets: Buckets, value: float) -> float:
-    """The part of the values that is below `value`."""
+def _share_below(buckets: Buckets, value: float) -> float:
+    """Return the share of the values below `value`."""
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
-    for (low, before), (high, upto) in pairwise(bounds):
+    for (low, count_low), (high, count_high) in pairwise(bounds):
         if value < high:
-            inside = 0.0 if high == inf else (upto - before) * (value - low) / (high - low)
-            return (before + inside) / count(buckets)
+            inside = 0.0 if high == inf else (count_high - count_low) * (value - low) / (high - low)
+            return (count_low + inside) / count(buckets)
     return 1.0
 
 
 def _upper(q: float, rate: float) -> float:
-    """The least part above `q` that is further from it than chance, for an exponent `rate` per request."""
+    """Return the upper confidence bound of the share `q`, for an exponent `rate` per request."""
     low, high = q, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -132,10 +132,10 @@ def _upper(q: float, rate: float) -> float:
     return high
 
 
-def _divergence(part: float, q: float) -> float:
-    """Kullback and Leibler's divergence of two coins."""
-    return sum(a * log(a / b) for a, b in ((part, q), (1 - part, 1 - q)) if a > 0)
+def _divergence(p: float, q: float) -> float:
+    """Return the Kullback-Leibler divergence of two Bernoulli distributions."""
+    return sum(a * log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0)
 
 
-def _choices(n: int, k: int) -> float:
+def _log_choices(n: int, k: int) -> float:
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) if 0 <= k <= n else -inf

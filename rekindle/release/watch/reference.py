@@ -1,4 +1,4 @@
-"""The histograms of a model's test rows, recorded with its release: what its servers see is compared with them."""
+"""Histograms of a model's test rows, stored with its release for the comparison with requests."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,19 +7,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rekindle.release.watch.scores import counted
+from rekindle.release.watch.scores import count_numbers
 
-REFERENCE = "reference.json"  # of a report and of a release
+REFERENCE = "reference.json"  # in a report and a release
 FEATURES = "rekindle_model_feature"  # metric of a server
 
 
 def features(instances: Iterable[Any]) -> list[Any]:
-    """What is counted of parsed instances: a server and an evaluation must see the same."""
+    """Convert parsed instances to the values that servers and evaluations count."""
     return [instance.model_dump() if isinstance(instance, BaseModel) else instance for instance in instances]
 
 
 def record_reference(report: Path, predictions: Sequence[Any], instances: Sequence[Any] = ()) -> None:
-    """Write the histograms of the predictions for test rows, and of their instances, into a report."""
-    record = {"rows": len(predictions), "scores": counted(predictions), "features": counted(features(instances))}
+    """Write the histograms of the test rows' predictions and instances into a report."""
+    scores, counts = count_numbers(predictions), count_numbers(features(instances))
+    record = {"rows": len(predictions), "scores": scores, "features": counts}
     report.mkdir(parents=True, exist_ok=True)
     (report / REFERENCE).write_text(json.dumps(record))

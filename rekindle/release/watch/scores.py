@@ -1,7 +1,7 @@
-"""The predictions of any model as numbers, counted in a histogram: what a canary and drift are judged by.
+"""Histograms of the numbers in predictions, for the canary and drift.
 
-Every number in a prediction is an output with a name of its own (`probabilities.3`); a yes is 1; a text counts by its
-length and, as what it says, by a hash between 0 and 1. Only the first OUTPUTS of a model are counted.
+Each number in a prediction is an output with its own name (`probabilities.3`). True counts as 1; a text counts by its
+length and by a hash between 0 and 1. Only the first OUTPUTS of a model are counted.
 """
 
 from bisect import bisect_left
@@ -17,15 +17,15 @@ NAME = "rekindle_model_score"
 UNIT = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]  # for probabilities
 ABOVE = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
 BELOW = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
-EDGES = (*BELOW, -0.5, -0.2, -0.1, -0.01, 0.0, *UNIT, *ABOVE)  # upper bounds; one bucket more lies above the last
-LARGEST = 1e300  # of a number; JSON's have no end
+EDGES = (*BELOW, -0.5, -0.2, -0.1, -0.01, 0.0, *UNIT, *ABOVE)  # upper bounds; an additional bucket is above the last
+LARGEST = 1e300  # limit of a number, since JSON's are unlimited
 LE = (*(repr(edge) for edge in EDGES), "+Inf")
 NONE = [0] * len(LE)
 Counts = dict[str, list[int]]  # output → the count of each bucket
 
 
-def counted(predictions: Iterable[Any]) -> Counts:
-    """The numbers of these predictions by output."""
+def count_numbers(predictions: Iterable[Any]) -> Counts:
+    """Count the numbers of these predictions by output and bucket."""
     counts: Counts = {}
     for prediction in predictions:
         for output, number in numbers(prediction):
@@ -38,7 +38,7 @@ def counted(predictions: Iterable[Any]) -> Counts:
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Each number in a prediction with the name of its output."""
+    """Yield (name of the output, number) for each number in a prediction."""
     match value:
         case bool() | int() | float():
             yield name or "prediction", float(max(-LARGEST, min(value, LARGEST)))
@@ -49,27 +49,30 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
             for key in value:
                 yield from numbers(value[key], f"{name}.{key}".lstrip("."))
         case list() | tuple():
-            for place, item in enumerate(value[:OUTPUTS]):
-                yield from numbers(item, f"{name}.{place}".lstrip("."))
+            for index, item in enumerate(value[:OUTPUTS]):
+                yield from numbers(item, f"{name}.{index}".lstrip("."))
 
 
 class Scores:
-    """A histogram of one server for each of several quantities, for Prometheus."""
+    """A Prometheus histogram per output or feature of a server."""
 
-    def __init__(self, name: str = NAME, about: str = "numbers of the predictions", label: str = "output") -> None:
-        self.name, self.about, self.label = name, about, label
+    def __init__(
+        self, name: str = NAME, description: str = "numbers of the predictions", label: str = "output"
+    ) -> None:
+        self.name, self.description, self.label = name, description, label
         self.version = ""
         self.counts: Counts = {}
 
     def add(self, counts: Counts) -> None:
-        """Count further predictions."""
+        """Add the counts of more predictions."""
         for output, buckets in counts.items():
             if output in self.counts or len(self.counts) < OUTPUTS:
                 self.counts[output] = list(map(sum, zip(self.counts.get(output, NONE), buckets, strict=True)))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Called by Prometheus' client. OpenMetrics has no sum where numbers can be negative."""
-        family = HistogramMetricFamily(self.name, f"{self.about}, by {self.label}", labels=["version", self.label])
+        """Yield the metric for Prometheus' client; without a sum, as OpenMetrics requires for negative numbers."""
+        text = f"{self.description}, by {self.label}"
+        family = HistogramMetricFamily(self.name, text, labels=["version", self.label])
         for output, buckets in self.counts.items():
             family.add_metric([self.version, output], list(zip(LE, accumulate(buckets), strict=True)), None)
         yield family

@@ -1,4 +1,4 @@
-"""What the servers of a model have answered, read from their `/metrics` and added up by version."""
+"""Statistics of a model's servers, read from their `/metrics` and added up by version."""
 
 import http.client
 import os
@@ -16,101 +16,101 @@ from rekindle.release.client import resolve
 from rekindle.release.watch.reference import FEATURES
 from rekindle.release.watch.scores import LE, NAME
 
-Buckets = dict[float, float]  # upper bound → how many were not above it, as Prometheus counts
+Buckets = dict[float, float]  # upper bound → number of values up to it (cumulative, as in Prometheus)
 Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
 
 
 @dataclass
-class Side:
-    """What one version has answered."""
+class VersionStats:
+    """Statistics of a version's answers."""
 
     requests: float = 0
-    errors: float = 0  # requests that got no prediction
+    errors: float = 0  # requests without a prediction
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
     scores: dict[str, Buckets] = field(default_factory=dict)  # by output
     features: dict[str, Buckets] = field(default_factory=dict)  # by name
-    instances: float = 0  # of the requests that were predicted
+    instances: float = 0  # of the predicted requests
 
-    def add(self, now: "Side", before: "Side") -> None:
-        """Add what was answered between two looks at one process."""
-        self.requests += now.requests - before.requests
-        self.errors += now.errors - before.errors
-        _add(self.seconds, now.seconds, before.seconds)
+    def add(self, now: "VersionStats", earlier: "VersionStats") -> None:
+        """Add the difference between two scrapes of a process."""
+        self.requests += now.requests - earlier.requests
+        self.errors += now.errors - earlier.errors
+        _add(self.seconds, now.seconds, earlier.seconds)
         for output, buckets in now.scores.items():
-            _add(self.scores.setdefault(output, {}), buckets, before.scores.get(output, {}))
+            _add(self.scores.setdefault(output, {}), buckets, earlier.scores.get(output, {}))
 
     def counts(self) -> Counts:
-        """What drift is judged by: counts of the buckets between the bounds LE."""
-        seen = {"scores": self.scores, "features": self.features}
+        """Return the counts per bucket between the bounds LE."""
+        histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
-            kind: {name: _between(buckets) for name, buckets in named.items()} for kind, named in seen.items()
+            kind: {name: _per_bucket(buckets) for name, buckets in named.items()} for kind, named in histograms.items()
         }
 
 
-Answer = tuple[float, dict[str, Side]]  # of a server: when its process started, and what it answered, by version
+Answer = tuple[float, dict[str, VersionStats]]  # of a server: start time of its process, and statistics by version
 
 
 class Watch:
-    """Adds up what each version answers from now on. A server that ends loses only what came after the last look."""
+    """Adds up the statistics of each version from now on. If a server ends, its data since the last scrape is lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
-        self.sides: dict[str, Side] = {}
-        self.last: dict[tuple[str, float], dict[str, Side]] = {}  # (address, start of the process) → by version
-        self.look()
-        self.sides.clear()
+        self.versions: dict[str, VersionStats] = {}
+        self.last: dict[tuple[str, float], dict[str, VersionStats]] = {}  # (address, start of the process) → by version
+        self.scrape()
+        self.versions.clear()
 
-    def look(self) -> dict[str, Side]:
-        """What each version has answered by now."""
-        known = {address for address, _ in self.last}
+    def scrape(self) -> dict[str, VersionStats]:
+        """Read all servers, and return the statistics of each version so far."""
+        addresses = {address for address, _ in self.last}
         for url, answer in read(*self.endpoints).items():
             if not isinstance(answer, str):
                 start, versions = answer
-                again = url in known and (url, start) not in self.last
-                before = self.last.get((url, start), {})
+                restarted = url in addresses and (url, start) not in self.last
+                earlier = self.last.get((url, start), {})
                 for version, now in versions.items():
-                    side = self.sides.setdefault(version, Side())
-                    side.add(now, before.get(version, Side()))
-                    side.crashes += again
+                    stats = self.versions.setdefault(version, VersionStats())
+                    stats.add(now, earlier.get(version, VersionStats()))
+                    stats.crashes += restarted
                 self.last[url, start] = versions
-        return self.sides
+        return self.versions
 
 
-def look(endpoint: str, version: str) -> dict[str, Counts]:
-    """What each server behind the headless Service `endpoint` has seen as `version` of the model, by process.
+def scrape(endpoint: str, version: str) -> dict[str, Counts]:
+    """Return process → counts of `version`, for all servers behind the headless Service `endpoint`.
 
-    Raises RekindleError if none answers.
+    Raises RekindleError if no server answers.
     """
-    servers, problem = dict[str, Counts](), f"{endpoint} has no servers"
+    servers, problem = dict[str, Counts](), f"{endpoint} does not have servers"
     for url, answer in read(endpoint).items():
         if isinstance(answer, str):
             problem = answer
             say(problem)
         else:
             start, versions = answer
-            servers[f"{url} since {start}"] = versions.get(version, Side()).counts()
+            servers[f"{url} since {start}"] = versions.get(version, VersionStats()).counts()
     if not servers:
-        raise RekindleError(f"{problem}: is the model deployed? Look at the log of its servers.")
+        raise RekindleError(f"{problem}: is the model deployed? See the log of its servers.")
     return servers
 
 
-def since(now: Mapping[str, Counts], before: Mapping[str, Counts]) -> Counts:
-    """What all processes have added between two looks."""
+def increments(now: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> Counts:
+    """Return the increase of the counts of all processes between two scrapes."""
     total: Counts = {"rows": 0, "scores": {}, "features": {}}
-    for process, seen in now.items():
-        earlier = before.get(process, {"rows": 0, "scores": {}, "features": {}})
-        total["rows"] += seen["rows"] - earlier["rows"]
+    for process, counts in now.items():
+        previous = earlier.get(process, {"rows": 0, "scores": {}, "features": {}})
+        total["rows"] += counts["rows"] - previous["rows"]
         for kind in ("scores", "features"):
-            for name, buckets in seen[kind].items():
-                nothing = [0] * len(buckets)
-                parts = total[kind].get(name, nothing), buckets, earlier[kind].get(name, nothing)
-                total[kind][name] = [a + b - c for a, b, c in zip(*parts, strict=True)]
+            for name, buckets in counts[kind].items():
+                zeros = [0] * len(buckets)
+                columns = total[kind].get(name, zeros), buckets, previous[kind].get(name, zeros)
+                total[kind][name] = [a + b - c for a, b, c in zip(*columns, strict=True)]
     return total
 
 
 def read(*endpoints: str) -> dict[str, Answer | str]:
-    """The answer of each server behind these Services, by its URL; a text says why it gives none."""
+    """Return URL → answer for each server behind these Services; a text is the reason of a failure."""
     urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(urls, pool.map(_read, urls), strict=True))
@@ -119,29 +119,29 @@ def read(*endpoints: str) -> dict[str, Answer | str]:
 def _read(url: str) -> Answer | str:
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
-            return parsed(answer.read().decode())
+            return parse_metrics(answer.read().decode())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return f"{url} does not tell what it has seen ({error})"
+        return f"{url}/metrics cannot be read ({error})"
 
 
 def addresses(endpoint: str) -> Iterable[str]:
-    """The URLs of the pods behind a headless Service: its DNS records, here a variable in place of them."""
+    """Return the URLs of the pods behind a headless Service: from its DNS records, or locally from a variable."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    listed = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
-    if listed is not None:
-        return [f"http://{pod}:{port}" for pod in listed.split(",") if pod]
+    pods = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
+    if pods is not None:
+        return [f"http://{pod}:{port}" for pod in pods.split(",") if pod]
     if (url := resolve(endpoint)) != endpoint:
         return [url]
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+        records = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
     except OSError:
         return []
-    return [f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(found)]
+    return [f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}" for ip in sorted(records)]
 
 
-def parsed(text: str) -> Answer:
-    """When the process started, and what it has answered since, by version. Raises ValueError if it is no metrics."""
-    start, instances, sides = 0.0, 0.0, dict[str, Side]()
+def parse_metrics(text: str) -> Answer:
+    """Return the start time of the process, and its statistics by version. Raises ValueError if `text` is invalid."""
+    start, instances, stats = 0.0, 0.0, dict[str, VersionStats]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "process_start_time_seconds":
@@ -150,26 +150,26 @@ def parsed(text: str) -> Answer:
                 instances = sample.value
             if not (version := sample.labels.get("version")) or sample.name == "rekindle_model_info":
                 continue
-            side = sides.setdefault(version, Side())
+            entry = stats.setdefault(version, VersionStats())
             if sample.name == "rekindle_requests_total":
-                side.requests += sample.value
-                side.errors += 0 if sample.labels["status"].startswith("2") else sample.value
+                entry.requests += sample.value
+                entry.errors += 0 if sample.labels["status"].startswith("2") else sample.value
             elif sample.name == "rekindle_request_seconds_bucket":
-                side.seconds[float(sample.labels["le"])] = sample.value
+                entry.seconds[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{NAME}_bucket":
-                side.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
+                entry.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{FEATURES}_bucket":
-                side.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
-    for side in sides.values():
-        side.instances = instances
-    return start, sides
+                entry.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
+    for entry in stats.values():
+        entry.instances = instances
+    return start, stats
 
 
-def _between(buckets: Buckets) -> list[int]:
+def _per_bucket(buckets: Buckets) -> list[int]:
     values = [int(buckets[float(le)]) for le in LE]
     return [b - a for a, b in zip([0, *values], values, strict=False)]
 
 
-def _add(total: Buckets, now: Buckets, before: Buckets) -> None:
+def _add(total: Buckets, now: Buckets, earlier: Buckets) -> None:
     for bound, count in now.items():
-        total[bound] = total.get(bound, 0) + count - before.get(bound, 0)
+        total[bound] = total.get(bound, 0) + count - earlier.get(bound, 0)

@@ -126,7 +126,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["run"], "configs/demo.yaml"),
         (["run", DEMO, "--manifest", DEMO], "not both"),
         (["run", "--manifest", "nowhere.yaml"], "nowhere.yaml"),
-        (["run", "--manifest", DEMO], "only Workflow"),
+        (["run", "--manifest", DEMO], "one of Workflow"),
         (["render", DEMO, "--kind", "corn"], "cron"),
         (["status", "--watch"], "--cluster"),
         (["submit", DEMO], "no cluster is configured"),

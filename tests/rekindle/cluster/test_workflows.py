@@ -73,7 +73,7 @@ def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
     assert submitted["spec"]["arguments"]["parameters"] == [{"name": "n", "value": "2"}]
     assert submitted["metadata"]["namespace"] == "models"
     assert submitted["metadata"]["name"].startswith("demo-") and "uid" not in submitted["metadata"]
-    with pytest.raises(ConfigError, match="no parameter"):
+    with pytest.raises(ConfigError, match="does not have a parameter"):
         workflows.submission(plain, {"m": "2"}, "models")
 
 

@@ -1,4 +1,4 @@
-"""A workload whose predictor does what the request says, for tests of the server."""
+"""A workload whose predictor follows instructions in the request, for tests of the server."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ prepare = dataset = model = loss = examples = None
 class Instance(BaseModel):
     id: int | str
     sleep: float = Field(0, ge=0)
-    gate: str = ""  # a file: the prediction notes its process next to it and waits until nobody locks the file
+    gate: str = ""  # a file: the prediction creates GATE.PID and waits until the file is unlocked
     bad: int | None = None
     bug: bool = False
     killed: bool = False
@@ -41,18 +41,17 @@ class Predictor:
         self.words = (release / "state" / "words.txt").read_text()
 
     def example(self) -> dict[str, Any]:
-        about = {"gate": os.environ.get("ECHO_GATE", ""), "bug": "ECHO_BUG" in os.environ}
-        return {"instances": [{"id": 0, **about}]}
+        return {"instances": [{"id": 0, "gate": os.environ.get("ECHO_GATE", ""), "bug": "ECHO_BUG" in os.environ}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
-        for place, instance in enumerate(i for request in requests for i in request.instances):
+        for index, instance in enumerate(i for request in requests for i in request.instances):
             time.sleep(instance.sleep)
             if instance.gate:
                 Path(f"{instance.gate}.{os.getpid()}").touch()
                 with open(instance.gate) as gate:
                     fcntl.flock(gate, fcntl.LOCK_SH)
             if instance.bad is not None:
-                raise DataError(f"instances[{place}].bad is {instance.bad}: it must not be there.")
+                raise DataError(f"instances[{index}].bad is {instance.bad}: it must not be set.")
             if instance.bug:
                 raise KeyError("a bug in the workload")
             if instance.killed:

@@ -1,5 +1,5 @@
-"""A workload that the engine serves: a small network with BatchNorm over eight pixels, whose tanh and softmax have bits
-that depend on where a row lies in a batch."""
+"""A workload with a small network with BatchNorm over eight pixels. In tanh and softmax, the last bits of a row depend
+on its position in the batch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Releases of the workload `echo` and running servers, for the tests of serve and verify."""
+"""Releases of the workload `echo` and running servers, for tests of serve and verify."""
 
 import fcntl
 import json
@@ -19,7 +19,7 @@ from tests.waiting import until
 
 
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
-    """A release in the store; gives the sha256 of its weights."""
+    """Write a release into the store; return the sha256 of its weights."""
     digest = sha256(b"weights").hexdigest()
     card = json.dumps({"workload": workload, "sha256": digest}).encode()
     facts = json.dumps({"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}).encode()
@@ -40,11 +40,11 @@ class Running:
     """`rekindle step steps.serve` on a free port, until the block ends."""
 
     def __init__(self, *flags: str, descriptors: int = 0, listens: bool = True, **environment: str) -> None:
-        here = str(Path(__file__).parent)
+        workloads = str(Path(__file__).parent)
         command = [sys.executable, "-m", "rekindle", "step", "steps.serve", "--port=0", "--drain-seconds=0.3", *flags]
         if descriptors:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
-        env = {**os.environ, "PYTHONPATH": here, **environment}
+        env = {**os.environ, "PYTHONPATH": workloads, **environment}
         self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.client = httpx.Client(timeout=20)
@@ -65,25 +65,25 @@ class Running:
         self.process.communicate()
 
     def until_ready(self, status: str = "ready") -> dict[str, Any]:
-        """The readiness answer with that status; it must come within a minute."""
+        """Wait up to a minute for this status, and return the answer of /health/ready."""
         answers: list[dict[str, Any]] = []
 
-        def look() -> dict[str, Any] | None:
+        def check() -> dict[str, Any] | None:
             answers.append(self.client.get("/health/ready").json())
             return answers[-1] if answers[-1]["status"] == status else None
 
-        return until(f"{self.url} to be {status}", look, evidence=lambda: answers[-1])
+        return until(f"{self.url} to be {status}", check, evidence=lambda: answers[-1])
 
     def predict(self, *instances: dict[str, Any]) -> httpx.Response:
         return self.client.post(PREDICT, json={"instances": list(instances)})
 
     def until_waiting(self, count: int) -> None:
-        """Wait until `count` requests wait or are predicted."""
+        """Wait until `count` requests are queued or in progress."""
         line = f"rekindle_requests_waiting {count:.1f}\n"
         until(f"{count} requests to wait", lambda: line in self.client.get("/metrics").text)
 
     def end(self, seconds: float = 15) -> tuple[int, str]:
-        """(exit code, the rest of the log) of the process, which must end by itself."""
+        """Wait for the end of the process; return its exit code and the rest of its log."""
         _, log = self.process.communicate(timeout=seconds)
         return self.process.returncode, log
 
@@ -119,11 +119,11 @@ class Gate:
         self.file.close()
 
     def until_reached(self, processes: int = 1) -> None:
-        """Wait until that many processes wait here."""
+        """Wait until this number of processes waits here."""
         until("the model to work", lambda: len(list(self.path.parent.glob(f"{self.path.name}.*"))) == processes)
 
     def hold(self, server: Running, pool: ThreadPoolExecutor, **instance: Any) -> Future[httpx.Response]:
-        """A request that the model works on while others come."""
+        """Send a request that the model works on until the gate opens."""
         answer = pool.submit(server.predict, {"id": "a", "gate": str(self.path), **instance})
         self.until_reached()
         return answer

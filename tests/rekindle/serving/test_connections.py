@@ -1,4 +1,4 @@
-"""Connections of the server under pressure and at its end, as real processes, sockets and signals."""
+"""Connections of the server under load and during shutdown, with real processes, sockets and signals."""
 
 import signal
 import socket
@@ -37,7 +37,7 @@ def server() -> Iterator[Running]:
 
 
 def receive(client: socket.socket) -> tuple[int, str]:
-    """Status and head of the next answer; raises ConnectionError if there is none."""
+    """Return status and head of the next answer. Raises ConnectionError if the connection was closed."""
     head = b""
     while b"\r\n\r\n" not in head:
         if not (data := client.recv(1)):
@@ -56,7 +56,7 @@ def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "begun",
+    "requests",
     [
         pytest.param([], id="nothing"),
         pytest.param([b"POST /v1/mod"], id="half a head"),
@@ -68,34 +68,34 @@ def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
         pytest.param([HEAD.replace(b"1.1", b"1.0") + BODY[:9]], id="half a body of HTTP 1.0"),
     ],
 )
-def test_a_request_that_never_ends_is_let_go(server: Running, begun: list[bytes]) -> None:
+def test_a_request_that_never_ends_is_disconnected(server: Running, requests: list[bytes]) -> None:
     with connect(server) as client:
-        for text in begun:
+        for text in requests:
             client.sendall(text)
             for _ in range(text.count(b"\r\n\r\n")):
                 if not text.endswith(BODY[:9]):
                     receive(client)
-        ending = b"".join(iter(lambda: client.recv(1000), b""))
-        assert ending.startswith(b"HTTP/1.1 408") == any(text.endswith(BODY[:9]) for text in begun)
+        rest = b"".join(iter(lambda: client.recv(1000), b""))
+        assert rest.startswith(b"HTTP/1.1 408") == any(text.endswith(BODY[:9]) for text in requests)
     assert server.predict(ONE).status_code == 200
 
 
 @pytest.mark.parametrize("text", [GET + HEAD[:-4] + b"\r\nx: ", GET + HEAD], ids=["head", "body"])
-def test_a_byte_now_and_then_does_not_keep_a_request_alive(server: Running, text: bytes) -> None:
+def test_occasional_bytes_do_not_keep_a_request_alive(server: Running, text: bytes) -> None:
     with connect(server) as client:
         assert ask(client, text)[0] == 200
         client.settimeout(0.1)
 
-        def let_go() -> bool:
+        def is_closed() -> bool:
             try:
                 client.sendall(b" ")
                 return not client.recv(1000)
             except TimeoutError:
                 return False
-            except ConnectionError:  # our byte came after the end
+            except ConnectionError:  # the byte was sent after the end
                 return True
 
-        until("the end of the connection", let_go, pause=0)
+        until("the end of the connection", is_closed, pause=0)
 
 
 @pytest.fixture(scope="module")
@@ -106,18 +106,16 @@ def small() -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(4000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("begun", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"])
-def test_thousands_of_connections_and_256_descriptors_harm_no_honest_client(
-    small: Running, begun: bytes, count: int
-) -> None:
-    crowd: list[socket.socket] = []
+@pytest.mark.parametrize("start", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"])
+def test_thousands_of_connections_do_not_block_other_clients(small: Running, start: bytes, count: int) -> None:
+    clients: list[socket.socket] = []
 
-    def come() -> None:
+    def connect_all() -> None:
         for _ in range(count):
-            crowd.append(connect(small))
-            crowd[-1].sendall(begun)
+            clients.append(connect(small))
+            clients[-1].sendall(start)
 
-    thread = Thread(target=come)
+    thread = Thread(target=connect_all)
     thread.start()
     answers = list[int]()
     try:
@@ -128,16 +126,18 @@ def test_thousands_of_connections_and_256_descriptors_harm_no_honest_client(
     finally:
         thread.join()
     assert set(answers) == {200}
-    ends = [ending(client) for client in crowd]
-    assert ends.count("reset") == 0
-    assert ends.count("open") < 256
-    refused = count - ends.count("open")
-    # an answered client is only closed; one that had to go before its answer is told so
-    assert ends.count("503") == refused or (begun == GET and ends.count("503") + ends.count("closed") == refused)
+    states = [state_of(client) for client in clients]
+    assert states.count("reset") == 0
+    assert states.count("open") < 256
+    rejected = count - states.count("open")
+    # a client that was answered may be closed without a 503
+    assert states.count("503") == rejected or (
+        start == GET and states.count("503") + states.count("closed") == rejected
+    )
 
 
-def ending(client: socket.socket) -> str:
-    """What a client of the crowd got: is its connection open, or was it refused, or reset?"""
+def state_of(client: socket.socket) -> str:
+    """Return the state of a connection: open, 503, closed or reset."""
     client.setblocking(False)
     received = b""
     try:
@@ -152,23 +152,23 @@ def ending(client: socket.socket) -> str:
     return "503" if b"503 Service" in received and b"retry-after: 1" in received else "closed"
 
 
-def test_more_requests_than_connections_are_refused_and_probes_are_answered(tmp_path: Path) -> None:
+def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> None:
     flags = ("--body-seconds=60", "--max-waiting=1000")
     with Running(f"--model={PREFIX}", *flags, descriptors=256) as server, Gate(tmp_path) as gate:
         server.until_ready()
         slow = BODY.replace(b'"a"', f'"a","gate":"{gate.path}"'.encode())
-        crowd = [connect(server) for _ in range(400)]
-        for client in crowd:
+        clients = [connect(server) for _ in range(400)]
+        for client in clients:
             client.sendall(HEAD.replace(str(len(BODY)).encode(), str(len(slow)).encode()) + slow)
         gate.until_reached()
         assert httpx.get(server.url + "/health/live").status_code == 200
         gate.open()
-        answers = [receive(client) for client in crowd]
+        answers = [receive(client) for client in clients]
         assert {status for status, _ in answers} == {200, 503}
         assert all("retry-after" in head for status, head in answers if status == 503)
 
 
-def test_a_server_without_descriptors_says_so() -> None:
+def test_a_server_without_descriptors_fails_with_an_error() -> None:
     with Running(f"--model={PREFIX}", descriptors=70, listens=False) as server:
         code, log = server.end()
     assert (code, "the limit of open files is 70" in log, log.count("\n")) == (78, True, 1)
@@ -176,7 +176,7 @@ def test_a_server_without_descriptors_says_so() -> None:
 
 @pytest.fixture
 def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[socket.socket]]]:
-    """A server after its drain, with clients that have kept a connection since before; parameter: its grace."""
+    """Start a server and drain it, with clients that keep their connections; parameter: grace seconds."""
     grace = getattr(request, "param", 5)
     with Running(f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}") as server:
         server.until_ready()
@@ -188,7 +188,7 @@ def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[soc
         yield server, kept
 
 
-def test_a_kept_connection_is_answered_after_the_drain_and_told_to_close(
+def test_an_open_connection_is_answered_after_the_drain_and_closed(
     draining: tuple[Running, list[socket.socket]],
 ) -> None:
     server, kept = draining
@@ -199,11 +199,11 @@ def test_a_kept_connection_is_answered_after_the_drain_and_told_to_close(
 
 
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
-def test_an_idle_connection_ends_cleanly_after_the_grace(draining: tuple[Running, list[socket.socket]]) -> None:
+def test_an_idle_connection_is_closed_after_the_grace_period(draining: tuple[Running, list[socket.socket]]) -> None:
     server, kept = draining
     assert {client.recv(1) for client in kept} == {b""}
     code, log = server.end()
-    assert (code, log.count("\n")) == (0, 1), log  # nothing but the line that says which model serves
+    assert (code, log.count("\n")) == (0, 1), log  # only the line about the served model
 
 
 def test_pipelined_requests_are_all_answered_after_the_drain(draining: tuple[Running, list[socket.socket]]) -> None:
@@ -233,8 +233,8 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         server.until_ready()
         answered, failed, over = list[int](), list[Exception](), Event()
 
-        def come_back() -> None:
-            """Ask on a kept connection, and on a new one when the answer said that it closes."""
+        def send_requests() -> None:
+            """Send requests, on a new connection after `Connection: close`."""
             try:
                 while not over.is_set():
                     closes = False
@@ -246,13 +246,13 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
             except (OSError, ValueError) as error:
                 failed.append(error)
 
-        threads = [Thread(target=come_back) for _ in range(8)]
+        threads = [Thread(target=send_requests) for _ in range(8)]
         for thread in threads:
             thread.start()
         until("more answers", lambda: len(answered) > 200)
         server.process.send_signal(signal.SIGTERM)
-        before = len(answered)
-        until("more answers", lambda: len(answered) > before + 200)
+        count = len(answered)
+        until("more answers", lambda: len(answered) > count + 200)
         over.set()
         for thread in threads:
             thread.join()
@@ -262,7 +262,7 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         assert server.end()[0] == 0
 
 
-def test_metrics_and_status_close_too_while_the_server_drains() -> None:
+def test_while_draining_all_paths_answer_connection_close() -> None:
     with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
         server.until_ready()
         server.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The server, as real processes with real signals."""
+"""The model server, with real processes and signals."""
 
 import json
 import os
@@ -61,22 +61,22 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
         yield gate
 
 
-def test_it_answers_with_the_weights_and_version_that_predicted(server: Running, sha256: str) -> None:
+def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha256: str) -> None:
     answer = server.predict({"id": 3}, ONE)
     assert answer.status_code == 200
     assert (answer.headers["model-sha256"], answer.headers["model-version"]) == (sha256, "7")
-    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # what it knows ends there
+    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # the data cut-off
     assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
 
 
-def test_clients_of_kserve_and_of_tensorflow_serving_see_what_serves(server: Running, sha256: str) -> None:
+def test_the_status_has_the_fields_of_kserve_and_tensorflow_serving(server: Running, sha256: str) -> None:
     status = server.client.get(MODEL).json()
     assert (status["name"], status["ready"], status["version"], status["sha256"]) == ("echo", True, "7", sha256)
     assert [(v["version"], v["state"]) for v in status["model_version_status"]] == [("7", "AVAILABLE")]
     assert server.client.get("/v1/models").json() == {"models": ["echo"]}
 
 
-def test_a_newcomer_gets_a_request_that_works_and_its_schema(server: Running) -> None:
+def test_the_server_publishes_an_example_request_and_its_schema(server: Running) -> None:
     example = server.client.get(f"{MODEL}/example").json()
     assert server.client.post(PREDICT, json=example).status_code == 200
     document = server.client.get("/openapi.json").json()
@@ -85,12 +85,12 @@ def test_a_newcomer_gets_a_request_that_works_and_its_schema(server: Running) ->
     assert "<title>" in server.client.get("/").text
 
 
-def test_a_process_loads_no_library_that_its_workload_does_not_need(server: Running) -> None:
+def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -> None:
     assert set(server.predict(ONE).json()["predictions"][0]["loaded"]) <= {"boto3"}
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "message"),
     [
         (b"{", 422, "not JSON"),
         (b"\xff\xfe", 422, "not JSON"),
@@ -103,39 +103,39 @@ def test_a_process_loads_no_library_that_its_workload_does_not_need(server: Runn
         (b'{"instances": [{"id": 1, "sleep": 1%s}]}' % (b"0" * 400), 422, "it must fit into 64 bits"),
         (b'{"instances": [{"id": 1, "bad": 4}]}', 422, "instances[0].bad is 4"),
         (b'{"instances": [{"id": 1, "bug": true}]}', 500, "the model failed on this request"),
-        (b'{"instances": [{"id": 1}, {"id": 2, "answer": 0}]}', 500, "the prediction for instances[1] is no JSON"),
-        (json.dumps({"instances": [ONE] * 11}).encode(), 413, "instances has 11: at most 10"),
+        (b'{"instances": [{"id": 1}, {"id": 2, "answer": 0}]}', 500, "the prediction for instances[1] is not JSON"),
+        (json.dumps({"instances": [ONE] * 11}).encode(), 413, "instances has 11 items: at most 10"),
         (b" " * 20_001, 413, "larger than 20,000 bytes"),
         (b" " * 3_000_000, 413, "larger than 20,000 bytes"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong_and_harms_nobody_else(
-    server: Running, body: bytes, status: int, says: str
+def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
+    server: Running, body: bytes, status: int, message: str
 ) -> None:
     try:
         answer = server.client.post(PREDICT, content=body)
-    except httpx.WriteError:  # far too large: the connection may close before all is sent
+    except httpx.WriteError:  # far too large: the connection may close before the whole body is sent
         assert len(body) > 80_000
     else:
         assert answer.status_code == status, answer.text
-        assert says in answer.json()["error"]
+        assert message in answer.json()["error"]
     assert server.predict(ONE).status_code == 200
 
 
-def test_a_get_of_predict_is_told_the_method(server: Running) -> None:
+def test_the_error_for_get_predict_names_the_method(server: Running) -> None:
     answer = server.client.get(PREDICT)
-    assert (answer.status_code, "takes POST" in answer.json()["error"]) == (405, True)
+    assert (answer.status_code, "requires POST" in answer.json()["error"]) == (405, True)
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"])
-def test_a_wrong_path_is_told_the_right_one(server: Running, path: str) -> None:
+def test_the_error_for_a_wrong_path_has_the_right_one(server: Running, path: str) -> None:
     answer = server.client.post(path, json={}) if "score" in path or "predict" in path else server.client.get(path)
     assert answer.status_code == 404
     assert "echo" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("bug", [None, 1])
-def test_requests_that_wait_together_are_predicted_together_and_one_that_fails_harms_no_other(
+def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
     server: Running, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
 ) -> None:
     first = gate.hold(server, pool)
@@ -149,21 +149,21 @@ def test_requests_that_wait_together_are_predicted_together_and_one_that_fails_h
         assert [(each["id"], each["together"]) for each in predictions] == [(n, 4) for n in range(4)]
 
 
-def test_a_body_without_a_length_is_limited_too(server: Running) -> None:
+def test_a_body_without_a_content_length_is_limited(server: Running) -> None:
     answer = server.client.post(PREDICT, content=iter([b" " * 1000] * 30))
     assert (answer.status_code, "larger" in answer.json()["error"]) == (413, True)
 
 
-def unfinished(server: Running) -> socket.socket:
-    """A client that sends the start of a request and then nothing."""
+def start_request(server: Running) -> socket.socket:
+    """Connect a client that sends only the start of a request."""
     host, port = server.url.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)))
     client.sendall(f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
     return client
 
 
-def test_slow_clients_take_no_place_from_others_and_are_let_go(server: Running) -> None:
-    slow = [unfinished(server) for _ in range(40)]  # of 6 places
+def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
+    slow = [start_request(server) for _ in range(40)]  # with --max-waiting=6
     assert [server.predict(ONE).status_code for _ in range(20)] == [200] * 20
     for client in slow:
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
@@ -171,28 +171,28 @@ def test_slow_clients_take_no_place_from_others_and_are_let_go(server: Running) 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
-def test_clients_that_hold_back_the_end_of_large_bodies_keep_nobody_from_answers(sha256: str, address: str) -> None:
-    """Honest requests, large ones too, are answered from another address and from that of those clients."""
+def test_clients_that_never_finish_large_bodies_do_not_block_others(sha256: str, address: str) -> None:
+    """Other requests, also large ones, are answered, both from another address and from the same one."""
     with Running(f"--model={PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
         server.until_ready()
         host, port = server.url.removeprefix("http://").split(":")
         head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode()
-        holding = [socket.create_connection((host, int(port)), timeout=20) for _ in range(40)]
-        for client in holding:
+        slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(40)]
+        for client in slow:
             client.sendall(head + b" " * 999_999)
-        let_go = holding[:24]  # the budget is that of 16
-        assert [client.recv(1000).partition(b"\r\n")[0] for client in let_go] == [
+        dropped = slow[:24]  # the budget has room for 16
+        assert [client.recv(1000).partition(b"\r\n")[0] for client in dropped] == [
             b"HTTP/1.1 503 Service Unavailable"
-        ] * len(let_go)
+        ] * len(dropped)
         small = json.dumps({"instances": [ONE]})
         with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=20) as honest:
             answers = [honest.post(server.url + PREDICT, content=small + " " * n) for n in (0, 100_000, 999_000) * 5]
         assert [answer.status_code for answer in answers] == [200] * 15, answers[0].text
-        for client in holding:
+        for client in slow:
             client.close()
 
 
-def test_clients_that_never_finish_their_headers_are_let_go(server: Running) -> None:
+def test_clients_that_never_finish_their_headers_are_disconnected(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /v1/mod")
@@ -200,36 +200,36 @@ def test_clients_that_never_finish_their_headers_are_let_go(server: Running) -> 
         assert client.recv(1000) == b""
 
 
-def test_overload_is_refused_at_once_while_probes_are_answered(
+def test_overload_is_rejected_immediately_while_probes_are_answered(
     server: Running, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     first = gate.hold(server, pool)
     answers = [pool.submit(server.predict, ONE) for _ in range(8)]
-    refused = [answer.result() for answer in islice(as_completed(answers), 3)]
-    assert [(each.status_code, each.headers["retry-after"]) for each in refused] == [(503, "1")] * 3
+    rejected = [answer.result() for answer in islice(as_completed(answers), 3)]
+    assert [(answer.status_code, answer.headers["retry-after"]) for answer in rejected] == [(503, "1")] * 3
     probes = {path: server.client.get(path) for path in ("/health/live", "/health/ready", "/metrics")}
     assert [probe.status_code for probe in probes.values()] == [200, 503, 200]
     assert probes["/health/ready"].json()["status"] == "overloaded"
-    assert not first.done()  # so nothing of this waited for the model
+    assert not first.done()  # so the probes did not wait for the model
     gate.open()
     assert sorted(answer.result().status_code for answer in answers) == [200] * 5 + [503] * 3
     assert (first.result().status_code, server.client.get("/health/ready").status_code) == (200, 200)
 
 
-def test_what_happened_can_be_read_from_the_metrics(server: Running, sha256: str) -> None:
+def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, sha256: str) -> None:
     server.predict(ONE, ONE)
-    before, text, after = datetime.now(UTC), server.client.get("/metrics").text, datetime.now(UTC)
-    of = 'version="7"'
-    assert f'sha256="{sha256}"' in text and f'rekindle_requests_total{{status="200",{of}}}' in text
-    assert f'rekindle_request_seconds_bucket{{le="0.002",{of}}}' in text
-    assert f'rekindle_model_score_bucket{{le="+Inf",output="together",{of}}}' in text
+    start, text, end = datetime.now(UTC), server.client.get("/metrics").text, datetime.now(UTC)
+    label = 'version="7"'
+    assert f'sha256="{sha256}"' in text and f'rekindle_requests_total{{status="200",{label}}}' in text
+    assert f'rekindle_request_seconds_bucket{{le="0.002",{label}}}' in text
+    assert f'rekindle_model_score_bucket{{le="+Inf",output="together",{label}}}' in text
     assert "rekindle_requests_waiting 0.0" in text
     age = float(next(line for line in text.splitlines() if line.startswith("rekindle_data_age_seconds")).split()[1])
-    assert before <= datetime(2024, 3, 1, tzinfo=UTC) + timedelta(seconds=age) <= after
+    assert start <= datetime(2024, 3, 1, tzinfo=UTC) + timedelta(seconds=age) <= end
     assert 'rekindle_instances_bucket{le="2.0"}' in text
 
 
-def test_processes_work_at_the_same_time_and_all_are_warm_before_the_server_is_ready(
+def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with Running(f"--model={PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)) as server:
@@ -245,7 +245,7 @@ def test_processes_work_at_the_same_time_and_all_are_warm_before_the_server_is_r
         assert len({answer.result().json()["predictions"][0]["pid"] for answer in both}) == 2
 
 
-def test_a_model_that_crashes_ends_the_server_with_an_answer_for_everybody(
+def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with Running(f"--model={PREFIX}", "--processes=2") as server, Gate(gate.path.parent) as other_gate:
@@ -262,7 +262,7 @@ def test_a_model_that_crashes_ends_the_server_with_an_answer_for_everybody(
         assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
 
 
-def test_a_batch_that_waits_in_the_pipe_of_a_process_that_crashes_is_answered_too(
+def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with Running(f"--model={PREFIX}", "--max-batch=2") as server:
@@ -278,7 +278,7 @@ def test_a_batch_that_waits_in_the_pipe_of_a_process_that_crashes_is_answered_to
         assert server.end()[0] == 1
 
 
-def test_a_killed_server_leaves_no_process_behind(sha256: str) -> None:
+def test_a_killed_server_leaves_no_process(sha256: str) -> None:
     with Running(f"--model={PREFIX}") as server:
         server.until_ready()
         model = psutil.Process(server.predict(ONE).json()["predictions"][0]["pid"])
@@ -286,7 +286,7 @@ def test_a_killed_server_leaves_no_process_behind(sha256: str) -> None:
         model.wait(10)
 
 
-def test_sigterm_answers_what_is_in_flight_and_what_still_comes(
+def test_after_sigterm_requests_in_flight_and_new_ones_are_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with Running(f"--model={PREFIX}", "--processes=2", "--drain-seconds=600") as server:
@@ -303,12 +303,12 @@ def test_sigterm_answers_what_is_in_flight_and_what_still_comes(
         gate.open()
         assert in_flight.result().status_code == 200
         code, log = server.end()
-        assert (code, log.count("\n")) == (0, 1), log  # nothing but the line that says what serves
+        assert (code, log.count("\n")) == (0, 1), log  # only the line about the served model
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
-def test_a_second_signal_or_ctrl_c_does_not_wait_for_the_routes(sha256: str, signals: list[signal.Signals]) -> None:
+def test_a_second_signal_or_ctrl_c_stops_the_drain(sha256: str, signals: list[signal.Signals]) -> None:
     with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
         *first, last = signals
@@ -319,24 +319,24 @@ def test_a_second_signal_or_ctrl_c_does_not_wait_for_the_routes(sha256: str, sig
         assert server.end()[0] == 0
 
 
-def test_a_pods_server_is_reached_by_port_forward_which_comes_from_within(sha256: str) -> None:
+def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.connect(("192.0.2.1", 9))  # nothing is sent: it only chooses the address that the others know us by
+        sender.connect(("192.0.2.1", 9))  # sends nothing: it only selects this machine's external address
         address = sender.getsockname()[0]
     with Running(f"--model={PREFIX}", f"--host={address}") as server:
-        within = server.url.replace(address, "127.0.0.1")
-        assert server.until_ready() == httpx.get(f"{within}/health/ready").json()
+        loopback = server.url.replace(address, "127.0.0.1")
+        assert server.until_ready() == httpx.get(f"{loopback}/health/ready").json()
 
 
-def test_an_address_in_use_is_named(server: Running) -> None:
+def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
     port = server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 78
-    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 78
+    assert f"cannot listen on 127.0.0.1:{port}" in process.stderr
 
 
-def test_a_server_without_its_model_ends_and_says_why(store: Store) -> None:
+def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
     with Running("--model=releases/echo/nothing/") as server:
         code, log = server.end()
     assert code == 1
@@ -344,14 +344,14 @@ def test_a_server_without_its_model_ends_and_says_why(store: Store) -> None:
     assert log.count("\n") == 1
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server_and_says_why(store: Store) -> None:
+def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
     release(store, "releases/echo/unknown/", workload="no.such.workload")
     with Running("--model=releases/echo/unknown/") as server:
         code, log = server.end()
     assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
 
 
-def test_a_model_that_fails_on_its_own_example_ends_the_server_with_the_line(sha256: str) -> None:
+def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str) -> None:
     with Running(f"--model={PREFIX}", ECHO_BUG="1") as server:
         code, log = server.end()
     assert code == 70

@@ -96,7 +96,7 @@ def test_a_manual_training_counts_for_the_minimum_days(model: Any) -> None:
 
 def test_a_release_without_a_reference_is_a_clear_error(model: Any, s3: Store) -> None:
     s3.delete([f"{model.prefix}reference.json"])
-    with pytest.raises(DataError, match=r"has no reference\.json: release it again"):
+    with pytest.raises(DataError, match=r"lacks reference\.json: release it again"):
         check_drift(model)
-    with pytest.raises(DataError, match='the model "nobody" has no champion'):
+    with pytest.raises(DataError, match='the model "nobody" does not have a champion'):
         drift.run(drift.Inputs(model="nobody", workflow="w"))

@@ -161,7 +161,7 @@ def test_a_listing_of_no_bucket_is_a_failure_that_can_be_answered(tmp_path: Path
     finally:
         cluster.down()
     assert (status["phase"], status["nodes"]["w"]["outputs"]) == ("Failed", {"exitCode": "64"})
-    assert "unable to source artifact paths: there is no bucket" in status["message"]
+    assert 'unable to source artifact paths: the bucket "nobodys" does not exist' in status["message"]
 
 
 ZERO = {"duration": "0s"}

@@ -1,4 +1,4 @@
-"""A candidate that does worse is found with the traffic that docs/serving.md asks for, and a good one is left alone."""
+"""The canary finds a worse candidate with the traffic that docs/serving.md requires, and accepts a good one."""
 
 from functools import cache
 from math import inf
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from rekindle.release.config import CanaryConfig
-from rekindle.release.watch.canary import LOOKS
-from rekindle.release.watch.judgement import breach, ks_distance, more_errors, quantile, shifted
+from rekindle.release.watch.canary import CHECKS
+from rekindle.release.watch.judgement import breach, errors_p_value, ks_distance, quantile, shift_p_value
 from rekindle.release.watch.scores import EDGES
-from rekindle.release.watch.scrape import Buckets, Side
+from rekindle.release.watch.scrape import Buckets, VersionStats
 from rekindle.serving.server import SECONDS
 
-RULE = CanaryConfig()
-ALPHA = RULE.false_alarms / (2 * (LOOKS + 1))
+CONFIG = CanaryConfig()
+ALPHA = CONFIG.false_alarms / (2 * (CHECKS + 1))
 
 
 def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
@@ -24,24 +24,29 @@ def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
 
 
 @cache
-def shares(of: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
-    """How many of a hundred thousand latencies, scores or wrong scores fall into each bucket, as shares."""
+def shares(kind: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
+    """Return the share of each bucket among 100,000 latencies, scores or wrong scores."""
     draw = np.random.default_rng(0)
-    values = slow * draw.lognormal(-5, 0.5, 100_000) if of == "seconds" else draw.beta(0.5, 3, 100_000)
-    counts = buckets(1 - values if of == "wrong" else values, bounds)
+    values = slow * draw.lognormal(-5, 0.5, 100_000) if kind == "seconds" else draw.beta(0.5, 3, 100_000)
+    counts = buckets(1 - values if kind == "wrong" else values, bounds)
     return np.diff([*counts.values()], prepend=0) / 100_000
 
 
-def drawn(draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
-    """Buckets of that many requests: drawn at once, as each value alone would fall into one of them."""
+def draw_buckets(draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
+    """Draw the buckets of this number of requests."""
     counts = np.cumsum(draw.multinomial(requests, chances))
     return dict(zip([*bounds, inf], map(float, counts), strict=True))
 
 
-def side(draw: np.random.Generator, requests: int, errors: float = 0.001, slow: float = 1, wrong: float = 0) -> Side:
-    scores = (1 - wrong) * shares("scores", EDGES) + wrong * shares("wrong", EDGES)
-    seconds, shown = shares("seconds", SECONDS, slow), {"score": drawn(draw, requests, scores, EDGES)}
-    return Side(requests, int(draw.binomial(requests, errors)), 0, drawn(draw, requests, seconds, SECONDS), shown)
+def draw_stats(
+    draw: np.random.Generator, requests: int, errors: float = 0.001, slow: float = 1, wrong: float = 0
+) -> VersionStats:
+    shares_of_scores = (1 - wrong) * shares("scores", EDGES) + wrong * shares("wrong", EDGES)
+    scores = {"score": draw_buckets(draw, requests, shares_of_scores, EDGES)}
+    error_count = int(draw.binomial(requests, errors))
+    return VersionStats(
+        requests, error_count, 0, draw_buckets(draw, requests, shares("seconds", SECONDS, slow), SECONDS), scores
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,34 +60,38 @@ def side(draw: np.random.Generator, requests: int, errors: float = 0.001, slow: 
     ],
 )
 @pytest.mark.parametrize("percent", [5, 25])
-def test_a_bad_candidate_is_found_in_each_of_a_hundred_canaries_and_a_good_one_in_none(
+def test_all_of_a_hundred_canaries_find_a_bad_candidate_and_accept_a_good_one(
     fault: dict[str, Any], reason: str, percent: int
 ) -> None:
     draw = np.random.default_rng(percent)
-    requests = 2 * RULE.requests  # of ten in a thousand, and one in a thousand on the other side
-    others = requests * (100 - percent) // percent
-    found = [breach(side(draw, requests, **fault), side(draw, others), RULE, ALPHA) for _ in range(100)]
-    assert sum(bool(why) for why in found) == (100 if reason else 0)
-    assert all(reason in why for why in found)
+    requests = 2 * CONFIG.requests  # to find ten errors in a thousand, compared with one in a thousand
+    champion_requests = requests * (100 - percent) // percent
+    breaches = [
+        breach(draw_stats(draw, requests, **fault), draw_stats(draw, champion_requests), CONFIG, ALPHA)
+        for _ in range(100)
+    ]
+    assert sum(bool(text) for text in breaches) == (100 if reason else 0)
+    assert all(reason in text for text in breaches)
 
 
-def test_tests_err_no_more_often_than_they_say() -> None:
+def test_the_false_alarm_rates_are_as_promised() -> None:
     draw = np.random.default_rng(1)
-    errors = [more_errors(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000) for _ in range(2000)]
+    errors = [errors_p_value(draw.binomial(500, 0.02), 500, draw.binomial(4000, 0.02), 4000) for _ in range(2000)]
     assert 0.01 < np.mean(np.array(errors) <= 0.05) <= 0.06
-    assert more_errors(5, 500, 0, 4500) == pytest.approx(0.1**5, rel=0.1)  # scipy: 9.8e-6
+    assert errors_p_value(5, 500, 0, 4500) == pytest.approx(0.1**5, rel=0.1)  # scipy: 9.8e-6
     bounds = tuple(np.linspace(0.01, 0.99, 99))
     pairs = [(buckets(draw.random(400), bounds), buckets(draw.random(900), bounds)) for _ in range(1000)]
-    assert np.mean([shifted(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
+    assert np.mean([shift_p_value(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
 
 
-def test_quantiles_are_those_of_the_values() -> None:
+def test_quantiles_of_buckets_approximate_those_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
         assert quantile(buckets(values, SECONDS), q) == pytest.approx(np.quantile(values, q), rel=0.05)
 
 
-def test_without_traffic_nothing_is_found_but_a_server_that_ends_is() -> None:
-    draw = np.random.default_rng(3)
-    assert breach(Side(), Side(), RULE, ALPHA) == breach(side(draw, 10), Side(), RULE, ALPHA) == ""
-    assert breach(Side(crashes=1), side(draw, 10), RULE, ALPHA).startswith("its servers ended 1 times")
+def test_without_traffic_only_restarts_are_found() -> None:
+    draw, empty = np.random.default_rng(3), VersionStats()
+    assert breach(empty, empty, CONFIG, ALPHA) == breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
+    reason = breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
+    assert reason.startswith("its servers restarted 1 times")

@@ -1,6 +1,6 @@
-"""Interruptions of a real command at seeded moments: the n-th change that others see of it, and what is done then.
+"""Interrupts a real command at seeded moments, given by the number of a change that it makes.
 
-Changes are requests that pass a proxy in front of the real services, and files of objects that others read.
+Changes are requests through proxies in front of the real services, and changes of object files.
 """
 
 import json
@@ -15,31 +15,31 @@ from random import Random
 
 from tests.proxy import Proxy, Write
 
-AWAY_S = 2.0  # that a service is gone from a command that does not end by that
+OUTAGE_S = 2.0  # of a service, for a command that survives it
 DEADLINE_S = 240.0
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Before or after the change of that number, the command is killed, or the service is gone that it changes."""
+    """An interruption before or after a change: the command is killed, or the changed service is unavailable."""
 
     number: int
-    before: bool
+    is_before: bool
     kill: bool
-    what: str = ""  # only changes with this in their name count
+    name: str = ""  # counts only changes whose name contains this
 
     @classmethod
-    def draw(cls, draw: Random, most: int) -> "Moment":
-        return cls(draw.randint(1, most), draw.random() < 0.4, draw.random() < 0.65)
+    def draw(cls, draw: Random, max_number: int) -> "Moment":
+        return cls(draw.randint(1, max_number), draw.random() < 0.4, draw.random() < 0.65)
 
     def __str__(self) -> str:
-        what = "killed" if self.kill else "service gone"
-        return f"{what} {'before' if self.before else 'after'} {self.what}{self.number}"
+        kind = "killed" if self.kill else "service unavailable"
+        return f"{kind} {'before' if self.is_before else 'after'} {self.name}{self.number}"
 
 
 @dataclass
 class Disturbance:
-    """One command, its changes, and the moment at which it is interrupted."""
+    """A command, its changes, and the moment of its interruption."""
 
     moment: Moment | None
     changes: list[str] = field(default_factory=list)
@@ -50,23 +50,24 @@ class Disturbance:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, proxy: Proxy, brief: bool) -> None:
-        """Count the changes through a proxy; `brief`: it returns while the command goes on."""
+        """Count the changes through a proxy; `brief`: an outage ends while the command still runs."""
 
-        def before(write: Write) -> None:
+        def on_request(write: Write) -> None:
+            change = f"{write.method} {write.path.partition('?')[0]}"
             with self.lock:
-                if self.count(f"{write.method} {write.path.partition('?')[0]}") and self.moment and self.moment.before:
+                if self.count(change) and self.moment and self.moment.is_before:
                     self.disturb(proxy, brief)
 
-        def after(write: Write) -> None:
+        def on_answer(write: Write) -> None:
             with self.lock:
-                if self.reached and self.moment and not self.moment.before:
+                if self.reached and self.moment and not self.moment.is_before:
                     self.disturb(proxy, brief)
 
-        proxy.before, proxy.after, proxy.away = before, after, False
+        proxy.before, proxy.after, proxy.away = on_request, on_answer, False
 
     def watch_files(self, folder: Path, over: threading.Event) -> None:
-        """Count the changes of what the objects in a folder ask for, not those of their status."""
-        known: dict[Path, tuple[int, str]] = {}
+        """Count the changes of the specs of the objects in a folder (not of their status)."""
+        versions: dict[Path, tuple[int, str]] = {}
         first = True
         while not over.wait(0.002):
             for path in folder.glob("*/*.json"):
@@ -74,27 +75,27 @@ class Disturbance:
                     changed, text = path.stat().st_mtime_ns, path.read_text()
                 except FileNotFoundError:
                     continue
-                if known.get(path, (0, ""))[0] == changed:
+                if versions.get(path, (0, ""))[0] == changed:
                     continue
                 spec = json.dumps(json.loads(text).get("spec"), sort_keys=True)
-                if not first and known.get(path, (0, ""))[1] != spec:
+                if not first and versions.get(path, (0, ""))[1] != spec:
                     with self.lock:
                         if self.count(f"{path.parent.name}/{path.stem}") and self.moment and self.moment.kill:
                             self.disturb(None, True)
-                known[path] = changed, spec
+                versions[path] = changed, spec
             first = False
 
     def count(self, change: str) -> bool:
-        """Note a change; whether it is that of the moment."""
+        """Record a change; return True if the interruption is due."""
         self.changes.append(change)
-        if self.moment and not self.reached and self.moment.what in change:
+        if self.moment and not self.reached and self.moment.name in change:
             self.matching += 1
             self.reached = self.matching == self.moment.number
             return self.reached
         return False
 
     def disturb(self, proxy: Proxy | None, brief: bool) -> None:
-        """Do what the moment says, once."""
+        """Interrupt the command, once."""
         assert self.moment and self.process
         if self.done:
             return
@@ -105,19 +106,19 @@ class Disturbance:
         elif proxy:
             proxy.away = True
             if brief:
-                threading.Timer(AWAY_S, setattr, (proxy, "away", False)).start()
+                threading.Timer(OUTAGE_S, setattr, (proxy, "away", False)).start()
 
     def run(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, str, str]:
-        """Run the command to its end; gives its exit code, stdout and stderr."""
+        """Run the command to its end; return its exit code, stdout and stderr."""
         pipe = subprocess.PIPE
         with self.lock:
             self.process = subprocess.Popen(
                 command, cwd=folder, env=dict(environment), stdout=pipe, stderr=pipe, text=True, start_new_session=True
             )
         try:
-            out, said = self.process.communicate(timeout=DEADLINE_S)
+            stdout, stderr = self.process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            out, said = self.process.communicate()
-            return 124, out, f"not over after {DEADLINE_S} s: {said}"
-        return self.process.returncode, out, said
+            stdout, stderr = self.process.communicate()
+            return 124, stdout, f"not finished after {DEADLINE_S} s: {stderr}"
+        return self.process.returncode, stdout, stderr

@@ -1,10 +1,10 @@
-"""Prove that an interrupted release comes to the same end when its run is resumed: the real command, killed or cut off.
+"""Interrupts real releases, resumes their runs, and checks that the result is the same as without interruption.
 
-python -m tests.rekindle.serving.interrupted.releases 17            one seed, again
+python -m tests.rekindle.serving.interrupted.releases 17            one seed
 python -m tests.rekindle.serving.interrupted.releases --count 20    seeds 0..19
 
-Each seed releases one more version of a model without a training, on this machine. It says how often the run is
-interrupted, and when, and whether another release follows before the run is resumed.
+Each seed releases another version of a model without training, on this machine. It determines the number and moments of
+the interruptions, and if another release takes place before the run is resumed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PROJECT = Path(__file__).parent / "project"
 
 
 class Place:
-    """A project on this machine; its object store and MLflow are behind proxies."""
+    """A project on this machine whose object store and MLflow are behind proxies."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         shutil.copytree(PROJECT, folder)
@@ -67,42 +67,43 @@ class Place:
             proxy.__exit__()
 
     def type(self, *command: str, moment: Moment | None = None) -> tuple[int, str, Disturbance]:
-        """Type a command of rekindle; gives its exit code, what it printed, and the changes that were seen."""
+        """Run a rekindle command; return its exit code, its output, and its changes."""
         disturbance, over = Disturbance(moment), threading.Event()
         for proxy in self.proxies.values():
             disturbance.watch(proxy, brief=True)
         objects = threading.Thread(target=disturbance.watch_files, args=(self.cluster.home / "objects", over))
         objects.start()
-        code, out, said = disturbance.run([sys.executable, "-m", "rekindle", *command], self.folder, self.shell.environ)
+        arguments = [sys.executable, "-m", "rekindle", *command]
+        code, stdout, stderr = disturbance.run(arguments, self.folder, self.shell.environ)
         over.set()
         objects.join()
-        return code, out + said, disturbance
+        return code, stdout + stderr, disturbance
 
     def release(self, *moments: Moment, newer: bool = False) -> tuple[list[str], str, list[str]]:
-        """Run the pipeline, and resume it; gives what was done, the run that should serve, and what is wrong."""
+        """Run the pipeline, and resume it. Return a log, the run that should serve, and the problems."""
         code, out, seen = self.type("run", "tiny.yaml", moment=moments[0] if moments else None)
         self.changes = len(seen.changes) if not moments else self.changes
         runs = (folder for folder in (self.cluster.home / "runs").iterdir() if folder.is_dir())
         name = max(runs, key=lambda folder: folder.stat().st_ctime_ns).name
-        told, serves = [f"{(*moments, 'undisturbed')[0]} ({(seen.changes or ['-'])[-1]}): {code}"], name
+        log, serving_run = [f"{(*moments, 'undisturbed')[0]} ({(seen.changes or ['-'])[-1]}): {code}"], name
         if newer:
-            more, serves, wrong = self.release()
-            told.append(f"newer {more}")
-            if wrong:
-                return told, serves, wrong
+            newer_log, serving_run, problems = self.release()
+            log.append(f"newer {newer_log}")
+            if problems:
+                return log, serving_run, problems
         for moment in [*moments[1:], None, None, None]:
             if code == 0 or self.phase(name) == "Succeeded" or (newer and "it is not promoted" in out):
-                return told, serves, []
+                return log, serving_run, []
             code, out, seen = self.type("resume", name, moment=moment)
-            told.append(f"{moment or 'undisturbed'} ({(seen.changes or ['-'])[-1]}): {code}")
-        return told, serves, [f"not resumed: {out}"]
+            log.append(f"{moment or 'undisturbed'} ({(seen.changes or ['-'])[-1]}): {code}")
+        return log, serving_run, [f"not resumed: {out}"]
 
     def phase(self, name: str) -> str:
         done = self.shell(f"rekindle status {name} -o json")
         return json.loads(done.stdout)["phase"] if done.returncode == 0 else ""
 
     def problems(self, run: str) -> list[str]:
-        """What is not as after an undisturbed release by `run`."""
+        """Return the differences from the state after an undisturbed release by `run`."""
         champion, store = tracking.champion(self.model), Store.from_env()
         state = json.loads(store.get(f"releases/{self.model}/promotion.json"))
         service = self.kinds["Service"].read(self.model) or {}
@@ -111,7 +112,7 @@ class Place:
         addresses = set(self.kinds["Service"].names()) - {self.model}
         assert champion
         serving = store.get(f"{champion.uri}model.safetensors").decode()
-        found = {
+        checks = {
             "weights of the champion": (serving, run),
             "service": (service["spec"]["selector"][INSTANCE], champion.deployment),
             "pods": (pods, {name: int(name == champion.deployment) for name in pods}),
@@ -119,12 +120,12 @@ class Place:
             "record": (state | {"former": ""}, {"version": champion.version, "deployment": champion.deployment,
                                                 "former": "", "unfinished": False}),
         }  # fmt: skip
-        wrong = [f"{what}: {value}, not {expected}" for what, (value, expected) in found.items() if value != expected]
-        wrong += [f"{len(pods)} Deployments are left"] * (len(pods) > KEPT + 1)
+        wrong = [f"{name}: {value}, not {expected}" for name, (value, expected) in checks.items() if value != expected]
+        wrong += [f"{len(pods)} Deployments exist"] * (len(pods) > KEPT + 1)
         url = f"http://127.0.0.1:{self.shell.environ['REKINDLE_SERVE__PORT']}/v1/models/{self.model}:predict"
         answers: list[str] = []
 
-        def answered() -> bool:
+        def has_newest_answer() -> bool:
             try:
                 with urllib.request.urlopen(url, b'{"instances": [{"id": 1}]}', timeout=10) as answer:
                     answers.append(json.load(answer)["predictions"][0])
@@ -132,38 +133,38 @@ class Place:
                 answers.append(str(error))
             return answers[-1] == run
 
-        until("the newest answer", answered, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
+        until("the newest answer", has_newest_answer, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
         return wrong
 
 
 def play(seed: int, place: Place) -> tuple[str, list[str]]:
-    """Release a version, interrupted once to three times; gives what was done, and what is wrong."""
+    """Release a version, interrupted one to three times. Return a log, and the problems."""
     draw = Random(seed)
     moments = [Moment.draw(draw, place.changes) for _ in range(draw.choice([1, 1, 2, 3]))]
-    told, run, problems = place.release(*moments, newer=draw.random() < 0.3)
-    return f"seed {seed}: {'; '.join(told)}", problems + place.problems(run)
+    log, run, problems = place.release(*moments, newer=draw.random() < 0.3)
+    return f"seed {seed}: {'; '.join(log)}", problems + place.problems(run)
 
 
 def main(argv: list[str]) -> int:
-    """The command; exit code 1 if a seed failed."""
+    """Run the command; return 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.releases", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=20, help="without seeds: how many")
-    given = parser.parse_args(argv)
-    failed, seeds = 0, given.seeds or range(given.count)
+    parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
+    options = parser.parse_args(argv)
+    failed, seeds = 0, options.seeds or range(options.count)
     with tempfile.TemporaryDirectory(prefix="releases-") as folder:
         services = Services(Path(folder) / "services", {})
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
             with Place(Path(folder) / "project", os.environ) as place:
-                told, run, problems = place.release()
-                print(f"undisturbed: {place.changes} changes", *told, *problems, *place.problems(run), flush=True)
+                log, run, problems = place.release()
+                print(f"undisturbed: {place.changes} changes", *log, *problems, *place.problems(run), flush=True)
                 for seed in seeds:
-                    told, problems = play(seed, place)
+                    line, problems = play(seed, place)
                     failed += bool(problems)
-                    print("\n  FAILED ".join([told, *problems]), flush=True)
+                    print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
     print(f"{len(seeds)} releases, {failed} failed")

@@ -1,10 +1,10 @@
-"""Prove that an interrupted rollback comes to the same end when it is typed again: the real command, killed or cut off.
+"""Interrupts real rollbacks, repeats them, and checks that the result is the same as without interruption.
 
-python -m tests.rekindle.serving.interrupted.rollbacks 17            one seed, again
+python -m tests.rekindle.serving.interrupted.rollbacks 17            one seed
 python -m tests.rekindle.serving.interrupted.rollbacks --count 20    seeds 0..19
 
-The Kubernetes API is a small server that keeps objects as the real one does; the object store and MLflow are real. A
-seed says which command is typed and how often it is interrupted, and when.
+The Kubernetes API is a small server that stores objects as the real one does; the object store and MLflow are real. A
+seed determines the command, and the number and moments of its interruptions.
 """
 
 import argparse
@@ -33,15 +33,15 @@ APPS, CORE, AUTOSCALING = (f"/{api}/namespaces/models" for api in ("apis/apps/v1
 
 
 class Kubernetes(ApiServer):
-    """Its Deployments are ready at once; what clients would notice is noted."""
+    """An API server whose Deployments are ready immediately. `complaints`: states that clients would notice."""
 
     complaints: list[str]
 
     def put(self, collection: str, manifest: Object) -> Object:
         if collection.endswith("/deployments"):
-            before = self.objects.get(collection, {}).get(manifest["metadata"]["name"], {"metadata": {}})
-            changed = before.get("spec") != manifest["spec"]
-            generation = before["metadata"].get("generation", 0) + changed
+            previous = self.objects.get(collection, {}).get(manifest["metadata"]["name"], {"metadata": {}})
+            changed = previous.get("spec") != manifest["spec"]
+            generation = previous["metadata"].get("generation", 0) + changed
             replicas = manifest["spec"]["replicas"]
             manifest = manifest | {
                 "metadata": manifest["metadata"] | {"generation": generation},
@@ -51,12 +51,12 @@ class Kubernetes(ApiServer):
         for service in self.objects.get(f"{CORE}/services", {}).values():
             server = service["spec"]["selector"][INSTANCE]
             if not self.objects[f"{APPS}/deployments"][server]["spec"]["replicas"]:
-                self.complaints.append(f"clients are led to {server}, which has no pods")
+                self.complaints.append(f"clients are directed to {server}, which does not have pods")
         return stored
 
 
 class Place:
-    """A cluster with a model of three releases, in front of which stand proxies."""
+    """A cluster behind proxies, with a model of three releases."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
@@ -85,16 +85,16 @@ class Place:
         self.stack.close()
 
     def release(self) -> None:
-        before = server = ""
+        champion = server = ""
         for number in range(1, RELEASES + 1):
             server, prefix = f"{self.name}-{number}", f"releases/{uuid.uuid4().hex}/"
             run_id = tracking.start_run(self.name, server)
             version = tracking.register(self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}).version
-            promotion.promote(self.store, self.name, version, before, server)
+            promotion.promote(self.store, self.name, version, champion, server)
             labels, note = {NAME: self.name, INSTANCE: server}, {"rekindle.dev/version": version}
             meta = {"name": server, "labels": labels, "annotations": note}
             self.server.put(f"{APPS}/deployments", {"metadata": meta, "spec": {"replicas": 2 * (number == RELEASES)}})
-            before = version
+            champion = version
         meta = {"name": self.name, "labels": {NAME: self.name}}
         self.server.put(f"{CORE}/services", {"metadata": meta, "spec": {"selector": {INSTANCE: server}}})
         scale = {"scaleTargetRef": {"name": server}, "minReplicas": 2}
@@ -105,20 +105,20 @@ class Place:
         for proxy in self.proxies.values():
             disturbance.watch(proxy, brief=False)
         command = [sys.executable, "-m", "rekindle", "rollback", self.name, *filter(None, [version]), "--cluster"]
-        code, out, said = disturbance.run(command, self.folder, self.environment)
+        code, stdout, stderr = disturbance.run(command, self.folder, self.environment)
         for proxy in self.proxies.values():
             proxy.away = False
-        return code, out, said, disturbance
+        return code, stdout, stderr, disturbance
 
     def problems(self, target: str) -> list[str]:
-        """What is not as after an undisturbed rollback to `target`."""
+        """Return the differences from the state after an undisturbed rollback to `target`."""
         server, objects = f"{self.name}-{target}", self.server.objects
         champion, state = (
             tracking.champion(self.name),
             json.loads(self.store.get(f"releases/{self.name}/promotion.json")),
         )
         pods = {name: obj["spec"]["replicas"] for name, obj in objects[f"{APPS}/deployments"].items()}
-        found = {
+        actual = {
             "champion": (champion.version, champion.deployment) if champion else None,
             "service": objects[f"{CORE}/services"][self.name]["spec"]["selector"][INSTANCE],
             "autoscaler": objects[f"{AUTOSCALING}/horizontalpodautoscalers"][self.name]["spec"]["scaleTargetRef"][
@@ -134,48 +134,48 @@ class Place:
             "pods": {name: 2 * (name == server) for name in pods},
             "record": (target, False, False),
         }
-        wrong = [f"{what} is {found[what]}, not {expected[what]}" for what in found if found[what] != expected[what]]
-        return wrong + self.server.complaints
+        names = [name for name in actual if actual[name] != expected[name]]
+        return [f"{name} is {actual[name]}, not {expected[name]}" for name in names] + self.server.complaints
 
 
 def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Type a rollback, interrupted once to three times, until it succeeds; gives what was done, and what is wrong."""
+    """Repeat a rollback, interrupted one to three times, until it succeeds. Return a log, and the problems."""
     draw = Random(seed)
     version = draw.choice(["", "", "2", "1"])
     moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
-    told, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
-    said = ""
+    log, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
+    stderr = ""
     with Place(folder / f"rollback-{seed}", environment) as place:
         for moment in [*moments, None, None]:
-            code, out, said, disturbance = place.type(version, moment)
-            told.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
-            if code == 0 or (out and promotion.pending_rollback(place.store, place.name) is None):
-                break  # it has said that it is done, and has left nothing to be finished
-            if code > 0 and "rollback to version" not in said and "does not answer" not in said + out:
-                problems += [] if "cannot be used" in said else [f"it says only: {said}"]
+            code, stdout, stderr, disturbance = place.type(version, moment)
+            log.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
+            if code == 0 or (stdout and promotion.pending_rollback(place.store, place.name) is None):
+                break  # it has reported its success, and nothing is left to finish
+            if code > 0 and "rollback to version" not in stderr and "does not answer" not in stderr + stdout:
+                problems += [] if "cannot be used" in stderr else [f"unexpected message: {stderr}"]
         else:
-            problems.append(f"it did not succeed: {said}")
+            problems.append(f"it did not succeed: {stderr}")
         problems += place.problems(version or "2")
-    return "; ".join(told), problems
+    return "; ".join(log), problems
 
 
 def main(argv: list[str]) -> int:
-    """The command; exit code 1 if a seed failed."""
+    """Run the command; return 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.rollbacks", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=20, help="without seeds: how many")
-    given = parser.parse_args(argv)
-    failed, seeds = 0, given.seeds or range(given.count)
+    parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
+    options = parser.parse_args(argv)
+    failed, seeds = 0, options.seeds or range(options.count)
     with tempfile.TemporaryDirectory(prefix="rollbacks-") as folder:
         services = Services(Path(folder) / "services", {})
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
             for seed in seeds:
-                told, problems = play(seed, Path(folder), os.environ)
+                line, problems = play(seed, Path(folder), os.environ)
                 failed += bool(problems)
-                print("\n  FAILED ".join([told, *problems]), flush=True)
+                print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
     print(f"{len(seeds)} rollbacks, {failed} failed")

@@ -1,4 +1,4 @@
-"""An interrupted rollback or release comes to the same end when it is typed again, and leaves nothing behind."""
+"""Interrupted rollbacks and releases that are repeated or resumed have the same result as undisturbed ones."""
 
 import os
 from collections.abc import Iterator
@@ -20,33 +20,37 @@ def place(tmp_path: Path, s3: Store, mlflow_server: str) -> Iterator[releases.Pl
 
 
 @pytest.mark.parametrize("seed", [3])
-def test_an_interrupted_rollback_is_finished_by_the_same_command(
+def test_repeating_the_command_finishes_an_interrupted_rollback(
     seed: int, tmp_path: Path, s3: Store, mlflow_server: str
 ) -> None:
-    told, problems = rollbacks.play(seed, tmp_path, os.environ)
-    assert not problems, "\n".join([told, *problems])
+    log, problems = rollbacks.play(seed, tmp_path, os.environ)
+    assert not problems, "\n".join([log, *problems])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_rollbacks_come_to_the_same_end(tmp_path: Path, s3: Store, mlflow_server: str) -> None:
+def test_twenty_interrupted_rollbacks_have_the_undisturbed_result(
+    tmp_path: Path, s3: Store, mlflow_server: str
+) -> None:
     played = [rollbacks.play(seed, tmp_path, os.environ) for seed in SEEDS]
-    assert not [(told, problems) for told, problems in played if problems]
+    assert not [(log, problems) for log, problems in played if problems]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_that_was_killed_before_its_switch_leaves_the_traffic_to_a_newer_release(place: releases.Place) -> None:
-    told, run, problems = place.release(Moment(2, before=False, kill=True, what="registered-models/alias"), newer=True)
-    assert "killed" in told[0] and "newer" in told[1], told  # the first alias is that of the candidate
+def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_release(place: releases.Place) -> None:
+    log, run, problems = place.release(
+        Moment(2, is_before=False, kill=True, name="registered-models/alias"), newer=True
+    )
+    assert "killed" in log[0] and "newer" in log[1], log  # the first alias is the candidate's
     problems += place.problems(run)
-    assert not problems, "\n".join([*told, *problems])
+    assert not problems, "\n".join([*log, *problems])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_releases_come_to_the_same_end(place: releases.Place) -> None:
-    told, run, problems = place.release()
-    assert not [*problems, *place.problems(run)], told
+def test_twenty_interrupted_releases_have_the_undisturbed_result(place: releases.Place) -> None:
+    log, run, problems = place.release()
+    assert not [*problems, *place.problems(run)], log
     played = [releases.play(seed, place) for seed in SEEDS]
-    assert not [(told, problems) for told, problems in played if problems]
+    assert not [(log, problems) for log, problems in played if problems]

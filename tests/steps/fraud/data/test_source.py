@@ -110,7 +110,7 @@ def test_a_missing_path_and_mixed_formats_are_rejected(published: pl.DataFrame, 
 def test_a_missing_s3_object_is_named(tmp_path: Path, s3: Store) -> None:
     with pytest.raises(DataError, match=r"no/such.* data\.source"):
         rows(s3.uri("no/such.parquet"), tmp_path)
-    with pytest.raises(ConfigError, match='no bucket "nowhere"'):
+    with pytest.raises(ConfigError, match='bucket "nowhere" does not exist'):
         rows("s3://nowhere/a.parquet", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A model of some words."""
+"""Write a model whose weights are a text."""
 
 import json
 from hashlib import sha256
@@ -38,5 +38,5 @@ def run(inputs: Inputs) -> Outputs:
         (inputs.workdir / path).write_text(text)
     paths = {name: inputs.workdir / name for name in ("dataset", "model", "report")}
     run_id = tracking.start_run(inputs.name, inputs.workflow)
-    before = champion.version if champion else ""
-    return Outputs(run_id=run_id, verdict="release", champion=before, model_sha256=digest, **paths)
+    version = champion.version if champion else ""
+    return Outputs(run_id=run_id, verdict="release", champion=version, model_sha256=digest, **paths)

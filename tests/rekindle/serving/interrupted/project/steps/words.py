@@ -1,4 +1,4 @@
-"""Answers with the words of its model."""
+"""A workload that predicts the text in its weights."""
 
 from pydantic import BaseModel
 
