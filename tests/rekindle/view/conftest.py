@@ -1,4 +1,4 @@
-"""The cluster that is one small HTTP server, as in tests/rekindle/cluster."""
+"""Fixtures of tests/rekindle/cluster: a cluster that is one small HTTP server."""
 
 from tests.rekindle.cluster.conftest import cluster, server
 

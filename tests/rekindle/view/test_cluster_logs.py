@@ -1,4 +1,4 @@
-"""What a reader of logs would lose: lines after a cut, pods that come later, the end; or get twice."""
+"""`rekindle logs --cluster` prints every line once, despite broken connections, new pods and deleted pods."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, 
 
 @pytest.fixture
 def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
-    """What `logs -f` writes of the run `demo`, which ends with the test, and its pods with it."""
+    """The output of `logs -f` for the run `demo`; the run and its pods end with the test."""
     server.put(WORKFLOWS_AT, workflow("demo"))
     out = io.StringIO()
     follower = threading.Thread(target=Logs(cluster, "demo", out).follow)
@@ -54,45 +54,43 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     assert not follower.is_alive()
 
 
-def test_steps_and_replicas_are_merged_under_their_names_and_later_pods_are_followed(
-    server: ApiServer, out: io.StringIO
-):
+def test_logs_merge_steps_and_replicas_and_follow_new_pods(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
     server.write_log("demo-prepare-1", "one")
-    until("the logs to say it", lambda: "prepare(0) | one\n" in out.getvalue())
+    until("the line", lambda: "prepare(0) | one\n" in out.getvalue())
     server.write_log("demo-train-worker-0", "two")
     server.put(PODS_AT, pod("demo-train-worker-0"))
-    until("the logs to say it", lambda: "train-worker-0 | two\n" in out.getvalue())
+    until("the line", lambda: "train-worker-0 | two\n" in out.getvalue())
     assert out.getvalue().count("\n") == 2
 
 
-def test_no_line_is_lost_or_comes_twice_when_the_connection_breaks(server: ApiServer, out: io.StringIO):
+def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-a-1", "demo.a"))
     second = "2026-11-21T20:00:00."
     for i in range(30):
-        # several lines of one moment, in one second: the server is asked by the second
+        # several lines have the same time, and requests can only name the second
         server.write_log("demo-a-1", f"line {i}", timestamp=f"{second}{i // 3:09d}Z")
         if i % 7 == 0:
-            until("the logs to say it", lambda i=i: f"line {i}\n" in out.getvalue())
+            until("the line", lambda i=i: f"line {i}\n" in out.getvalue())
             server.cut()
-    until("the logs to say it", lambda: "line 29\n" in out.getvalue())
+    until("the line", lambda: "line 29\n" in out.getvalue())
     assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
 
 
-def test_a_pod_that_comes_again_under_its_name_is_read_again(server: ApiServer, out: io.StringIO):
+def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-train-worker-0"))
     server.write_log("demo-train-worker-0", "first life")
-    until("the logs to say it", lambda: "first life" in out.getvalue())
+    until("the line", lambda: "first life" in out.getvalue())
     server.remove(PODS_AT, "demo-train-worker-0")
     server.logs.clear()
     server.cut()
     server.write_log("demo-train-worker-0", "second life")
     server.put(PODS_AT, pod("demo-train-worker-0"))
-    until("the logs to say it", lambda: "second life" in out.getvalue())
+    until("the line", lambda: "second life" in out.getvalue())
     assert out.getvalue().splitlines() == ["train-worker-0 | first life", "train-worker-0 | second life"]
 
 
-def test_the_last_lines_of_a_run_are_read_though_its_pods_began_unnoticed(server: ApiServer, cluster: Cluster):
+def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     server.put(PODS_AT, pod("demo-a-1", "demo.a", state="terminated"))
     server.write_log("demo-a-1", "late")
@@ -102,7 +100,7 @@ def test_the_last_lines_of_a_run_are_read_though_its_pods_began_unnoticed(server
     assert out.getvalue() == "a | late\n"
 
 
-def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Cluster):
+def test_a_part_of_the_name_selects_a_step(server: ApiServer, cluster: Cluster):
     for name in ("prepare", "train"):
         server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
         server.write_log(f"demo-{name}-1", f"of {name}")
@@ -111,7 +109,7 @@ def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Clus
     assert out.getvalue() == "train | of train\n"
 
 
-def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Cluster):
+def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-1", "demo.train"))
     server.write_log("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
@@ -119,7 +117,7 @@ def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Clust
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
-def test_who_may_not_read_logs_is_told(server: ApiServer, cluster: Cluster):
+def test_a_missing_permission_to_read_logs_is_an_error(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     server.put(PODS_AT, pod("demo-a-1", "demo.a"))
     server.refuse("GET", "/log", 403, status(403, "Forbidden", "no"))
@@ -127,7 +125,7 @@ def test_who_may_not_read_logs_is_told(server: ApiServer, cluster: Cluster):
         Logs(cluster, "demo", io.StringIO()).follow()
 
 
-def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServer, cluster: Cluster):
+def test_a_closed_output_ends_logs_of_an_active_run(server: ApiServer, cluster: Cluster):
     class Head(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -139,10 +137,10 @@ def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServ
         Logs(cluster, "demo", Head()).follow()
 
 
-def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(server: ApiServer, cluster: Cluster):
+def test_the_tail_of_a_failed_step_excludes_lines_of_argo(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0"))
     server.put(PODS_AT, pod("demo-train-worker-1"))
-    server.write_log("demo-train-worker-0", "all is well")
+    server.write_log("demo-train-worker-0", "step 3")
     for line in (
         "error: the data are wrong",
         'level=info msg="sub-process exited" argo=true x',
@@ -154,16 +152,16 @@ def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(serve
     assert tail(cluster, "demo", ["evaluate"]) == ""
 
 
-def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: Cluster):
+def test_training_progress_is_read_from_the_workers(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
     server.write_log("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
     progress = TrainingProgress(cluster, "demo")
     row = Step("train", "train", 0, "Pod", "Running")
-    until("the logs to say it", lambda: progress.of(row))
+    until("the line", lambda: progress.of(row))
     assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"
 
 
-def test_a_failed_job_is_told_with_the_error_in_the_logs_of_its_pods(server: ApiServer, cluster: Cluster):
+def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
     server.write_log("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
     server.end_log("demo-train-worker-0")
@@ -174,7 +172,7 @@ def test_a_failed_job_is_told_with_the_error_in_the_logs_of_its_pods(server: Api
     assert cause_of(attempt, progress) == attempt.message
 
 
-def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
+def test_logs_of_deleted_pods_are_read_from_the_archive(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3.put("demo/demo-prepare-1/main.log", b"500 rows\ndone\n")
@@ -187,14 +185,14 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         for name, kind, key in (
             ("prepare", "Pod", "demo/demo-prepare-1/main.log"),
             ("evaluate", "Pod", "demo/gone/main.log"),
-            ("train", "Retry", "demo/train/main.log"),  # of its last attempt
+            ("train", "Retry", "demo/train/main.log"),  # the logs of its last attempt
         )
     }
-    words = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
-    template = {"name": "prepare", "container": {"image": "rekindle:0.1", **words}}
-    own = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # which cannot read them
+    command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
+    template = {"name": "prepare", "container": {"image": "rekindle:0.1", **command}}
+    other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # it cannot read logs
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
-    spec = {"templates": [own, template, {"name": "main", "dag": {"tasks": tasks}}]}
+    spec = {"templates": [other, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -203,20 +201,19 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         ((label, line),) = read_archived(cluster, run, "evaluate")
         assert label == "evaluate" and line.endswith("demo/gone/main.log does not exist")
         pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
-        assert [each["spec"]["containers"][0]["image"] for each in pods] == ["rekindle:0.1", "rekindle:0.1"]
-        made = len(server.requests)
-        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
+        assert [body["spec"]["containers"][0]["image"] for body in pods] == ["rekindle:0.1", "rekindle:0.1"]
+        count = len(server.requests)
+        assert list(read_archived(cluster, run, "train")) == [] and len(server.requests) == count, "no needless pod"
         server.put(WORKFLOWS_AT, run)
-        said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
-        assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
+        result = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
+        assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
         server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
         server.write_log("demo-train-master-0", "trained 40 steps")
         server.end_log("demo-train-master-0")
-        said = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
-        assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < set(
-            said.stdout.splitlines()
-        )
+        result = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
+        lines = set(result.stdout.splitlines())
+        assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < lines
         run["status"]["phase"] = "Succeeded"
         server.put(WORKFLOWS_AT, run)
-        followed = CliRunner().invoke(commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False)
-        assert followed.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
+        result = CliRunner().invoke(commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False)
+        assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]

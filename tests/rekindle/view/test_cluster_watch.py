@@ -1,4 +1,4 @@
-"""A run on a cluster as its user sees it: real processes, their words and exit codes."""
+"""The commands for runs on a cluster: output and exit codes of real processes."""
 
 import json
 import signal
@@ -32,33 +32,33 @@ def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]
     }
 
 
-@pytest.mark.parametrize(("there", "code", "words"), [
+@pytest.mark.parametrize(("workflow", "code", "words"), [
     (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
     (run("Succeeded", verdict="keep"), 3, "not released"),
     (run("Failed", node("demo.a", phase="Failed", message="exit code 1")), 1, "resume  rekindle resume demo --cluster"),
     (workflows.compress_nodes(run("Failed", node("demo.a", phase="Failed", message="m"))), 1, "step    a"),
 ])  # fmt: skip
-def test_a_watch_ends_as_a_run_here_does(server: ApiServer, tmp_path: Path, there: Any, code: int, words: str):
-    server.put(WORKFLOWS_AT, there)
+def test_a_watch_ends_like_a_local_run(server: ApiServer, tmp_path: Path, workflow: Any, code: int, words: str):
+    server.put(WORKFLOWS_AT, workflow)
     done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
 
 
-def test_ctrl_c_ends_the_watch_and_not_the_run_and_says_how_to_come_back(server: ApiServer, tmp_path: Path):
+def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, run("Running", node("demo.a", phase="Running")))
     process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout
     assert "demo running" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "rekindle status demo --watch --cluster" in said and "Traceback" not in said
+    assert "rekindle status demo --watch --cluster" in output and "Traceback" not in output
     assert {method for method, *_ in server.requests} == {"GET"}
 
 
-def written(folder: Path, **spec: Any) -> str:
+def write_manifest(folder: Path, **spec: Any) -> str:
     (folder / "w.yaml").write_text(json.dumps(manifest(**spec)))
     return str(folder / "w.yaml")
 
@@ -69,8 +69,8 @@ SPEC = {
 }
 
 
-def test_what_a_dry_run_prints_is_what_is_sent(server: ApiServer, tmp_path: Path):
-    file = written(tmp_path, **SPEC)
+def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Path):
+    file = write_manifest(tmp_path, **SPEC)
     printed = json.loads(rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout)
     assert [request for request in server.requests if request[0] != "GET"] == []
     done = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
@@ -81,13 +81,13 @@ def test_what_a_dry_run_prints_is_what_is_sent(server: ApiServer, tmp_path: Path
         assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION)
     assert printed["metadata"].pop("namespace") == "ours" and sent["metadata"].pop("namespace") == "models"
     assert printed == sent
-    told = json.loads(done.stdout)
-    assert told["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
-    assert told["phase"] == "Pending"
+    result = json.loads(done.stdout)
+    assert result["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
+    assert result["phase"] == "Pending"
 
 
-def test_what_runs_already_is_not_submitted_again_unasked(server: ApiServer, tmp_path: Path):
-    command = ("submit", "--manifest", written(tmp_path, **SPEC), "-n", "models")
+def test_a_duplicate_run_is_submitted_only_with_yes(server: ApiServer, tmp_path: Path):
+    command = ("submit", "--manifest", write_manifest(tmp_path, **SPEC), "-n", "models")
     assert rekindle(*command, cwd=tmp_path).returncode == 0
     (name,) = server.objects[WORKFLOWS_AT]
     refused = rekindle(*command, "-o", "json", cwd=tmp_path)
@@ -98,50 +98,50 @@ def test_what_runs_already_is_not_submitted_again_unasked(server: ApiServer, tmp
     assert len(server.objects[WORKFLOWS_AT]) == 3
 
 
-def test_what_lint_refuses_is_not_sent(server: ApiServer, tmp_path: Path):
-    file = written(tmp_path, **{**SPEC, "entrypoint": "mian"})
+def test_an_invalid_workflow_is_not_submitted(server: ApiServer, tmp_path: Path):
+    file = write_manifest(tmp_path, **{**SPEC, "entrypoint": "mian"})
     done = rekindle("submit", "--manifest", file, cwd=tmp_path)
     assert done.returncode == 2 and "mian" in done.stderr
     assert server.requests == []
 
 
 def test_an_argo_server_gets_the_same_workflow_with_its_token(server: ApiServer, tmp_path: Path):
-    at = "/argo/api/v1/workflows/models"
-    server.refuse("POST", at, 200, {"metadata": {"name": "x"}, "spec": {}})
-    server.refuse("GET", at, 200, {"metadata": {}, "items": None})
+    url_path = "/argo/api/v1/workflows/models"
+    server.refuse("POST", url_path, 200, {"metadata": {"name": "x"}, "spec": {}})
+    server.refuse("GET", url_path, 200, {"metadata": {}, "items": None})
     url = f"http://127.0.0.1:{server.port}/argo"
-    command = ("submit", "--manifest", written(tmp_path, **SPEC, pendingTimeout="1h"), "-n", "models")
+    command = ("submit", "--manifest", write_manifest(tmp_path, **SPEC, pendingTimeout="1h"), "-n", "models")
     done = rekindle(*command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none")
     assert done.returncode == 0, done.stderr
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
-    assert path == at and server.tokens == {"Bearer of argo"}
+    assert path == url_path and server.tokens == {"Bearer of argo"}
     assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
     away = rekindle(*command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none")
     assert (away.returncode, "does not answer" in away.stderr) == (1, True)
 
 
-def test_a_schedule_that_pauses_or_goes_on_runs_what_it_ran(server: ApiServer, tmp_path: Path):
+def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path: Path):
     command = ("schedule", str(GOLDEN / "config.yaml"), "-o", "json")
     assert rekindle(*command, cwd=tmp_path).returncode == 0
     for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
-        told = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
-        assert [line.rpartition(" ")[2] for line in told[:2]] == ["unchanged", "updated"], told
-        assert told[2:] == [f"  spec.suspend: {change}"]
+        changes = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
+        assert [line.rpartition(" ")[2] for line in changes[:2]] == ["unchanged", "updated"], changes
+        assert changes[2:] == [f"  spec.suspend: {change}"]
 
 
-def test_the_table_of_a_namespace_has_runs_and_schedules(server: ApiServer, tmp_path: Path):
+def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_path: Path):
     assert "no runs in" in rekindle("status", "--cluster", cwd=tmp_path).stdout
     server.put(WORKFLOWS_AT, run("Succeeded", verdict="release"))
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
-    told = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
-    assert [(row["run"], row["phase"], row["verdict"]) for row in told["runs"]] == [("demo", "Succeeded", "release")]
-    assert [(row["schedule"], row["at"], row["suspended"]) for row in told["schedules"]] == [
+    tables = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
+    assert [(row["run"], row["phase"], row["verdict"]) for row in tables["runs"]] == [("demo", "Succeeded", "release")]
+    assert [(row["schedule"], row["at"], row["suspended"]) for row in tables["schedules"]] == [
         ("cards", "0 3 * * 1", True)
     ]
 
 
-def test_delete_of_what_runs_needs_a_yes(server: ApiServer, tmp_path: Path):
+def test_deleting_an_active_run_needs_yes(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, run("Running"))
     refused = rekindle("delete", "demo", cwd=tmp_path)
     assert (refused.returncode, "rekindle stop demo --cluster" in refused.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""What happened during training can be read afterwards, and while it is running."""
+"""`rekindle explain` reports on a training during and after it, here and on a cluster."""
 
 import json
 import subprocess
@@ -23,8 +23,8 @@ from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 
 
-def trained(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
-    """A run of that name with that ledger."""
+def make_run(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
+    """Create a run with a ledger."""
     files = RunFiles(home, name)
     spec = {"entrypoint": "main", "templates": [{"name": "main"}], "arguments": {"ledgers": [key("train", LEDGER)]}}
     files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec})
@@ -36,9 +36,9 @@ def trained(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -
     ledger.close()
 
 
-def test_a_finished_training_in_words_and_as_one_object(tmp_path: Path, s3: Store) -> None:
-    trained(tmp_path, s3, "older", [])
-    trained(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
+def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3: Store) -> None:
+    make_run(tmp_path, s3, "older", [])
+    make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
     text = explain(tmp_path, None, as_json=False)
     assert text.startswith("fraud: Succeeded\n")
     assert "2 workers trained 40 steps in 5.1 s" in text
@@ -50,21 +50,31 @@ def test_a_finished_training_in_words_and_as_one_object(tmp_path: Path, s3: Stor
     assert text.endswith("\n".join(report["words"]))
 
 
+<<<<<<< HEAD
 def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Store) -> None:
     trained(tmp_path, s3, "on", EVENTS)
     assert "15 of 40 steps" in explain(tmp_path, "on", as_json=False)
     assert "The run is not complete." in explain(tmp_path, "on", as_json=False)
     trained(tmp_path, s3, "off", [*EVENTS, VERDICT])
     assert "Then the run was aborted: worker-0: the gradient is not finite" in explain(tmp_path, "off", as_json=False)
+=======
+def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store) -> None:
+    make_run(tmp_path, s3, "active", EVENTS)
+    assert "15 of 40 steps" in explain(tmp_path, "active", as_json=False)
+    assert "The run is not complete." in explain(tmp_path, "active", as_json=False)
+    make_run(tmp_path, s3, "aborted", [*EVENTS, VERDICT])
+    text = explain(tmp_path, "aborted", as_json=False)
+    assert "Then the run was given up: worker-0: the gradient is not finite" in text
+>>>>>>> e7
 
 
-def test_a_run_that_has_not_trained_has_nothing_to_tell(tmp_path: Path, s3: Store) -> None:
-    trained(tmp_path, s3, "fresh", [])
+def test_explain_of_a_run_before_its_training(tmp_path: Path, s3: Store) -> None:
+    make_run(tmp_path, s3, "fresh", [])
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
 
 
 class Kubelet(ApiServer):
-    """Runs the containers of a new pod here, with the variables of this process."""
+    """Runs the containers of a new pod on this machine, with the environment of this process."""
 
     def admit(self, path: str, body: Any, dry_run: bool) -> Any:
         if path.endswith("/pods") and not dry_run:
@@ -77,10 +87,8 @@ class Kubelet(ApiServer):
         return super().admit(path, body, dry_run)
 
 
-def test_a_training_on_a_cluster_is_explained_by_a_pod_that_reaches_its_store(
-    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
+def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
     workflow = render_manifest(load_config(DEMO, environment={}).config)
     workflow |= {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
     with Kubelet(tmp_path) as server:
@@ -89,28 +97,29 @@ def test_a_training_on_a_cluster_is_explained_by_a_pod_that_reaches_its_store(
         cluster = Cluster.connect()
         assert explain_on_cluster(cluster, "fraud", as_json=False) == explain(tmp_path, "fraud", as_json=False)
         pods = "/api/v1/namespaces/models/pods"
-        made = [body for method, path, body in server.requests if method == "POST" and path.startswith(pods)]
-        assert made[0]["spec"]["containers"][0]["image"] == "rekindle:0.1" and not server.objects[pods], "it is gone"
+        created = [body for method, path, body in server.requests if method == "POST" and path.startswith(pods)]
+        assert created[0]["spec"]["containers"][0]["image"] == "rekindle:0.1"
+        assert not server.objects[pods], "it was deleted"
         monkeypatch.setenv("S3_BUCKET", "")
         with pytest.raises(RekindleError, match=r"of rekindle:0\.1, ended with code 1"):
             explain_on_cluster(cluster, "fraud", as_json=False)
         assert not server.objects[pods]
 
 
-def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) -> None:
+def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> None:
     with pytest.raises(ConfigError, match="`rekindle run` starts one"):
         explain(tmp_path, None, as_json=False)
-    trained(tmp_path, s3, "fresh", [])
+    make_run(tmp_path, s3, "fresh", [])
     with pytest.raises(ConfigError, match='Did you mean "fresh"'):
         explain(tmp_path, "frsh", as_json=False)
 
 
-def test_the_training_writes_where_report_and_explain_read() -> None:
-    from rekindle.training.spec import TrainingSpec as Inputs
+def test_training_report_and_explain_use_the_same_ledger() -> None:
+    from rekindle.training.spec import TrainingSpec
 
     manifest = json.dumps(render_manifest(load_config(DEMO).config))
     assert set(LEDGERS.findall(manifest)) == {"train"}
-    inputs = Inputs.model_validate(
+    inputs = TrainingSpec.model_validate(
         dict.fromkeys(("workload", "dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}
     )
     assert inputs.ledger == key("train", LEDGER)

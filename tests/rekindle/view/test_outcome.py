@@ -1,4 +1,4 @@
-"""What a user is told of the model of a run, and of a training while it runs."""
+"""The outcome of a run: verdict, metrics and exit code; and the progress of its training."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.argolocal.view.test_display import ROOT, WORKFLOW, at, node, status
 from tests.waiting import until
 
 
-def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
+def test_json_has_the_steps_and_the_outputs_of_the_workflow():
     outputs = {
         "verdict": "release",
         "metrics": '{"ap": 0.71, "auc": NaN}',
@@ -22,11 +22,11 @@ def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
         "run_id": "r1",
     }
     done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
-    told = as_json(WORKFLOW, done, endpoint="http://x")
-    assert (told["metrics"], told["reason"]) == ({"ap": 0.71, "auc": None}, "why")
-    assert (told["workflow"], told["phase"], told["verdict"]) == (WORKFLOW, "Succeeded", "release")
-    assert (told["model_sha256"], told["run_id"], told["endpoint"]) == ("ab", "r1", "http://x")
-    (step,) = told["steps"]
+    result = as_json(WORKFLOW, done, endpoint="http://x")
+    assert (result["metrics"], result["reason"]) == ({"ap": 0.71, "auc": None}, "why")
+    assert (result["workflow"], result["phase"], result["verdict"]) == (WORKFLOW, "Succeeded", "release")
+    assert (result["model_sha256"], result["run_id"], result["endpoint"]) == ("ab", "r1", "http://x")
+    (step,) = result["steps"]
     assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
     assert (step["name"], step["seconds"]) == ("prepare", 2.5)
 
@@ -40,26 +40,26 @@ def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
         (("keep", "same"), {}, 0, "judged    judge-1: same. chance\n"),
     ],
 )
-def test_a_step_that_reads_the_champion_is_no_release(
+def test_a_step_that_reads_the_champion_is_not_a_release(
     verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
 ):
-    """`ship` is a release if it tells its content, as steps.release does; steps.champion gives the rest, too."""
+    """`ship` is a release if it outputs `content`, as steps.release does; steps.champion has the other outputs too."""
 
-    def said(**outputs: str) -> Any:
+    def with_outputs(**outputs: str) -> Any:
         return {"outputs": {"parameters": [{"name": name, "value": value} for name, value in outputs.items()]}}
 
     judges = [
-        node(f".judge-{n}", displayName=f"judge-{n}", **said(verdict=verdict, reason="chance", metrics="{}"))
+        node(f".judge-{n}", displayName=f"judge-{n}", **with_outputs(verdict=verdict, reason="chance", metrics="{}"))
         for n, verdict in enumerate(verdicts)
     ]
-    ship = node(".ship", displayName="ship", **said(model_uri="releases/x/", version="4", **more))
+    ship = node(".ship", displayName="ship", **with_outputs(model_uri="releases/x/", version="4", **more))
     ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
     assert exit_code(ended, is_rekindle=True) == code
     text = success(ended, {}, is_rekindle=True)
     assert words in text and ("released: ship" in text) == bool(more)
 
 
-def test_training_progress_reaches_the_reader(tmp_path: Path):
+def test_training_progress_is_shown(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"
     log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
@@ -71,5 +71,5 @@ def test_training_progress_reaches_the_reader(tmp_path: Path):
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
 
 
-def test_what_a_worker_prints_as_its_progress_cannot_steer_the_terminal():
+def test_progress_of_a_worker_cannot_control_the_terminal():
     assert "\x1b" not in progress_in("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1")

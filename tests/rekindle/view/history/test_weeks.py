@@ -1,4 +1,4 @@
-"""What a user loses if weeks of the past are wrong: a week that is missing, twice there, or released."""
+"""A backfill finds each scheduled week of the past exactly once."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -27,12 +27,17 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
         ("0 3 * apr *", "UTC", []),
     ],
 )
+<<<<<<< HEAD
 def test_a_schedule_has_run_when_cron_says(schedule: str, timezone: str, expected: list[str]) -> None:
     times = cron.run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
+=======
+def test_a_schedule_runs_at_the_times_of_cron(schedule: str, timezone: str, expected: list[str]) -> None:
+    times = cron.times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
+>>>>>>> e7
     assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
 
 
-def test_names_are_a_function_of_the_config_and_the_week() -> None:
+def test_names_of_weeks_depend_only_on_config_and_time() -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     sha256 = manifest_sha256(render_manifest(config))
     march = weeks(config, sha256, date(2026, 3, 1), date(2026, 3, 31), NOW)
@@ -49,12 +54,12 @@ def test_days_without_a_run_are_refused(first: tuple[int, int, int], last: tuple
         weeks(config, "0" * 64, date(*first), date(*last), NOW)
 
 
-def test_the_future_is_refused() -> None:
+def test_days_in_the_future_are_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
         weeks(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
 
 
-def test_a_week_that_failed_has_its_line() -> None:
+def test_the_table_has_a_line_for_failed_weeks() -> None:
     rows = [
         {
             "scheduled": "2026-03-02T03:00:00Z",
@@ -72,10 +77,10 @@ def test_a_week_that_failed_has_its_line() -> None:
     ]
 
 
-def test_the_time_is_no_part_of_what_a_manifest_is(tmp_path: Path) -> None:
+def test_the_scheduled_time_does_not_change_the_manifest_hash(tmp_path: Path) -> None:
     manifest = render_manifest(load_config(ROOT / "configs/demo.yaml").config)
-    before = manifest_sha256(manifest)
+    original = manifest_sha256(manifest)
     for parameter in manifest["spec"]["arguments"]["parameters"]:
         if parameter["name"] in ("scheduled-time", "backfill"):
             parameter["value"] = "2026-03-02T03:00:00Z"
-    assert manifest_sha256(manifest) == before
+    assert manifest_sha256(manifest) == original
