@@ -50,22 +50,13 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     assert text.endswith("\n".join(report["words"]))
 
 
-<<<<<<< HEAD
-def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Store) -> None:
-    trained(tmp_path, s3, "on", EVENTS)
-    assert "15 of 40 steps" in explain(tmp_path, "on", as_json=False)
-    assert "The run is not complete." in explain(tmp_path, "on", as_json=False)
-    trained(tmp_path, s3, "off", [*EVENTS, VERDICT])
-    assert "Then the run was aborted: worker-0: the gradient is not finite" in explain(tmp_path, "off", as_json=False)
-=======
 def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "active", EVENTS)
     assert "15 of 40 steps" in explain(tmp_path, "active", as_json=False)
     assert "The run is not complete." in explain(tmp_path, "active", as_json=False)
     make_run(tmp_path, s3, "aborted", [*EVENTS, VERDICT])
     text = explain(tmp_path, "aborted", as_json=False)
-    assert "Then the run was given up: worker-0: the gradient is not finite" in text
->>>>>>> e7
+    assert "Then the run was aborted: worker-0: the gradient is not finite" in text
 
 
 def test_explain_of_a_run_before_its_training(tmp_path: Path, s3: Store) -> None:

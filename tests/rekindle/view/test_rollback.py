@@ -133,13 +133,8 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
         wait(model.kinds, lambda status: not status.get("replicas"), name=f"{model.name}-2")
     assert (scaled_down, set(seen)) == ([f"{model.name}-2"], {"1", "2"})
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
-<<<<<<< HEAD
-    for version, reason in (("", "a release before version 1"), ("7", "available versions: 1, 2")):
-        with pytest.raises(ConfigError, match=reason):
-=======
-    for version, message in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
+    for version, message in (("", "a release before version 1"), ("7", "available versions: 1, 2")):
         with pytest.raises(ConfigError, match=message):
->>>>>>> e7
             model.roll_back(version)
     with pytest.raises(ConfigError, match='the model "sales" is not served here'):
         roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
@@ -252,13 +247,8 @@ def test_a_release_during_an_unfinished_rollback_keeps_the_traffic(model: Model)
                 raise RekindleError("the cluster does not answer.")
             super().patch(kind, name, change, dry_run)
 
-<<<<<<< HEAD
     with pytest.raises(RekindleError, match=r"finish it with `rekindle rollback .*`"):
-        model.roll_back(objects=Gone(model.cluster))
-=======
-    with pytest.raises(RekindleError, match=r"`rekindle rollback .*` finishes it"):
         model.roll_back(objects=UnreachableObjects(model.cluster))
->>>>>>> e7
     assert model.state == ("1", "2", {"1": 1, "2": 1}, True)
     model.release()
     assert model.state == ("3", "3", {"1": 0, "2": 1, "3": 1}, False)
@@ -339,13 +329,8 @@ def test_after_its_deployment_was_deleted_another_version_can_be_chosen(model: M
                 raise RekindleError("the cluster does not answer.")
             super().patch(kind, name, change, dry_run)
 
-<<<<<<< HEAD
     with pytest.raises(RekindleError, match="is unfinished"):
-        model.roll_back("1", objects=Away(model.cluster))
-=======
-    with pytest.raises(RekindleError, match="has not ended"):
         model.roll_back("1", objects=UnreachableObjects(model.cluster))
->>>>>>> e7
     model.kinds["Deployment"].delete(f"{model.name}-1")
     with pytest.raises(ConfigError, match=r"unfinished rollback .* was deleted: name another version"):
         model.roll_back()

@@ -27,13 +27,8 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
         ("0 3 * apr *", "UTC", []),
     ],
 )
-<<<<<<< HEAD
-def test_a_schedule_has_run_when_cron_says(schedule: str, timezone: str, expected: list[str]) -> None:
-    times = cron.run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
-=======
 def test_a_schedule_runs_at_the_times_of_cron(schedule: str, timezone: str, expected: list[str]) -> None:
-    times = cron.times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
->>>>>>> e7
+    times = cron.run_times(schedule, timezone, date(2026, 3, 1), date(2026, 3, 11))
     assert [f"{time:%m-%dT%H:%M}" for time in times] == expected
 
 
