@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 
-BOUNDS = ("mean", "low", "high")  # of the difference between candidate and champion
+INTERVAL = ("mean", "low", "high")  # of the difference between candidate and champion
 
 
 class Inputs(StepInputs, Gate):
@@ -26,7 +26,7 @@ class Inputs(StepInputs, Gate):
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and plots")
     servers: str = Field(default="", description="digest of the serving configuration, to detect changes")
     backfill: str = Field(
-        default="", description="name of a past week, which is evaluated and recorded, but never released"
+        default="", description="if not empty: evaluate a past week, which is recorded, but never released"
     )
     part: str = Field(default="", description="prefix of tags and metrics, if the run has several evaluations")
     threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores slow it down many times")
@@ -85,9 +85,7 @@ def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
     """Return metrics of the candidate, the champion and the baseline, and the interval of their difference."""
     difference, metrics = evaluation.difference, evaluation.metrics
     others = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
-    interval = (
-        {f"{difference.metric}_difference_{name}": getattr(difference, name) for name in BOUNDS} if difference else {}
-    )
+    interval = {f"{difference.metric}_difference_{k}": getattr(difference, k) for k in INTERVAL} if difference else {}
     return {f"{prefix}{name}": value for name, value in (metrics["candidate"] | others | interval).items()}
 
 

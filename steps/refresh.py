@@ -54,32 +54,26 @@ def run(inputs: Inputs) -> Outputs:
     champion = tracking.require_champion(inputs.name)
     data = parse_section(module.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
-    champion_dir, dataset, model, report = (
-        inputs.workdir / name for name in ("champion", "dataset", "model", "report")
-    )
-    release.download(Store.from_env(), champion.uri, champion_dir)
+    current, dataset, model, report = (inputs.workdir / name for name in ("current", "dataset", "model", "report"))
+    release.download(Store.from_env(), champion.uri, current)
     for folder in (dataset, model, report):
         folder.mkdir()
-    data_end = workload.data_until(champion_dir) or "an unknown time"
-    if refreshed := module.refresh(champion_dir, data, dataset):
-        verdict, reason = (
-            "release",
-            f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}.",
-        )
-        prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts, digest=workload.digest_of(champion_dir))
+    data_end = workload.data_until(current) or "an unknown time"
+    if refreshed := module.refresh(current, data, dataset):
+        verdict = "release"
+        reason = f"version {champion.version} with {refreshed.rows:,} rows of data since {data_end}."
+        prepared = workload.Prepared(refreshed.rows, facts=refreshed.facts, digest=workload.digest_of(current))
         workload.record_dataset(dataset, prepared)
-        shutil.rmtree(champion_dir / "state", ignore_errors=True)
-        shutil.copytree(dataset, champion_dir, dirs_exist_ok=True)
-        release.record_predictions(report, predict(champion_dir, refreshed.instances))
+        shutil.rmtree(current / "state", ignore_errors=True)
+        shutil.copytree(dataset, current, dirs_exist_ok=True)
+        release.record_predictions(report, predict(current, refreshed.instances))
     else:
-        verdict, reason = (
-            "same",
-            f"{data.source} does not reach beyond {data_end}, where version {champion.version} ends.",
-        )
-    evaluation = [name for name in ("verdict.json", release.REFERENCE) if (champion_dir / name).exists()]
+        verdict = "same"
+        reason = f"{data.source} does not reach beyond {data_end}, where version {champion.version} ends."
+    evaluation = [name for name in ("verdict.json", release.REFERENCE) if (current / name).exists()]
     for folder, names in ((model, release.MODEL), (report, evaluation)):
         for name in names:
-            (champion_dir / name).rename(folder / name)
+            (current / name).rename(folder / name)
     sys.stderr.write(f"{verdict}: {reason}\n")
     rows = refreshed.rows if refreshed else 0
     tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})

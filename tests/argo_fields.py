@@ -16,38 +16,38 @@ from argolocal.manifest.schema import TABLES, WHY
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
 ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
 PARTS |= {"Argument": "arguments", "Input": "inputs", "Output": "outputs"}
-HEAD = """# What of Argo's API runs on this machine
+HEAD = """# Argo fields that the local runner supports
 
-`rekindle run` does what a field says as Argo does it, or refuses the manifest before anything starts, with the path of
-the field. *Ignored* is what cannot matter on one machine; a run of a manifest that is not ours says so once. This page
-is generated from the code (`python -m tests.argo_fields`); fields that Argo has got since are refused.
-Where Argo 3.7 and 4.1 differ the runner is as 4.1:
-[what was seen of it](../tests/conformance/README.md#where-37-and-41-differ).
+`rekindle run` implements a field as Argo does, or rejects the manifest before anything starts and names the path of the
+field. *Ignored* fields do not matter on a single machine; runs of manifests that Rekindle did not render warn about
+them once. This page is generated from the code (`python -m tests.argo_fields`); newer fields of Argo are rejected.
+Where Argo 3.7 and 4.1 differ, the runner behaves like 4.1:
+[the differences](../tests/conformance/README.md#where-37-and-41-differ).
 
-Without containers an image is a program of this machine: `python`, `alpine`, `busybox`, `debian`, `ubuntu` and `bash`
-run on its own interpreter and shell. What any other image is here, `.rekindle/images.yaml` says:
+Without containers, an image is a program of this machine: `python`, `alpine`, `busybox`, `debian`, `ubuntu` and `bash`
+use its interpreter and shell. `.rekindle/images.yaml` defines other images:
 
 ```yaml
-alpine/git:v2.26.2: {command: [git]}                          # what it runs where a container gives no command
+alpine/git:v2.26.2: {command: [git]}                          # used where a container does not set a command
 registry.example.com/train:7: {python: /venvs/train/bin/python, env: {OMP_NUM_THREADS: "2"}, directory: /srv/train}
 ```
 
-A container that uses more memory than `resources.limits.memory` is killed (exit code 137, OOMKilled) where the runner
-may make cgroups: in version 1 as root, in version 2 where the cgroup above its own is the user's, as in a terminal of a
-desktop or below `systemd-run --user --scope` (limits of the scope itself do not hold for these containers). Elsewhere,
-and for all other limits, the run says that nothing holds it to them.
+A container that exceeds `resources.limits.memory` is killed (exit code 137, OOMKilled) if the runner may create
+cgroups: with version 1 as root, with version 2 if the parent cgroup belongs to the user, as in a desktop terminal or
+below `systemd-run --user --scope` (limits of the scope itself do not apply to these containers). Otherwise, and for all
+other limits, the run warns that they are not enforced.
 
-Each pod has a `/` of its own (mount namespaces): /tmp and the directories of the files that its template names are its
-own, the rest is the machine's, which it sees and cannot change. What it writes there goes with it (a layer in memory),
-or is refused where the kernel allows no layer; /dev/shm is the machine's where no volume is mounted there. **It is no
-sandbox**: a pod reads what you can read, reaches your network and signals your processes. Read a stranger's manifest
-first.
+Each pod has its own `/` (mount namespaces). It owns /tmp and the directories of the files that its template names; it
+can read the rest of the machine, but not change it. Its other writes go to a temporary layer in memory, or fail if the
+kernel does not allow layers. /dev/shm is shared with the machine unless a volume is mounted there. **This is not a
+sandbox**: a pod can read your files, use your network and signal your processes. Read manifests of strangers before you
+run them.
 
-Where the system gives no mount namespaces, pods are processes of this machine with your rights, and the run says so. A
-template that spells out a path or mounts a volume is then refused; one that takes its paths from
-`{{outputs.parameters.NAME.path}}` runs.
+If the system does not allow mount namespaces, pods are processes of this machine with your permissions, and the run
+warns about it. Templates with literal paths or volumes are then rejected; templates that take paths from
+`{{outputs.parameters.NAME.path}}` run.
 
-ConfigMaps, Secrets and PersistentVolumeClaims lie in the file of the Workflow, separated by `---`, and are kept; a
+ConfigMaps, Secrets and PersistentVolumeClaims are in the file of the Workflow, separated by `---`, and are kept; a
 claim is a directory below `.rekindle/claims`.
 """
 

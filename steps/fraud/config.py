@@ -83,18 +83,14 @@ class Data(DataConfig):
         description="length, such as 90d or 13w, in whole days (UTC) before the scheduled time of a run; sets "
         "first_day, last_day and labels_until for each run",
     )
-    label_delay_days: int = Field(
-        default=7, ge=1, le=90, description="number of days until the label of a transaction is known"
-    )
+    label_delay_days: int = Field(default=7, ge=1, le=90, description="days until the label of a transaction is known")
     labels_until: date | None = Field(
         default=None,
         description="last day (UTC) whose labels are all known, for archives; default: label_delay_days before the "
         "source ends",
     )
     test_weeks: int = Field(default=4, ge=1, description="number of newest weeks with known labels to evaluate on")
-    shard_rows: int = Field(
-        default=250_000, ge=1, le=2_000_000, description="approximate number of transactions per shard"
-    )
+    shard_rows: int = Field(default=250_000, ge=1, le=2_000_000, description="approximate transactions per shard")
 
     @model_validator(mode="after")
     def _check_window(self) -> Self:
@@ -124,9 +120,7 @@ class Model(Section):
     layers: int = Field(default=2, ge=1, le=8, description="number of layers")
     heads: int = Field(default=4, ge=1, description="number of attention heads; must divide width")
     hidden: int = Field(default=128, ge=8, le=4096, description="size of the feed-forward layers")
-    window: int = Field(
-        default=20, ge=1, le=64, description="number of transactions of the card that each layer attends to"
-    )
+    window: int = Field(default=20, ge=1, le=64, description="transactions of the card that each layer attends to")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations dropped in training")
 
     @property

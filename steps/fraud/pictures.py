@@ -85,13 +85,11 @@ def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> Non
 
 
 def _weeks(axes: Axes, parts: list[dict[str, Any]], names: list[str]) -> None:
-    position, width = np.arange(len(parts)), 0.8 / len(names)
+    x, width = np.arange(len(parts)), 0.8 / len(names)
     for number, name in enumerate(names):
         heights = [week[name]["ap"] for week in parts]
-        bars = axes.bar(
-            position + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name]
-        )
+        bars = axes.bar(x + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name])
         axes.bar_label(bars, fmt="%.3f", fontsize=7)
-    axes.set_xticks(position, [week["name"] for week in parts])
+    axes.set_xticks(x, [week["name"] for week in parts])
     axes.set(ylabel="AP", title="Average precision by test week", ylim=(0, 1))
     axes.legend()

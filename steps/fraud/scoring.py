@@ -106,9 +106,7 @@ class FraudPredictor:
         self.batch = BATCH if self.model.embed.out_features >= MIN_BATCH_WIDTH else 1
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
-            raise DataError(
-                f"{release}: the features of the model and of its serving state differ. Release the model again."
-            )
+            raise DataError(f"{release}: model and serving state have different features. Release the model again.")
 
     def example(self) -> dict[str, Any]:
         """Return a request with one made-up transaction."""

@@ -116,9 +116,7 @@ def load(folder: Path) -> FraudModel:
         model = FraudModel(section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
-        raise DataError(
-            f"{folder} does not hold a model of this workload ({type(error).__name__}: {error})."
-        ) from error
+        raise DataError(f"{folder} is not a model of this workload ({type(error).__name__}: {error}).") from error
     return model.eval()
 
 

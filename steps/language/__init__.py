@@ -73,9 +73,7 @@ def prepare(data: Data, out: Path) -> Prepared:
             raise DataError(f"{data.source} cannot be read ({error}): data.source must be a text file.") from error
     cut = int(len(text) * (1 - data.test_share))
     if min(cut, len(text) - cut) <= data.window:
-        raise DataError(
-            f"{data.source} has {len(text)} bytes: data.window is {data.window} and needs more text. Lower it."
-        )
+        raise DataError(f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower it.")
     (out / "train.txt").write_bytes(text[:cut])
     (out / "test.txt").write_bytes(text[cut:])
     return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})

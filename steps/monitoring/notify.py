@@ -48,23 +48,22 @@ def run(inputs: Inputs) -> Outputs:
 
 def compose(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
     """Return the message about a run with these tags; None if no notification is due."""
-    about = {"name": inputs.experiment, "workflow": inputs.workflow, "link": link}
+    run = inputs.workflow
+    about = {"name": inputs.experiment, "workflow": run, "link": link}
     lines, evaluations = reasons(inputs.failures), verdicts(tags)
     if inputs.status != "Succeeded":
         if status(inputs.status, lines) == "KILLED":
             return None
         failures = tags.get("rekindle.failures") or "\n".join(line[:900] for line in lines[:MAX_FAILURES])
-        return Message("failure", text=f"{inputs.workflow} failed.", reason=failures, **about)
+        return Message("failure", text=f"{run} failed.", reason=failures, **about)
     if rollbacks := [reason for _, verdict, reason in evaluations if verdict == "taken back"]:
-        return Message("rollback", text=f"{inputs.workflow} was rolled back.", reason="\n".join(rollbacks), **about)
+        return Message("rollback", text=f"{run} was rolled back.", reason="\n".join(rollbacks), **about)
     text = "\n".join(f"{prefix}{reason}" for prefix, verdict, reason in evaluations if verdict in ("release", "keep"))
     if promoted := tags.get("rekindle.promoted"):  # MODEL VERSION
         model, _, version = promoted.rpartition(" ")
-        return Message(
-            "release", text=f"{inputs.workflow} released version {version} of {model}.", reason=text, **about
-        )
+        return Message("release", text=f"{run} released version {version} of {model}.", reason=text, **about)
     if any(verdict == "keep" for _, verdict, _ in evaluations):
-        return Message("refusal", text=f"{inputs.workflow} released nothing.", reason=text, **about)
+        return Message("refusal", text=f"{run} released nothing.", reason=text, **about)
     if drift := [reason for _, verdict, reason in evaluations if verdict == "drift"]:
         return Message("drift", text="the requests of the model have drifted.", reason="\n".join(drift), **about)
     return None

@@ -122,9 +122,8 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     pieces: list[Rows] = []
     for number, (piece, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
         np.save(_file(out, "features", number), table)
-        sample.add(
-            table, piece.fraud, piece.card, (piece.time >= facts["train_start"]) & (piece.time < facts["train_end"])
-        )
+        usable = (piece.time >= facts["train_start"]) & (piece.time < facts["train_end"])
+        sample.add(table, piece.fraud, piece.card, usable)
         pieces.append(piece)
     boosting = sample.fit()
 

@@ -90,11 +90,9 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
     leaked: list[NDArray[np.int64]] = []
     start = np.searchsorted(slot, np.arange(world.cards * world.days + 1))
     for day in range(world.days - 1):
-        terminals = rng.choice(
-            world.terminals, _event_count(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False
-        )
+        terminals = rng.choice(world.terminals, _events_of(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False)
         compromised[terminals, day : day + TERMINAL_DAYS] = True
-        cards = rng.choice(world.cards, _event_count(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
+        cards = rng.choice(world.cards, _events_of(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
         begin, end = cards * world.days + day, cards * world.days + min(day + CARD_DAYS, world.days)
         rows = [np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)]
         if rows:
@@ -107,6 +105,6 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
     return scenario
 
 
-def _event_count(rate: float, day: int) -> int:
+def _events_of(rate: float, day: int) -> int:
     """Return the number of events on `day`: whole numbers whose sum follows `rate` events per day."""
     return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

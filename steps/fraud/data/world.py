@@ -28,10 +28,8 @@ def parse(uri: str) -> World:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        fields = set(World.model_fields)
-        problem = (
-            f"{name!r} is unknown.{did_you_mean(name, fields)}" if name not in fields else f"{name}: {first['msg']}."
-        )
+        keys = set(World.model_fields)
+        fault = f"{name!r} is unknown.{did_you_mean(name, keys)}" if name not in keys else f"{name}: {first['msg']}."
         raise ValueError(
-            f"{problem} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
+            f"{fault} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
         ) from error

@@ -130,7 +130,7 @@ def test_a_champion_with_other_features_is_incomparable(
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
     shutil.copy(small_dataset / "dataset.json", tmp_path / "broken")
     result = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
-    assert "does not hold a model of this workload" in result.incomparable
+    assert "is not a model of this workload" in result.incomparable
     assert set(result.metrics) == {"candidate", "baseline"}
 
 

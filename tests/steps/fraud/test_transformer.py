@@ -116,7 +116,7 @@ def test_a_damaged_model_is_rejected_with_its_path(expert: Path, tmp_path: Path)
         broken("other shape", json=json.dumps(other_shape).encode()),
         tmp_path / "nothing",
     ):
-        with pytest.raises(DataError, match=f"{folder} does not hold a model"):
+        with pytest.raises(DataError, match=f"{folder} is not a model"):
             load(folder)
 
 
