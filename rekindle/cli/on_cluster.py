@@ -17,7 +17,6 @@ from rekindle.cli.options import Target, cluster_options, configured, manifest_o
 from rekindle.cli.output import print_manifest
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-from rekindle.view import reuse
 
 
 @command
@@ -63,6 +62,8 @@ def submit(
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
+        from rekindle.view import reuse
+
         values = reuse.add_cached_on_cluster(submitted, pairs_of(source.parameters), not no_cache)
         workflow = workflows.submission(submitted, values, namespace)
         if dry_run:

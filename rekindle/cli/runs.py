@@ -11,14 +11,10 @@ from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.kinds import COMPLETED
-from argolocal.view.summary import check_step
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
-from rekindle.local.cluster import LocalCluster
-from rekindle.view import explain as explanation
-from rekindle.view import overview, reuse
 
 NO_LOGS = "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f` during a run."
 
@@ -40,7 +36,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
-    from rekindle.view import foreground
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.view import foreground, reuse
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
@@ -115,6 +112,8 @@ def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool
         raise click.UsageError(
             "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
         )
+    from rekindle.view import overview
+
     click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
     return 0
 
@@ -136,6 +135,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
       rekindle logs demo-4k2xp train -f --cluster
     """
     if cluster:
+        from argolocal.view.summary import check_step
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
@@ -165,6 +165,8 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
       rekindle explain
       rekindle explain demo-4k2xp --cluster
     """
+    from rekindle.view import explain as explanation
+
     if cluster:
         click.echo(explanation.explain_on_cluster(cluster, name, as_json))
     else:

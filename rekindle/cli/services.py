@@ -12,13 +12,10 @@ from argolocal.cli.options import File, Name, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
-from argolocal.view import runs
 from rekindle import project
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.api import Cluster
-from rekindle.local.cluster import LocalCluster
-from rekindle.view import reuse
 
 commands.add_command(of_program(local.trust, "rekindle"))
 
@@ -50,6 +47,7 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
       rekindle prune --keep-runs 3
       rekindle prune --keep-runs 3 --yes
     """
+    from argolocal.view import runs
     from rekindle.view import artifacts
 
     rows = artifacts.find_old_runs(home(), keep_runs)
@@ -77,6 +75,9 @@ def list_entries(as_json: bool) -> None:
     Example:
       rekindle cache ls
     """
+    from argolocal.view import runs
+    from rekindle.view import reuse
+
     click.echo(runs.show_tables({"entries": reuse.entries(home())}, as_json, "the cache is empty"))
 
 
@@ -93,6 +94,9 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     Example:
       rekindle cache prune --days 30 --yes
     """
+    from argolocal.view import runs
+    from rekindle.view import reuse
+
     rows = reuse.prune(home(), keep, days, yes)
     text = f"deleted {len(rows)} entries" if yes else f"{runs.table(rows)}\n\n--yes deletes {len(rows)} entries"
     print_result(as_json, {"removed": yes, "entries": rows}, text if rows else "nothing to delete")
@@ -139,6 +143,7 @@ def ui(name: str | None, browser: bool) -> None:
       rekindle ui demo-4k2xp --open
     """
     from rekindle import tracking
+    from rekindle.local.cluster import LocalCluster
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
@@ -161,6 +166,8 @@ def env(as_json: bool) -> None:
       eval "$(rekindle env)" && jupyter lab
       rekindle env -o json
     """
+    from rekindle.local.cluster import LocalCluster
+
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
@@ -204,6 +211,7 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp evaluate/report --to report-of-monday
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
+    from argolocal.view import runs
     from rekindle.view import artifacts
 
     if not artifact:

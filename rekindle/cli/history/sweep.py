@@ -10,13 +10,11 @@ import click
 from argolocal.cli.options import Name, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
-from argolocal.view import runs
 from rekindle.cli.group import command
 from rekindle.cli.inputs import Source, check_source
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
-from rekindle.view import reuse
 
 
 def check_sweep(config: Any) -> None:
@@ -61,7 +59,8 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         return 0
     if cluster:
         raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
-    from rekindle.view import foreground
+    from argolocal.view import runs
+    from rekindle.view import foreground, reuse
 
     with run_output(as_json):
         workflow, _ = source.manifests(check_sweep)
