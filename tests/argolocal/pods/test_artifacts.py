@@ -205,7 +205,7 @@ def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Pat
     cluster = LocalCluster(tmp_path)
     key = {"name": "mine", "key": "access"}
     s3 = {"bucket": "other", "endpoint": "s3.example:9000", "insecure": True, "accessKeySecret": key, "key": "k"}
-    with pytest.raises(ConfigError, match="no Secret 'mine'"):
+    with pytest.raises(ConfigError, match="Secret 'mine' with the key 'access' does not exist"):
         cluster.store(s3)
     cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
     store = cluster.store(s3)
