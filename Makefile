@@ -45,6 +45,7 @@ check: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
+	@$(BIN)/codespell argolocal rekindle pipelines steps template benchmarks configs images docs/*.md *.md Makefile
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive argolocal rekindle pipelines steps template
 
 # uv installs checkov, with its 70 dependencies, into a separate environment

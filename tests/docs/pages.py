@@ -29,8 +29,8 @@ OTHERS = ("tracking", "release.predictor", "release.files", "release.client", "r
 API_HEAD = """\
 # The Python API
 
-Generated from the docstrings by `python -m tests.docs.pages`. `import rekindle` gives all names below and loads nothing
-by itself: each is imported on its first use, so a step needs only the packages of the names that it uses.
+Generated from the docstrings by `python -m tests.docs.pages`. After `import rekindle` each name below is imported on
+its first use, so a step needs only the packages of the names that it uses.
 """
 COMMANDS_HEAD = """\
 # Commands
@@ -39,12 +39,12 @@ Generated from `--help` by `python -m tests.docs.pages`.
 
 - A value of the config is the default < the file < the environment (`REKINDLE_TRAIN__WORKERS=3`) < `--set`. A mistyped
   key is an error that names the nearest one.
-- `-o json` prints one object (of `lint` a list, of `logs` an object a line) on stdout, everything else on stderr.
-- Set `S3_ENDPOINT_URL` and `MLFLOW_TRACKING_URI` to use real services instead of the embedded ones; `REKINDLE_HOME` is
-  where runs and the embedded services live (`.rekindle`), `REKINDLE_PATH` the folders to import a project from, if it
-  is not that of the working directory.
-- `rekindle run --manifest workflow.yaml -p name=value` runs manifests that are not ours, and refuses by name what it
-  cannot run as Argo would: [the fields](argo-fields.md).
+- `-o json` prints one object (`lint` a list, `logs` one object per line) on stdout, and everything else on stderr.
+- Set `S3_ENDPOINT_URL` and `MLFLOW_TRACKING_URI` to use real services instead of the embedded ones. `REKINDLE_HOME` is the
+  directory of the runs and the embedded services (`.rekindle`), `REKINDLE_PATH` the folders of the project (default: the
+  project of the working directory).
+- `rekindle run --manifest workflow.yaml -p name=value` runs any Argo manifest, and refuses fields that would not behave as
+  on Argo by name: [supported fields](argo-fields.md).
 """
 
 
@@ -121,7 +121,7 @@ def _fields(value: Any) -> Iterator[str]:
     """Yield a table row for each field that the model itself declares."""
     all_fields = getattr(value, "model_fields", {})
     if fields := {name: field for name, field in all_fields.items() if name in vars(value).get("__annotations__", {})}:
-        yield "\n| field | default | what it is |\n| --- | --- | --- |\n"
+        yield "\n| field | default | meaning |\n| --- | --- | --- |\n"
         for name, field in fields.items():
             default = "" if field.default is PydanticUndefined else f"`{field.default!r}`"
             yield f"| `{name}` | {default if len(default) < 40 else '...'} | {field.description or ''} |\n"
