@@ -1,7 +1,4 @@
-"""Shared by the benchmarks: figures with limits, printed as a table or JSON, and the exit code.
-
-python -m benchmarks.NAME [--json]      (exit code 1: a limit was missed)
-"""
+"""Figures with limits, printed as a table or as JSON, and the exit code of a benchmark (1 if a limit is missed)."""
 
 import argparse
 import json
@@ -23,7 +20,7 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """A figure, or the median of several with their range, and its limit."""
+    """Return a figure, or the median of several with their range, and its limit."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
@@ -42,7 +39,7 @@ def bar(
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The command line of a benchmark whose module's docstring is `doc`; SIGTERM ends it and its children."""
+    """Return the command-line parser of a benchmark; SIGTERM ends it and its children. `doc`: module docstring."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -50,7 +47,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
-    """Print the bars, with `more` in the JSON; returns the exit code."""
+    """Print the figures, with `more` in the JSON. Returns the exit code."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:
@@ -68,5 +65,5 @@ def _remarks(line: Bar) -> str:
 
 
 def _short(value: float) -> float:
-    """Four significant digits; large numbers as integers."""
+    """Round to four significant digits, large numbers to integers."""
     return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")

@@ -1,12 +1,11 @@
-"""What checkpoints cost the training loop: its wait, the steps they slow, and how soon the state is safe.
+"""The cost of checkpoints for the training loop: waiting time, slower steps, and time until the state is durable.
 
     python -m benchmarks.checkpoint [--json] [--runs 10] [--megabytes 592] [--quick]
 
-The real classes on a state of 592 MB (49 M parameters and AdamW's two moments), one worker, against a local endpoint
-started for the purpose. The limits are measured in the same run: a plain memcpy of the state into touched memory, and
-bare parallel PUTs of the same bytes by the same client. Beside them, on the same disk, what others do: torch.save,
-the same with fsync and rename, and torch.distributed.checkpoint.async_save (thread). Medians; --quick leaves out the
-others.
+Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker and a local endpoint.
+The references are measured in the same run: a plain memcpy of the state into touched memory, and bare parallel PUTs of
+the same bytes by the same client. For comparison, on the same disk: torch.save, the same with fsync and rename, and
+torch.distributed.checkpoint.async_save (thread). Figures are medians; --quick omits the comparison.
 """
 
 import contextlib
@@ -37,16 +36,16 @@ from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
 
-STEP = 0.2  # seconds of the step that a write in the background may slow
-SHORT = 0.00043  # of the step that a snapshot of SMALL megabytes must not be felt in
+STEP = 0.2  # seconds of a step that runs during a write in the background
+SHORT = 0.00043  # seconds of a step that snapshots of SMALL megabytes must not slow down
 SMALL = 5
 
 
 @contextlib.contextmanager
 def endpoint(root: Path) -> Iterator[Store]:
-    """A store of our own local endpoint."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """Yield a store with its own local endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     command = [
         sys.executable,
@@ -67,8 +66,8 @@ def endpoint(root: Path) -> Iterator[Store]:
             process.kill()
 
 
-def opened(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkpoints:
-    """The checkpoints of a worker that has made no step."""
+def open_checkpoints(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkpoints:
+    """Return the checkpoints of a worker before its first step."""
     width = round((megabytes * 1e6 / 12) ** 0.5)
     model = torch.nn.Linear(width, width, bias=False)
     state = State(model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu"))
@@ -77,10 +76,11 @@ def opened(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkp
     def note(event: str, **fields: Any) -> None:
         events.append({"event": event} | fields)
 
-    found = Checkpoints(store.short_retries(), name, "00" * 32, {}, state, LoaderState(None), note, threading.Event())
-    found.snapshots.ready.wait()
-    found.restore(-1)
-    return found
+    loader, leaving = LoaderState(None), threading.Event()
+    checkpoints = Checkpoints(store.short_retries(), name, "00" * 32, {}, state, loader, note, leaving)
+    checkpoints.snapshots.ready.wait()
+    checkpoints.restore(-1)
+    return checkpoints
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -90,7 +90,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 class Steps:
-    """A step of a fixed amount of work on one core, and how much longer it takes meanwhile."""
+    """A step with a fixed amount of work on one core, and its slow-down during another task."""
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
@@ -106,25 +106,25 @@ class Steps:
             self._work()
 
     def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
-        """Steps until `busy` ends: how many times longer each takes, and the seconds lost by that."""
-        taken = [seconds(self.step)]
+        """Make steps until `busy` ends. Returns how many times longer they take, and the seconds lost."""
+        durations = [seconds(self.step)]
         while busy():
-            taken.append(seconds(self.step))
-        return median(taken) / self.alone, sum(taken) - len(taken) * self.alone
+            durations.append(seconds(self.step))
+        return median(durations) / self.alone, sum(durations) - len(durations) * self.alone
 
 
-def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
-    """Figures of the product, and its limits, measured in turn."""
+def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
+    """Return the figures of the product and of its references, measured in turns."""
     events: list[dict[str, Any]] = []
-    checkpoints = opened(store, megabytes, events)
-    state, found = checkpoints.state, dict[str, list[float]]()
+    checkpoints = open_checkpoints(store, megabytes, events)
+    state, figures = checkpoints.state, dict[str, list[float]]()
     target, view = torch.zeros_like(state.memory), raw(state.memory)
     client = store.short_retries()
 
     def record(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        figures.setdefault(name, []).append(value)
 
-    def idle() -> None:
+    def wait_until_idle() -> None:
         while not checkpoints.snapshots.idle:
             time.sleep(0.01)
 
@@ -135,10 +135,10 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
         state.step += 1
         state.memory.uniform_()
         record("memcpy", seconds(lambda: target.copy_(state.memory)))
-        idle()
+        wait_until_idle()
         checkpoints._snapshot_due = 0.0
         record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
-        idle()
+        wait_until_idle()
         record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
         record("durable wait", seconds(lambda: checkpoints.keep((0, 1), durable=True)))
@@ -149,18 +149,18 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
     for _ in range(max(2, runs // 3)):
         state.step += 1
         state.memory.uniform_()
-        idle()
+        wait_until_idle()
         checkpoints.keep((0, 1), durable=True)
         slower, lost = steps.during(lambda: checkpoints._busy)
         record("slower", slower)
         record("lost", lost)
     checkpoints.close(remove=True)
-    return {name: median(values) for name, values in found.items()}
+    return {name: median(values) for name, values in figures.items()}
 
 
-def felt(store: Store) -> float:
-    """Microseconds that a step of SHORT seconds takes longer because of snapshots of SMALL megabytes."""
-    checkpoints = opened(store, SMALL, [])
+def snapshot_overhead(store: Store) -> float:
+    """Return the microseconds that snapshots of SMALL megabytes add to a step of SHORT seconds."""
+    checkpoints = open_checkpoints(store, SMALL, [])
     matrix = torch.randn(64, 64)
     once = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
 
@@ -179,17 +179,17 @@ def felt(store: Store) -> float:
 
     pairs = [(loop(False), loop(True)) for _ in range(5)]
     checkpoints.close(remove=True)
-    return median(after - before for before, after in pairs)
+    return median(with_snapshots - without for without, with_snapshots in pairs)
 
 
 def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
-    """Seconds the loop waits, seconds until it is written, steps' slow-down and seconds lost, of each way."""
+    """Return the waiting time, time until the state is durable, slow-down and seconds lost, of each other method."""
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}
     temporary, path = folder / "state.tmp", folder / "state.pt"
 
-    def durably() -> None:
+    def save_durably() -> None:
         with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
@@ -197,7 +197,7 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
         temporary.rename(path)
 
     result = {}
-    for name, call in (("torch.save", lambda: torch.save(state, path)), ("torch.save + fsync + rename", durably)):
+    for name, call in (("torch.save", lambda: torch.save(state, path)), ("torch.save + fsync + rename", save_durably)):
         wait = median(seconds(call) for _ in range(runs))
         result[name] = {"wait": wait, "durable": wait, "slower": 1.0, "lost": wait}
     rows = []
@@ -210,34 +210,34 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
         slower, lost = steps.during(lambda future=future: not future.done())
         rows.append((wait, time.perf_counter() - began, slower, wait + lost))
     names = ("wait", "durable", "slower", "lost")
-    result["dcp.async_save"] = {name: median(row[at] for row in rows) for at, name in enumerate(names)}
+    result["dcp.async_save"] = {name: median(row[index] for row in rows) for index, name in enumerate(names)}
     return result
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=10, help="runs of each (default: 10)")
-    command.add_argument("--megabytes", type=int, default=592, help="size of the state (default: 592)")
-    command.add_argument("--quick", action="store_true", help="without the others")
+    command.add_argument("--runs", type=int, default=10, help="repetitions (default: 10)")
+    command.add_argument("--megabytes", type=int, default=592, help="size of the state in MB (default: 592)")
+    command.add_argument("--quick", action="store_true", help="omit the comparison with other methods")
     options = command.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
     try:
         with endpoint(folder / "s3") as store:
             steps = Steps()
-            own = ours(store, options.megabytes, options.runs, steps)
-            small = felt(store)
+            figures = measure(store, options.megabytes, options.runs, steps)
+            small = snapshot_overhead(store)
         peers = {} if options.quick else others(folder, options.megabytes, options.runs, steps)
     finally:
         shutil.rmtree(folder)
     bars = [
-        bar("wait for a snapshot in shared memory", own["hot wait"] / own["memcpy"], "x memcpy", 1.3),
-        bar("wait for a durable checkpoint", own["durable wait"] / own["memcpy"], "x memcpy", 1.3),
-        bar("durable write, bare parallel PUTs", own["bare"] / own["durable"], "of their speed", 0.7, "more"),
+        bar("wait for a snapshot in shared memory", figures["hot wait"] / figures["memcpy"], "x memcpy", 1.3),
+        bar("wait for a durable checkpoint", figures["durable wait"] / figures["memcpy"], "x memcpy", 1.3),
+        bar("durable write / bare parallel PUTs", figures["bare"] / figures["durable"], "of their speed", 0.7, "more"),
         bar(f"snapshots of {SMALL} MB in a step of {1e3 * SHORT:g} ms", small, "µs CPU a step"),
     ]
-    own |= {"wait": own["durable wait"], "lost": own["durable wait"] + own["lost"]}
-    rows = {"memcpy alone": {"wait": own["memcpy"]}, "rekindle": own, **peers}
+    figures |= {"wait": figures["durable wait"], "lost": figures["durable wait"] + figures["lost"]}
+    rows = {"memcpy alone": {"wait": figures["memcpy"]}, "rekindle": figures, **peers}
     if not options.json:
         print(f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7} {'lost s':>7}")
         for name, row in rows.items():

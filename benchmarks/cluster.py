@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
-Requires what tests/cluster/place.py names, and creates a namespace of its own. Time in which no container of the run is
-working (or only the ready model server) is counted as Argo's and the kubelet's. The rest is ours; what exceeds the same
-run on this machine is overhead: waiting and slower starts. Times are those at which a watch reports an event, because
-Kubernetes' own timestamps have whole seconds.
+Requires the environment that tests/cluster/place.py describes, and creates its own namespace. Time during which no
+container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
+time; if it exceeds that of the same run on this machine, the difference is overhead: waiting and slower starts. Times
+are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
 """
 
 import json
@@ -25,13 +25,13 @@ from benchmarks.bars import bar, parser, report
 from tests.cluster.place import made
 from tests.cluster.run import DEMO, Place, Run, local
 
-ARGO = "argoexec"  # image of Argo's executor, whose time is not ours
+ARGO = "argoexec"  # image of Argo's executor, whose time does not count as our time
 IMPORT = "import time; start = time.perf_counter(); import hera.workflows; print(time.perf_counter() - start)"
 
 
 @dataclass
 class Pod:
-    """When a pod was first seen, when its first container of ours started, and when the last completed or was ready."""
+    """Times at which a pod was created, our first container started, and our last one completed or was ready."""
 
     name: str
     seen: float
@@ -40,7 +40,7 @@ class Pod:
 
 
 @contextmanager
-def watched(place: Place, kind: str, on_event: Any) -> Iterator[None]:
+def watch(place: Place, kind: str, on_event: Any) -> Iterator[None]:
     """Call `on_event(object, Unix seconds)` for each event of a kind in the namespace."""
     command = ["kubectl", "--namespace", place.kube.namespace, "get", kind, "--watch", "-o", "json"]
     with subprocess.Popen([*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True) as process:
@@ -64,17 +64,17 @@ def update(pods: dict[str, Pod], manifest: dict[str, Any], now: float) -> None:
     pod = pods.setdefault(manifest["metadata"]["uid"], Pod(manifest["metadata"]["name"], now))
     containers, statuses = manifest["spec"]["containers"], manifest["status"].get("containerStatuses", [])
     images = {container["name"]: container["image"] for container in containers}
-    ours = [status for status in statuses if ARGO not in images[status["name"]]]
+    own = [status for status in statuses if ARGO not in images[status["name"]]]
     serves = any(containers[0].get(probe) for probe in ("readinessProbe", "startupProbe"))
-    if pod.started is None and any("waiting" not in status.get("state", {}) for status in ours):
+    if pod.started is None and any("waiting" not in status.get("state", {}) for status in own):
         pod.started = now
-    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in ours)
-    if pod.completed is None and ours and completed:
+    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in own)
+    if pod.completed is None and own and completed:
         pod.completed = now
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
-    """Length in seconds of the union of the intervals."""
+    """Return the length of the union of the intervals, in seconds."""
     total, end = 0.0, float("-inf")
     for start, stop in sorted(intervals):
         total += max(stop - max(start, end), 0.0)
@@ -84,25 +84,25 @@ def union(intervals: list[tuple[float, float]]) -> float:
 
 @dataclass
 class Figures:
-    """Seconds of one run."""
+    """Durations of one run, in seconds."""
 
     submit: float  # from the command to the workflow
-    hera: float  # of that, the import of Hera, measured alone
+    hera: float  # of `submit`: the import of Hera, measured separately
     first_pod: float  # from the workflow to its first pod
     total: float  # from the command to the workflow's end
-    ours: float  # of that, with one of our containers working
+    working: float  # of `total`: at least one of our containers was working
     local: float  # the same steps on this machine
 
 
 def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
-    """Run it on the cluster, then locally. Raises SystemExit unless it succeeds."""
+    """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
     pods: dict[str, Pod] = {}
     workflows: dict[str, float] = {}
 
     def created(workflow: dict[str, Any], now: float) -> None:
         workflows.setdefault(workflow["metadata"]["name"], now)
 
-    with watched(place, "workflows", created), watched(place, "pods", lambda *event: update(pods, *event)):
+    with watch(place, "workflows", created), watch(place, "pods", lambda *event: update(pods, *event)):
         time.sleep(2)  # the watch first reports existing objects
         existing, start = set(pods), time.time()
         run = Run.submit(place, f"name={name}", config=config)
@@ -110,17 +110,17 @@ def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures,
             raise SystemExit(phase)
         total = time.time() - start
         time.sleep(1)
-    own = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
+    created_pods = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
     steps = local(home, *place.sets([f"name={name}"]), config=config)["steps"]
     alone = union([(timestamp(step["started"]), timestamp(step["finished"])) for step in steps if step["started"]])
     hera = float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout)
     submitted = workflows[run.name]
-    ours = union([(pod.started, pod.completed) for pod in own if pod.started and pod.completed])
-    return Figures(submitted - start, hera, own[0].seen - submitted, total, ours, alone), own
+    working = union([(pod.started, pod.completed) for pod in created_pods if pod.started and pod.completed])
+    return Figures(submitted - start, hera, created_pods[0].seen - submitted, total, working, alone), created_pods
 
 
 def table(pods: list[Pod]) -> str:
-    """When each pod was created, how long it took to start, and how long it ran (or until it was ready)."""
+    """Format the creation time of each pod, and the seconds for its start and for its work (or until it was ready)."""
     lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
     for pod in pods:
         start, ran = (
@@ -132,8 +132,8 @@ def table(pods: list[Pod]) -> str:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=3, help="runs (default: 3)")
-    command.add_argument("--config", type=Path, default=DEMO, help="what to run (default: configs/demo.yaml)")
+    command.add_argument("--runs", type=int, default=3, help="number of runs (default: 3)")
+    command.add_argument("--config", type=Path, default=DEMO, help="config to run (default: configs/demo.yaml)")
     options = command.parse_args()
     runs: list[Figures] = []
     with made() as place, TemporaryDirectory() as home:
@@ -142,13 +142,13 @@ def main() -> int:
             runs.append(figures)
             sys.stderr.write(f"{table(pods)}\n{figures}\n")
     bars = [
-        bar("submit to the workflow, Hera's import apart", [run.submit - run.hera for run in runs], "s", 1.0),
+        bar("submit to the workflow, without Hera's import", [run.submit - run.hera for run in runs], "s", 1.0),
         bar("Hera's import", [run.hera for run in runs], "s"),
-        bar("the workflow to its first pod: Argo's", [run.first_pod for run in runs], "s"),
+        bar("the workflow to its first pod (Argo)", [run.first_pod for run in runs], "s"),
         bar("submit to the end", [run.total for run in runs], "s"),
-        bar("of it, with a container of ours at work", [run.ours for run in runs], "s"),
+        bar("of this, with a working container of ours", [run.working for run in runs], "s"),
         bar("the same steps on this machine", [run.local for run in runs], "s"),
-        bar("added by us", [run.ours - run.local for run in runs], "s", 5.0),
+        bar("added by us", [run.working - run.local for run in runs], "s", 5.0),
     ]
     return report(bars, as_json=options.json)
 

@@ -1,12 +1,12 @@
-"""How good the fraud model is on the data of the Fraud Detection Handbook, and how long its training takes.
+"""Quality and training time of the fraud model on the data of the Fraud Detection Handbook.
 
     python -m benchmarks.handbook --source transactions.parquet              # one model for the last four weeks
     python -m benchmarks.handbook --source transactions.parquet --prequential --json
 
-`--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04 or longer). The
-whole pipeline runs from configs/handbook.yaml, without releasing anything. Test weeks are the published ones, from
-2018-08-08 on. By default a single model, which ends training where the handbook's first fold does, is judged on all
-four; `--prequential` trains anew for each week, as the handbook does. The production window trains up to the last week.
+`--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04 or longer). Runs the
+whole pipeline of configs/handbook.yaml, without a release. The test weeks are the published ones, from 2018-08-08. By
+default a single model, trained on the data of the handbook's first fold, is evaluated on all four weeks;
+`--prequential` trains a model for each week, like the handbook. The production window trains up to the last week.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 
-LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # of the handbook's four test weeks
+LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # last days of the handbook's four test weeks
 BARS = {"ap": 0.700, "auc": 0.879, "cp100": 0.306}
 TRAINING = 600.0  # seconds on two cores
 REKINDLE = [sys.executable, "-c", "import sys; from rekindle.cli import main; sys.exit(main())"]
@@ -30,11 +30,11 @@ NOT_RELEASED = 3
 def pipeline(
     source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: Any
 ) -> dict[str, Any]:
-    """The output of `rekindle run -o json` for a run that ends before the release."""
+    """Return the output of `rekindle run -o json` for a run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # no model is released: this measures, and serves nothing
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    # prevent a release: only the evaluation is needed
     settings += ["gate.minimum.ap=1", f"serve.port={port}", *sets]
     command = [*REKINDLE, "run", config, "-o", "json", *(f"--set={setting}" for setting in settings)]
     run = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True)
@@ -44,12 +44,12 @@ def pipeline(
 
 
 def seconds(run: dict[str, Any], step: str) -> float:
-    """How long a step of a run took."""
+    """Return the duration of a step."""
     return next(row["seconds"] for row in run["steps"] if row["name"] == step)
 
 
 def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[Bar]:
-    """The bars of this benchmark."""
+    """Return the figures of this benchmark."""
     four = pipeline(source, home, sets, last_day=LAST_DAYS[-1], test_weeks=4)
     results = {"one model, four weeks": four["metrics"]}
     days = LAST_DAYS if prequential else LAST_DAYS[-1:]
@@ -57,9 +57,9 @@ def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[
     if prequential:
         results["a model each week"] = {name: fmean(fold["metrics"][name] for fold in folds) for name in BARS}
     bars = [
-        bar(f"{name} ({title})", metrics[name], "", least, "more")
+        bar(f"{name} ({title})", metrics[name], "", minimum, "more")
         for title, metrics in results.items()
-        for name, least in BARS.items()
+        for name, minimum in BARS.items()
     ]
     took = seconds(folds[-1], "train")
     return [*bars, bar("training, production window", took, "s", TRAINING)]
@@ -68,7 +68,7 @@ def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--source", required=True, help="the published transactions")
-    command.add_argument("--prequential", action="store_true", help="train anew for each test week, too")
+    command.add_argument("--prequential", action="store_true", help="also train a model for each test week")
     command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as home:

@@ -1,10 +1,10 @@
-"""Render and lint of a large pipeline: CPU seconds for 500 tasks, and whether more tasks cost more than their share.
+"""Render and lint of a large pipeline: CPU seconds for 500 tasks, and the growth with the number of tasks.
 
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
-A chain with a branch beside it, written with Hera: each task reads an output of its predecessor and one of the first
-task, every tenth applies a PyTorchJob; and as many blocks, every tenth in a group. Measured in this process, without
-imports: Hera's objects, the manifest, its hash, its YAML, and all findings.
+One pipeline is a chain with a branch, written with Hera: each task reads an output of its predecessor and one of the
+first task, every tenth task applies a PyTorchJob. The other has the same number of blocks, every tenth in a group.
+Measured in this process, without imports: Hera's objects, the manifest, its hash, its YAML, and all findings.
 """
 
 import gc
@@ -35,7 +35,7 @@ JOB = """
 
 
 def pipeline(tasks: int) -> Workflow:
-    """`tasks` tasks over as many templates as a tenth of them."""
+    """Return a workflow of `tasks` tasks, with ten tasks per template."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
         inputs = [Parameter(name=name, default="") for name in ("x", "y")]
         outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
@@ -50,9 +50,9 @@ def pipeline(tasks: int) -> Workflow:
                 if n % 10 == 9:
                     Task(name=f"job-{n}", template=job, arguments={"x": str(n)}, depends=f"task-{n - 1}")
                 else:
-                    before = n - (2 if n % 10 == 0 else 1)
-                    read = {"x": _output(before), "y": _output(0)} if n else {"x": "{{workflow.name}}"}
-                    depends = f"task-{before}.Succeeded && !task-0.Failed" if n else None
+                    previous = n - (2 if n % 10 == 0 else 1)
+                    read = {"x": _output(previous), "y": _output(0)} if n else {"x": "{{workflow.name}}"}
+                    depends = f"task-{previous}.Succeeded && !task-0.Failed" if n else None
                     Task(name=f"task-{n}", template=steps[n % len(steps)], arguments=read, depends=depends)
     return workflow
 
@@ -62,7 +62,7 @@ def _output(task: int) -> str:
 
 
 def seconds(tasks: int) -> tuple[float, float]:
-    """CPU seconds of rendering and of linting. Raises SystemExit if the manifest has fatal findings."""
+    """Return the CPU seconds of rendering and linting. Raises SystemExit if a finding is fatal."""
     gc.collect()
     start = time.process_time()
     manifest: dict[str, Any] = ordered(pipeline(tasks).to_dict())
@@ -71,33 +71,33 @@ def seconds(tasks: int) -> tuple[float, float]:
     rendered = time.process_time()
     findings = lint(manifest)
     linted = time.process_time()
-    if wrong := [str(finding) for finding in findings if finding.fatal]:
-        raise SystemExit("\n".join(wrong[:5]))
+    if fatal := [str(finding) for finding in findings if finding.fatal]:
+        raise SystemExit("\n".join(fatal[:5]))
     return rendered - start, linted - rendered
 
 
 def block_seconds(config: Config, tasks: int) -> float:
-    """CPU seconds from `build` to the findings. Raises SystemExit if one of them is fatal."""
+    """Return the CPU seconds from `build` to the findings. Raises SystemExit if a finding is fatal."""
 
     def build(config: Config) -> Any:
         with blocks.pipeline(config) as workflow:
             data = blocks.prepare()
             for number in range(tasks - 1):
                 outputs = data.outputs
-                given = {"workload": config.workload, "dataset": outputs.dataset, "model": outputs.dataset}
-                given |= {"run_id": outputs.run_id}
+                inputs = {"workload": config.workload, "dataset": outputs.dataset, "model": outputs.dataset}
+                inputs |= {"run_id": outputs.run_id}
                 if number % 10:
-                    blocks.step("steps.evaluate", inputs=given)
+                    blocks.step("steps.evaluate", inputs=inputs)
                 else:
                     with blocks.group(f"group-{number}", when=outputs.digest != ""):
-                        blocks.step("steps.evaluate", inputs=given)
+                        blocks.step("steps.evaluate", inputs=inputs)
                     data = blocks.prepare(experiment=outputs.digest)
         return workflow
 
     def load(name: str, *rest: Any) -> Any:
-        return SimpleNamespace(build=build) if name == "x" else known(name, *rest)
+        return SimpleNamespace(build=build) if name == "x" else original(name, *rest)
 
-    known = project.load
+    original = project.load
     gc.collect()
     with patch.object(project, "load", load):
         start = time.process_time()
@@ -110,12 +110,12 @@ def block_seconds(config: Config, tasks: int) -> float:
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=5, help="runs of each size (default: 5)")
+    command.add_argument("--runs", type=int, default=5, help="repetitions per size (default: 5)")
     command.add_argument("--tasks", type=int, default=500, help="tasks of the smallest pipeline (default: 500)")
     options = command.parse_args()
-    seconds(options.tasks)  # what Hera and pydantic do once
+    seconds(options.tasks)  # warm up Hera and pydantic
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
-    for _ in range(options.runs):  # interleaved: load from elsewhere affects all sizes
+    for _ in range(options.runs):  # interleaved: other load on the machine affects all sizes
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
     bars = []
@@ -124,16 +124,16 @@ def main() -> int:
         name = f"render and lint, {options.tasks * times} tasks"
         lints = min(linted for _, linted in runs)
         bars.append(bar(name, [sum(run) for run in runs], "CPU s", limit, text=f"lint alone {lints:.3f}"))
-    for index, part in enumerate(("render", "lint")):
+    for index, stage in enumerate(("render", "lint")):
         small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
-        bars.append(bar(f"{part}: a task's cost in the largest to that in the smallest", large / 4 / small, "x", 1.5))
+        bars.append(bar(f"{stage}: cost of a task, largest / smallest pipeline", large / 4 / small, "x", 1.5))
     config = load_config(CONFIG, environment={}).config
     block_seconds(config, 10)
     built = {times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)] for times in (1, 4)}
     limit = 0.5 if options.tasks == 500 else None
     bars.append(bar(f"build, render and lint, {options.tasks} blocks", built[1], "CPU s", limit))
     share = min(built[4]) / 4 / min(built[1])
-    bars.append(bar("blocks: a task's cost in the largest to that in the smallest", share, "x", 1.5))
+    bars.append(bar("blocks: cost of a task, largest / smallest pipeline", share, "x", 1.5))
     return report(bars, as_json=options.json)
 
 

@@ -1,10 +1,10 @@
-"""How fast training gets its batches: samples a CPU second, beside torch's DataLoader over the same data set.
+"""Speed of loading batches: samples per CPU second, compared with torch's DataLoader on the same dataset.
 
     python -m benchmarks.loading [--json] [--source FILE]
 
-A sample is a window of 40 transactions with 27 features each; a batch has 256 of them from all over 1.7 million
-transactions (simulated, or those of FILE). Medians of blocks of batches that all take in turns, in one process with
-one thread, everything warm. The bare gather of the features alone is the limit: the memory's, not ours.
+A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from 1.7 million
+transactions (simulated, or from FILE). Figures are medians over blocks of batches, which all loaders make in turns, in
+one process with one thread, after a warm-up. The bare gather of the features is the limit that memory sets.
 """
 
 import sys
@@ -29,12 +29,12 @@ from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
 
 WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH = 256
-BAR = 1200  # thousands
+BAR = 1200  # thousand samples per second
 Next = Callable[[], Any]
 
 
 class Single(Dataset[tuple[Tensor, ...]]):
-    """The windows one by one, as a DataLoader asks for them."""
+    """The windows one by one, as a DataLoader requests them."""
 
     def __init__(self, windows: TrainingWindows) -> None:
         self.windows = windows
@@ -50,61 +50,61 @@ class Single(Dataset[tuple[Tensor, ...]]):
 
 
 class Batched(Single):
-    """The same with the DataLoader's faster way: a list of indices at once."""
+    """The windows for a DataLoader that requests a list of indices, which is faster."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
         return self.windows.batch(torch.tensor(indices))
 
 
 def contenders(windows: TrainingWindows) -> dict[str, Next]:
-    """By name, what gives the next batch."""
+    """Return the loaders by name: functions that return the next batch."""
     sampler = Sampler(len(windows), BATCH, 1, 0)
-    steps, known = iter(range(10**9)), _endless([sampler.indices(step, 0) for step in range(100)])
-    places = _endless([windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)])
+    steps, indices = iter(range(10**9)), _cycle([sampler.indices(step, 0) for step in range(100)])
+    places = _cycle([windows.offsets.index_select(0, sampler.indices(step, 0)) for step in range(100)])
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
-    items = _endless(DataLoader(Single(windows), **settings))
-    lists = _endless(DataLoader(Batched(windows), collate_fn=_same, **settings))
+    items = _cycle(DataLoader(Single(windows), **settings))
+    lists = _cycle(DataLoader(Batched(windows), collate_fn=_identity, **settings))
     return {
         "ours, with the sampler": lambda: windows.batch(sampler.indices(next(steps), 0)),
-        "ours, indices given": lambda: windows.batch(next(known)),
+        "ours, indices given": lambda: windows.batch(next(indices)),
         "the features' bare gather": lambda: windows.features.index_select(0, next(places)),
         "DataLoader, __getitems__": lambda: next(lists),
         "DataLoader": lambda: next(items),
     }
 
 
-def _same(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _endless(batches: Any) -> Iterator[Any]:
+def _cycle(batches: Any) -> Iterator[Any]:
     while True:
         yield from batches
 
 
 def measure(path: Path, rounds: int, block: int) -> list[Bar]:
-    """The bars, from the data set at `path`."""
+    """Return the figures for the dataset at `path`."""
     settings: dict[str, Any] = {"workload": "", "dataset": "", "digest": "", "out": "", "checkpoints": ""}
-    pick_device(Inputs(**settings))  # as training sets torch
-    rivals = contenders(open_dataset(path))
-    speeds: dict[str, list[float]] = {name: [] for name in rivals}
+    pick_device(Inputs(**settings))  # configures torch like training
+    loaders = contenders(open_dataset(path))
+    speeds: dict[str, list[float]] = {name: [] for name in loaders}
     for turn in range(rounds + 1):
-        for name, batch in rivals.items():
+        for name, batch in loaders.items():
             began = time.thread_time()
             for _ in range(block):
                 batch()
-            if turn:  # the first warms up
+            if turn:  # the first turn is a warm-up
                 speeds[name].append(block * BATCH / (time.thread_time() - began) / 1000)
-    ours, _, limit, *_ = speeds
-    shares = [mine / bare for mine, bare in zip(speeds[ours], speeds[limit], strict=True)]
-    bars = [bar(name, each, "k/s", BAR if name == ours else None, "more") for name, each in speeds.items()]
+    first, _, limit, *_ = speeds
+    shares = [speed / bare for speed, bare in zip(speeds[first], speeds[limit], strict=True)]
+    bars = [bar(name, each, "k/s", BAR if name == first else None, "more") for name, each in speeds.items()]
     return [*bars, bar("ours / the bare gather", shares, "times")]
 
 
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--source", default=WORLD, help=f"raw transactions (default: {WORLD})")
-    command.add_argument("--rounds", type=int, default=40, help="turns of each (default: 40)")
+    command.add_argument("--rounds", type=int, default=40, help="repetitions (default: 40)")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dataset"

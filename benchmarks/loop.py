@@ -1,11 +1,11 @@
-"""What our training loop costs: beside a bare loop, and the exact sum beside DDP.
+"""Overhead of the training loop, compared with a bare loop, and of the exact sum, compared with DDP.
 
     python -m benchmarks.loop [--json] [--quick]
 
-CPU time, not seconds: it holds on a busy machine. Each figure is a median over blocks of steps which our loop and the
-others make in turns in the same process (benchmarks/workloads/mlp.py), with everything on: curves to an MLflow that
-answers, progress lines, hot and durable checkpoints to a real S3 endpoint. Where accelerate or Ignite are installed
-beside Rekindle, their loops take part.
+Measures CPU time, which does not depend on other load. Each figure is a median over blocks of steps, which our loop and
+the others make in turns in the same process (benchmarks/workloads/mlp.py), with all features: curves to a stub of
+MLflow, progress lines, hot snapshots and durable checkpoints to a real S3 endpoint. The loops of accelerate and Ignite
+are included if they are installed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BARS = {2: 1.15, 4: 1.4}
 
 
 class Tracker(BaseHTTPRequestHandler):
-    """An MLflow server that takes everything."""
+    """A stub of an MLflow server that accepts all requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -44,12 +44,12 @@ class Tracker(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
-    """The variables of a running S3 endpoint that holds the data set, and of an MLflow that answers."""
+    """Yield the environment of an S3 endpoint with the dataset, and of a stub of MLflow."""
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
@@ -78,7 +78,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any) -> list[dict[str, Any]]:
-    """Train with `size` processes; gives the figures of each (see `Turns.result`)."""
+    """Train with `size` processes. Returns the figures of each (see `Turns.result`)."""
     name = f"run-{os.urandom(4).hex()}"
     flags = settings | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints", "workers": size}
     ports = [free_port(), free_port()]
@@ -86,23 +86,24 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
     command = [sys.executable, "-m", "benchmarks.loop", "--member"]
     members = []
     for rank in range(size):
-        mine = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
-        where = env | (world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {})
-        text = json.dumps({"parent": os.getpid(), "inputs": flags, "turns": mine})
-        members.append(subprocess.Popen([*command, text], env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        member_turns = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
+        variables = env | (world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {})
+        text = json.dumps({"parent": os.getpid(), "inputs": flags, "turns": member_turns})
+        pipe = subprocess.PIPE
+        members.append(subprocess.Popen([*command, text], env=variables, stdout=pipe, stderr=pipe))
     try:
-        said = [member.communicate() for member in members]
+        outputs = [member.communicate() for member in members]
     finally:
         for member in members:
             member.kill()
-    for member, (_, error) in zip(members, said, strict=True):
+    for member, (_, error) in zip(members, outputs, strict=True):
         if member.returncode:
             raise SystemExit(error.decode())
-    return [json.loads(out) for out, _ in said]
+    return [json.loads(out) for out, _ in outputs]
 
 
 def member(text: str) -> None:
-    """One process: trains, and prints its figures."""
+    """Train in one process, and print its figures."""
     from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
     from rekindle.training.spec import TrainingSpec
@@ -119,41 +120,41 @@ def member(text: str) -> None:
 
 
 def alone(env: dict[str, str], blocks: int) -> list[Bar]:
-    """The loop around a step of 0.4 ms."""
+    """Return the figures of the loop around a step of 0.4 ms."""
     block, warm = 500, 14000  # the first curves are sent after 5 s
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
-    found = measure(env, 1, settings, block=block, warm=warm)[0]
-    steps, bare = found["steps"], found["steps"]["bare"]
-    threads = found["threads"] * median(steps["ours"])  # they work by the clock, also while others take their turn
+    result = measure(env, 1, settings, block=block, warm=warm)[0]
+    steps, bare = result["steps"], result["steps"]["bare"]
+    threads = result["threads"] * median(steps["ours"])  # they also work during the turns of other loops
     bars = [bar("a bare step", median(bare) * 1e6, "µs")]
     for name, each in steps.items():
         if name != "bare":
-            over = median(there - here for here, there in zip(bare, each, strict=True))
+            over = median(other - base for base, other in zip(bare, each, strict=True))
             over += threads if name == "ours" else 0
-            bars.append(bar(f"{name}, beyond it", over * 1e6, "µs", 60 if name == "ours" else None))
+            bars.append(bar(f"{name}, in addition", over * 1e6, "µs", 60 if name == "ours" else None))
     return [*bars, bar("of this, our other threads", threads * 1e6, "µs")]
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
-    """The exact sum of 5 MB, V=8, beside DDP."""
+    """Return the figures of the exact sum of 5 MB with 8 virtual workers, compared with DDP."""
     block, warm = 10, 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
-    found = measure(env, size, settings, block=block, warm=warm)
-    each = {name: [mean(f["steps"][name][i] for f in found) for i in range(blocks)] for name in found[0]["steps"]}
+    results = measure(env, size, settings, block=block, warm=warm)
+    each = {name: [mean(f["steps"][name][i] for f in results) for i in range(blocks)] for name in results[0]["steps"]}
     bars = [bar(f"W={size}: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
-    ratio = median(ours / ddp for ours, ddp in zip(each["ours"], each["DDP"], strict=True))
+    ratio = median(exact / ddp for exact, ddp in zip(each["ours"], each["DDP"], strict=True))
     return [*bars, bar(f"W={size}: ours / DDP", ratio, "times", BARS.get(size))]
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--quick", action="store_true", help="fewer blocks")
-    command.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="processes (default: 1 2 4)")
+    command.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="process counts (default: 1 2 4)")
     command.add_argument("--member", help=argparse.SUPPRESS)
     options = command.parse_args()
     if options.member:

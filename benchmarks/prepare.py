@@ -1,10 +1,10 @@
-"""How fast raw transactions become features: ours against pandas on the same rows, and what the whole step costs.
+"""Speed of feature engineering, compared with pandas on the same rows, and the cost of the whole step.
 
     python -m benchmarks.prepare                        # a simulated world of the published size (1.75 million rows)
     python -m benchmarks.prepare --source transactions.parquet --json
-    python -m benchmarks.prepare --large                # ten times the rows as well: time and memory
+    python -m benchmarks.prepare --large                # also ten times the rows: time and memory
 
-Each measurement is a process of its own with one thread; seconds are CPU seconds, so they hold on a busy machine.
+Each measurement runs in its own process with one thread, in CPU seconds, which do not depend on other load.
 """
 
 import os
@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 
 WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
-PUBLISHED = 1_750_000  # rows; the bars are for as many
+PUBLISHED = 1_750_000  # rows; the limits are for this number
 ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def simulated(source: Path, target: Path) -> None:
-    """Write the world that the text file `source` names as parquet with the published column names."""
+    """Write the world that the text file `source` names as parquet, with the published column names."""
     from steps.fraud.config import Columns
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.world import parse
@@ -30,8 +30,8 @@ def simulated(source: Path, target: Path) -> None:
     simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
 
 
-def ours(source: Path, target: Path) -> None:
-    """Parquet → the 15 handbook features → parquet, with the step's own reading and checks."""
+def polars(source: Path, target: Path) -> None:
+    """Compute the 15 handbook features, parquet to parquet, with the reader and the checks of the step."""
     import polars as pl
 
     from steps.fraud.config import Data
@@ -49,14 +49,14 @@ def ours(source: Path, target: Path) -> None:
 
 
 def step(source: Path, target: Path) -> None:
-    """The whole of the step: every feature, shards, statistics, digest, serving state."""
+    """Run the whole step: all features, shards, statistics, digest, serving state."""
     from steps.fraud import Data, prepare
 
     prepare(Data(source=str(source)), target)
 
 
 def pandas(source: Path, target: Path) -> None:
-    """The same 15 features in idiomatic pandas: groupby().rolling()."""
+    """Compute the same 15 features with idiomatic pandas: groupby().rolling()."""
     import pandas as pd
 
     frame = pd.read_parquet(source)
@@ -84,17 +84,17 @@ def pandas(source: Path, target: Path) -> None:
     pd.DataFrame(result).to_parquet(target)
 
 
-def difference(left: Path, right: Path) -> float:
-    """Share of rows in which two feature files differ by more than rounding."""
+def difference(first: Path, second: Path) -> float:
+    """Return the share of rows with differences beyond rounding between two feature files."""
     import polars as pl
 
-    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (left, right))
+    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (first, second))
     apart = [(a[name] - b[name]).abs() > 1e-4 * (1 + b[name].abs()) for name in a.columns]
     return pl.DataFrame(apart).select(pl.any_horizontal(pl.all()).mean()).item()
 
 
 def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
-    """(CPU seconds without imports, peak GB) of one of the functions above in a process of its own."""
+    """Run one of the functions above in its own process. Returns CPU seconds without imports, and peak memory in GB."""
     modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.data.shards"
     program = f"""
 import resource, sys, time
@@ -114,7 +114,7 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 def world(folder: Path, cards: int) -> Path:
-    """A simulated world as a parquet file."""
+    """Write a simulated world as a parquet file."""
     uri = folder / f"{cards}.txt"
     uri.write_text(WORLD.format(cards=cards, terminals=2 * cards))
     measure("simulated", uri, folder / f"{cards}.parquet")
@@ -122,16 +122,16 @@ def world(folder: Path, cards: int) -> Path:
 
 
 def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
-    """Ours against pandas on one file; the best of `repeats`, seconds scaled to the published number of rows."""
+    """Compare with pandas on one file: the best of `repeats`, scaled to the published number of rows."""
     import polars as pl
 
     scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
     cpu = {
         work: min(measure(work, source, folder / work)[0] for _ in range(repeats))
-        for work in ("ours", "step", "pandas")
+        for work in ("polars", "step", "pandas")
     }
-    apart = difference(folder / "ours", folder / "pandas")
-    features, whole, ratio = cpu["ours"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["ours"]
+    apart = difference(folder / "polars", folder / "pandas")
+    features, whole, ratio = cpu["polars"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["polars"]
     return [
         bar("15 features of 1.75 M rows, parquet to parquet, one core", features, "CPU s", 3.0),
         bar("faster than pandas", ratio, "x", 5.0, "more"),
@@ -141,8 +141,8 @@ def compare(source: Path, folder: Path, repeats: int) -> list[Bar]:
 
 
 def large(folder: Path, cards: int) -> list[Bar]:
-    """Time and memory of ten times as many cards."""
-    cpu, memory = measure("ours", world(folder, 10 * cards), folder / "large")
+    """Return time and memory for ten times the cards."""
+    cpu, memory = measure("polars", world(folder, 10 * cards), folder / "large")
     return [
         bar("15 features of ten times the rows, one core", cpu, "CPU s", 45.0),
         bar("peak memory with ten times the rows", memory, "GB", 6.0),
@@ -152,9 +152,9 @@ def large(folder: Path, cards: int) -> list[Bar]:
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--source", type=Path, help="a parquet file with the published columns (default: simulated)")
-    command.add_argument("--cards", type=int, default=5000, help="cards of the simulated world; a card makes 350 rows")
-    command.add_argument("--repeats", type=int, default=2, help="measurements of each; the best counts")
-    command.add_argument("--large", action="store_true", help="measure ten times the cards as well")
+    command.add_argument("--cards", type=int, default=5000, help="cards of the simulated world, with 350 rows each")
+    command.add_argument("--repeats", type=int, default=2, help="number of measurements; the best counts")
+    command.add_argument("--large", action="store_true", help="also measure ten times the cards")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

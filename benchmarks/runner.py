@@ -1,10 +1,10 @@
-"""What the local runner adds to the processes it runs: `rekindle run --manifest` of 4 and of 100 trivial Python
-steps, and of 1,000 containers that do nothing.
+"""Overhead of the local runner: `rekindle run --manifest` of 4 and of 100 trivial Python steps, and of 1,000 containers
+that do nothing.
 
     python -m benchmarks.runner [--json]
 
-Seconds are CPU seconds of the command and all its children, medians of five, so they hold on a busy machine. Beside
-them the same Python processes without a runner, and the state machine alone: the best of five, and its memory.
+Figures are medians of the CPU seconds of the command and all its children, which do not depend on other load. For
+comparison, the same Python processes without a runner, and the state machine alone: the best of five, and its memory.
 """
 
 import json
@@ -25,7 +25,7 @@ STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.par
 
 
 def chain(count: int) -> dict[str, Any]:
-    """A workflow of `count` steps, each of which increments a number."""
+    """Return a workflow of `count` steps that each increment a number."""
     tasks = []
     for i in range(count):
         value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
@@ -44,15 +44,15 @@ def chain(count: int) -> dict[str, Any]:
 
 
 def cpu(call: Callable[[], Any]) -> float:
-    """CPU seconds of the children that `call` starts and waits for."""
-    before = os.times()
+    """Return the CPU seconds of the children that `call` starts and waits for."""
+    start = os.times()
     call()
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    end = os.times()
+    return end.children_user + end.children_system - start.children_user - start.children_system
 
 
 def loop(count: int) -> dict[str, Any]:
-    """A workflow of `count` containers that do nothing, two at once."""
+    """Return a workflow of `count` containers that do nothing, two at a time."""
     tasks = [{"name": "t", "template": "nothing", "withSequence": {"count": str(count)}}]
     nothing = {"name": "nothing", "container": {"image": "busybox", "command": ["true"]}}
     workflow = chain(1)
@@ -65,7 +65,7 @@ def loop(count: int) -> dict[str, Any]:
 
 
 def run(folder: Path, workflow: dict[str, Any]) -> None:
-    """One `rekindle run --manifest`."""
+    """Run `rekindle run --manifest`."""
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps(workflow))
     command = [str(Path(sys.executable).with_name("rekindle")), "run", "--manifest", str(manifest), "-o", "json"]
@@ -75,19 +75,19 @@ def run(folder: Path, workflow: dict[str, Any]) -> None:
 
 
 def bare(folder: Path, count: int) -> None:
-    """The same programs in sequence, without a runner."""
+    """Run the same programs in sequence, without a runner."""
     for i in range(count):
         source = f'open("{folder}/out", "w").write(str(int("{i}") + 1))'
         subprocess.run([sys.executable, "-I", "-c", source], check=True)
 
 
 def processes(count: int) -> float:
-    """CPU seconds of `count` processes that do nothing."""
+    """Return the CPU seconds of `count` processes that do nothing."""
     return cpu(lambda: [subprocess.run(["true"], check=True) for _ in range(count)])
 
 
 def transitions(spec: dict[str, Any], count: int) -> float:
-    """Node phases per second of the state machine alone, for `count` pods at parallelism 2."""
+    """Return the node phases per second of the state machine alone, for `count` pods at parallelism 2."""
     from argolocal.engine.nodes import PodEnded, PodStarted, Start
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import workflow
@@ -104,7 +104,7 @@ def transitions(spec: dict[str, Any], count: int) -> float:
 
 
 def memory(count: int) -> float:
-    """Peak MB of a process that schedules a workflow of `count` nodes."""
+    """Return the peak memory in MB of a process that schedules a workflow of `count` nodes."""
     code = (
         "import resource; from benchmarks.runner import loop, transitions\n"
         f"transitions(loop({count})['spec'], {count}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
@@ -113,12 +113,12 @@ def memory(count: int) -> float:
 
 
 def best(workflow: dict[str, Any]) -> float:
-    """The best of five, for workflows of 1,000 pods."""
+    """Return the best of five, for workflows of 1,000 pods."""
     return max(transitions(workflow["spec"], 1000) for _ in range(5))
 
 
 def measure() -> list[Bar]:
-    """The bars."""
+    """Return the figures of this benchmark."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         four = median(cpu(lambda: run(folder, chain(4))) for _ in range(5))
@@ -130,9 +130,9 @@ def measure() -> list[Bar]:
     return [
         bar("4 steps in all", four, "CPU s", 1.0),
         bar("one step more", step, "CPU s", 0.1),
-        bar("one step more, beyond the bare process", step - floor, "CPU s", 0.015),
+        bar("one step more, minus the bare process", step - floor, "CPU s", 0.015),
         bar("one step against a bare process", step / floor, "times"),
-        bar("a node of 1,000 that do nothing, beyond its process", trivial, "CPU s", 0.015),
+        bar("a node of 1,000 that do nothing, minus its process", trivial, "CPU s", 0.015),
         bar("its journal", journal, "bytes"),
         bar("state machine alone", best(loop(1000)), "transitions/s", 20_000, "more"),
         bar("the same for a chain", best(chain(1000)), "transitions/s"),

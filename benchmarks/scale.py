@@ -1,10 +1,10 @@
-"""What 512 workers cost the coordinator: simulated ones, without training, against a real coordinator process.
+"""Load of a real coordinator process with 512 simulated workers that do not train.
 
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
-Each run breaks 1 to 5 connections at once, the last one a third of all, as if a rack were lost; it takes the time
-until every other member has the list of the next generation, and then all come back. The members share one process
-with this program, whose own work is part of the figure.
+Each run closes 1 to 5 connections together, the last run a third of all, as if a rack were lost. It measures the time
+until all other members have the list of the next generation; then the lost members join again. The members share one
+process with this program, whose work is part of the figure.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ FLAGS = (
 
 
 class Member(asyncio.Protocol):
-    """One simulated worker: registers, beats, acknowledges, and remembers when it was given a list."""
+    """A simulated worker: joins, sends heartbeats, acknowledges, and records when it got a list of members."""
 
     def __init__(self, number: int) -> None:
-        self.id, self.pending, self.opened, self.group, self.at = f"member-{number}", b"", 0, 0, 0.0
+        self.id, self.pending, self.opened, self.group, self.list_time = f"member-{number}", b"", 0, 0, 0.0
         self.joined = False
 
     def connection_made(self, transport: Any) -> None:
@@ -64,22 +64,22 @@ class Member(asyncio.Protocol):
                 self.opened = json.loads(line)["open"]
                 self.send({"ack": self.opened, "step": 0})
             elif line.startswith(b'{"members"'):
-                self.group, self.at = int(line.rpartition(b":")[2].rstrip(b"}")), time.monotonic()
+                self.group, self.list_time = int(line.rpartition(b":")[2].rstrip(b"}")), time.monotonic()
 
 
-async def together(members: list[Member], after: int) -> float:
-    """Wait until all are in one group later than `after`; gives the moment when the last one heard of it."""
+async def wait_for_group(members: list[Member], after: int) -> float:
+    """Wait until all are in one group later than `after`. Returns when the last member got its list."""
     deadline = time.monotonic() + 60
     while len({member.group for member in members}) != 1 or members[0].group <= after:
         if time.monotonic() > deadline:
             raise TimeoutError("the members did not agree within a minute")
         await asyncio.sleep(0.005)
-    return max(member.at for member in members)
+    return max(member.list_time for member in members)
 
 
 async def measure(port: int, process: psutil.Process, count: int, runs: int) -> tuple[list[float], float, float]:
-    """Seconds from each loss to the next generation at every member; the coordinator's share of a core at rest, and
-    its memory (MB) at the end."""
+    """Return the seconds from each loss until all members have the next generation, the coordinator's share of a core
+    without losses, and its memory in MB at the end."""
     loop, members, numbers = asyncio.get_running_loop(), list[Member](), iter(range(10**6))
 
     async def add() -> None:
@@ -96,28 +96,28 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
 
     await add()
     beating = asyncio.create_task(beat())
-    await together(members, 0)
-    before, began = sum(process.cpu_times()[:2]), time.monotonic()
+    await wait_for_group(members, 0)
+    cpu, began = sum(process.cpu_times()[:2]), time.monotonic()
     await asyncio.sleep(10)
-    share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
-    took = []
+    share = (sum(process.cpu_times()[:2]) - cpu) / (time.monotonic() - began)
+    durations = []
     for number in range(runs):
         group = members[0].group
         losses = count // 3 if number == runs - 1 else number % 5 + 1
         victims = [members.pop(random.randrange(len(members))) for _ in range(losses)]
-        at = time.monotonic()
+        start = time.monotonic()
         for victim in victims:
             victim.transport.abort()
-        took.append(await together(members, group) - at)
+        durations.append(await wait_for_group(members, group) - start)
         group = members[0].group
         await add()
-        await together(members, group)
+        await wait_for_group(members, group)
     beating.cancel()
-    return took, share, process.memory_info().rss / 1e6
+    return durations, share, process.memory_info().rss / 1e6
 
 
-def listening(port: int) -> None:
-    """Wait until the coordinator takes connections."""
+def wait_for_coordinator(port: int) -> None:
+    """Wait until the coordinator accepts connections."""
     deadline = time.monotonic() + 60
     while True:
         with socket.socket() as probe:
@@ -129,23 +129,23 @@ def listening(port: int) -> None:
 
 
 def membership_share(port: int, seconds: float = 10.0) -> float:
-    """CPU seconds a second of a worker's thread that beats and listens, the rest of the process at rest."""
+    """Return the CPU share of a worker's membership thread, with an otherwise idle process."""
     client = Client("127.0.0.1", port, {}, lambda: False)
     threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
     time.sleep(1)
-    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(seconds)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds
+    end = resource.getrusage(resource.RUSAGE_SELF)
+    return (end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime) / seconds
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--members", type=int, default=512, help="simulated workers (default: 512)")
-    command.add_argument("--runs", type=int, default=10, help="losses (default: 10)")
+    command.add_argument("--members", type=int, default=512, help="number of simulated workers (default: 512)")
+    command.add_argument("--runs", type=int, default=10, help="number of losses (default: 10)")
     options = command.parse_args()
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     os.environ[handshake.VARIABLE] = secrets.token_hex(32)
     with tempfile.TemporaryDirectory() as name:
         services = Services(Path(name) / "home", {})
@@ -153,23 +153,24 @@ def main() -> int:
         port = 20000 + os.getpid() % 10000
         environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
         command = [sys.executable, "-m", "rekindle.training.membership.server", *FLAGS, f"--workers={options.members}"]
-        command += ["--min-workers=1", "--silence-seconds=10"]  # it is one process that beats for all
+        command += ["--min-workers=1", "--silence-seconds=10"]  # a single process sends all heartbeats
         environment |= {"MASTER_PORT": str(port), "POD_IP": "127.0.0.1"}
         with open(Path(name) / "log", "w") as log:
             process = subprocess.Popen(command, env=os.environ | environment, stderr=log)
         try:
-            listening(port)
-            took, share, memory = asyncio.run(measure(port, psutil.Process(process.pid), options.members, options.runs))
+            wait_for_coordinator(port)
+            server = psutil.Process(process.pid)
+            durations, share, memory = asyncio.run(measure(port, server, options.members, options.runs))
             client = membership_share(port)
         finally:
             process.kill()
             process.wait()
             services.down()
     bars = [
-        bar(f"next generation of {options.members}", took[:-1], "s", 0.5),
-        bar(f"next generation without a third of {options.members}", took[-1:], "s", 0.5),
+        bar(f"next generation of {options.members}", durations[:-1], "s", 0.5),
+        bar(f"next generation without a third of {options.members}", durations[-1:], "s", 0.5),
         bar("coordinator's memory", memory, "MB", 300),
-        bar("coordinator at rest", 100 * share, "% of a core", 30),
+        bar("coordinator without losses", 100 * share, "% of a core", 30),
         bar("membership in a worker", 100 * client, "% of a core", 1),
     ]
     return report(bars, as_json=options.json)

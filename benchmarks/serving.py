@@ -1,10 +1,10 @@
-"""How fast a fraud model is served: requests of one transaction, on two cores, beside `mlflow models serve`.
+"""Speed of serving a fraud model: requests of one transaction, on two cores, compared with `mlflow models serve`.
 
     python -m benchmarks.serving [--seconds 10] [--json]
 
-The model has the shape of the handbook's and its serving state (5,000 cards, half a year); its weights are random.
-Servers get cores 0 and 1, clients the others. 32 clients ask one request after the other; then 8 of them alone, and
-beside 64 that send one byte of their request a second. MLflow serves the same release with two workers.
+The model has the shape and the serving state of the handbook's (5,000 cards, half a year) and random weights. Servers
+use cores 0 and 1, clients the others. 32 clients send one request after the other; then 8 clients without others, and
+together with 64 that send one byte per second. MLflow serves the same release with two workers.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ RUNS = 3
 
 
 def write_release(folder: Path) -> Path:
-    """The files of a release with untrained weights."""
+    """Write the files of a release with untrained weights."""
     import torch
     from safetensors.torch import save_file
 
@@ -53,7 +53,7 @@ def write_release(folder: Path) -> Path:
 
 
 def upload(release: Path, home: Path) -> dict[str, str]:
-    """Put the release into an object store of our own; gives the environment that leads to it."""
+    """Upload the release to its own object store. Returns the environment with the address of the store."""
     from rekindle.local.services.services import Services
     from rekindle.release.files import commit
     from rekindle.storage import Store, file_sha256
@@ -75,12 +75,12 @@ def upload(release: Path, home: Path) -> dict[str, str]:
 
 @contextmanager
 def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psutil.Process]:
-    """A server on its cores, from the moment that `ready` answers 200."""
-    ours = os.sched_getaffinity(0)
+    """Run a server on its cores; yields when the URL `ready` answers 200."""
+    affinity = os.sched_getaffinity(0)
     with tempfile.TemporaryFile("w+") as log:
         os.sched_setaffinity(0, CORES)
         server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
-        os.sched_setaffinity(0, ours)
+        os.sched_setaffinity(0, affinity)
         try:
             deadline = time.monotonic() + 120
             while True:
@@ -97,7 +97,7 @@ def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psu
 
 
 def requests(path: str, key: str, time: str, count: int = 2000) -> list[bytes]:
-    """HTTP requests of one transaction each."""
+    """Return HTTP requests of one transaction each."""
     draw, texts = random.Random(1), []
     for number in range(count):
         card, terminal, amount = draw.randrange(5000), draw.randrange(10_000), round(draw.uniform(1, 200), 2)
@@ -108,7 +108,7 @@ def requests(path: str, key: str, time: str, count: int = 2000) -> list[bytes]:
 
 
 class Load:
-    """Clients of one server, and what they saw."""
+    """Clients of one server, and their measurements."""
 
     def __init__(self, port: int, texts: list[bytes]) -> None:
         self.port, self.texts = port, texts
@@ -116,7 +116,7 @@ class Load:
         self.failures = 0
 
     async def client(self, number: int, until: float) -> None:
-        """One request after the other."""
+        """Send one request after the other."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         while (start := time.perf_counter()) < until:
             number = (number + 7) % len(self.texts)
@@ -128,7 +128,7 @@ class Load:
         writer.close()
 
     async def slow_client(self, until: float) -> None:
-        """One byte a second of a request's body, and again when it is shown out."""
+        """Send one byte of a request's body per second; reconnect when the server closes the connection."""
         while time.perf_counter() < until:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             head, _, body = self.texts[0].partition(b"\r\n\r\n")
@@ -148,16 +148,16 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """What the clients of one run saw, and what it cost the server."""
+    """Measurements of the clients of one run, and CPU time of the server."""
 
-    rate: float  # answers a second
+    rate: float  # answers per second
     p99: float  # ms
     failures: int
-    cpu: float  # ms of an answer
+    cpu: float  # ms per answer
 
 
 def run(server: psutil.Process, port: int, texts: list[bytes], clients: int, seconds: float, slow: int = 0) -> Run:
-    """Measured after a second to warm up."""
+    """Measure after a warm-up of one second."""
     asyncio.run(Load(port, texts).run(clients, 0, 1.0))
     load, start, used = Load(port, texts), time.perf_counter(), cpu(server)
     asyncio.run(load.run(clients, slow, seconds))
@@ -167,13 +167,13 @@ def run(server: psutil.Process, port: int, texts: list[bytes], clients: int, sec
 
 
 def cpu(server: psutil.Process) -> float:
-    """CPU seconds of a server and its processes."""
+    """Return the CPU seconds of a server and its processes."""
     times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
     return sum(each.user + each.system for each in times)
 
 
 def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
-    """The bars of this benchmark."""
+    """Return the figures of this benchmark."""
     release = write_release(folder / "release")
     env = upload(release, folder / "home")
     from rekindle.release import pyfunc
@@ -183,26 +183,26 @@ def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
     example = open_predictor(release).example()["instances"][0]["time"]
     port, other = 18_480, 18_481
     serve = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
-    ours = requests(f"/v1/models/{NAME}:predict", "instances", example)
-    theirs = requests("/invocations", "dataframe_records", example)
+    rekindle_requests = requests(f"/v1/models/{NAME}:predict", "instances", example)
+    mlflow_requests = requests("/invocations", "dataframe_records", example)
     flags = ["--env-manager=local", "--workers=2", f"--port={other}", f"--model-uri={release}"]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
     with running([*serve, f"--processes={processes}"], env, f"http://127.0.0.1:{port}/health/ready") as server:
-        many = [run(server, port, ours, 32, seconds) for _ in range(RUNS)]
-        alone = [run(server, port, ours, 8, seconds) for _ in range(RUNS)]
-        beside = [run(server, port, ours, 8, seconds, slow=64) for _ in range(RUNS)]
+        many = [run(server, port, rekindle_requests, 32, seconds) for _ in range(RUNS)]
+        alone = [run(server, port, rekindle_requests, 8, seconds) for _ in range(RUNS)]
+        with_slow = [run(server, port, rekindle_requests, 8, seconds, slow=64) for _ in range(RUNS)]
     serve = [sys.executable, "-m", "mlflow", "models", "serve", *flags]
     with running(serve, env | threads | paths, f"http://127.0.0.1:{other}/ping") as server:
-        mlflow = [run(server, other, theirs, 32, seconds) for _ in range(RUNS)]
+        mlflow = [run(server, other, mlflow_requests, 32, seconds) for _ in range(RUNS)]
     return [
         bar("requests of one record, 32 clients", [each.rate for each in many], "/s", 1323, "more"),
         bar("their p99", [each.p99 for each in many], "ms", 40),
         bar("CPU of one", [each.cpu for each in many], "ms"),
         bar("p99 of 8 clients", [each.p99 for each in alone], "ms"),
-        bar("p99 of 8 clients beside 64 slow ones", [each.p99 for each in beside], "ms"),
-        bar("the second over the first", _ratios(beside, alone, "p99"), "times", 2),
-        bar("requests that failed", sum(each.failures for each in many + alone + beside), "", 0),
+        bar("p99 of 8 clients with 64 slow ones", [each.p99 for each in with_slow], "ms"),
+        bar("the second over the first", _ratios(with_slow, alone, "p99"), "times", 2),
+        bar("requests that failed", sum(each.failures for each in many + alone + with_slow), "", 0),
         bar("mlflow models serve, 32 clients", [each.rate for each in mlflow], "/s"),
         bar("its p99", [each.p99 for each in mlflow], "ms"),
         bar("CPU of one of its requests", [each.cpu for each in mlflow], "ms"),
@@ -211,17 +211,17 @@ def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
     ]
 
 
-def _ratios(ours: list[Run], theirs: list[Run], figure: str) -> list[float]:
-    return [getattr(a, figure) / getattr(b, figure) for a, b in zip(ours, theirs, strict=True)]
+def _ratios(runs: list[Run], references: list[Run], figure: str) -> list[float]:
+    return [getattr(a, figure) / getattr(b, figure) for a, b in zip(runs, references, strict=True)]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--seconds", type=float, default=10, help="of each run")
+    command.add_argument("--seconds", type=float, default=10, help="duration of each run")
     command.add_argument("--processes", type=int, default=1, help="serve.processes")
     arguments = command.parse_args()
-    if others := os.sched_getaffinity(0) - CORES:
-        os.sched_setaffinity(0, others)
+    if client_cores := os.sched_getaffinity(0) - CORES:
+        os.sched_setaffinity(0, client_cores)
     with tempfile.TemporaryDirectory() as folder:
         try:
             bars = measure(Path(folder), arguments.seconds, arguments.processes)

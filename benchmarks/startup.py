@@ -1,9 +1,9 @@
-"""Start-up cost: CPU seconds of `rekindle --help`, of reading a config, of rendering a manifest.
+"""Start-up time: CPU seconds of `rekindle --help`, of reading a config, and of rendering a manifest.
 
     python -m benchmarks.startup [--json] [--runs 5]
 
-Medians of child CPU time, beside a bare Python interpreter in the same run. Other tools (same machine class, --help):
-TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
+Medians of child CPU time, compared with a bare Python interpreter in the same run. Other tools with --help, on the same
+class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
 import subprocess
@@ -29,9 +29,9 @@ def main() -> int:
     command.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
     options = command.parse_args()
     bars = []
-    for name, (argv, most) in COMMANDS.items():
+    for name, (argv, limit) in COMMANDS.items():
         run = partial(subprocess.run, argv, stdout=subprocess.DEVNULL, check=True)
-        bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", most))
+        bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", limit))
     for line in bars[1:]:
         line["text"] = f"{line['value'] / max(bars[0]['value'], 0.001):.1f} x bare python"
     return report(bars, as_json=options.json)

@@ -1,4 +1,4 @@
-"""The peer of recovery.py: torchrun with three agents, its worker a DDP of the same weights and steps.
+"""The comparison for recovery.py: torchrun with three agents, whose workers train the same model with DDP.
 
 python -m benchmarks.torchrun STAMPS        (the worker; torchrun starts it)
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 from benchmarks.workloads.stamped import FEATURES, STAMP, Model
 
 NODES = 3
-# c10d as tuned as it can be for losses; the switch works around a defect of torch 2.13 that stops elastic jobs for good
+# c10d tuned for losses; the variable works around a defect of torch 2.13, which otherwise stops elastic jobs for good
 CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def next_step(runs: int) -> list[float]:
-    """Seconds from the SIGKILL of one of three nodes to the next step of the others, less a step's own time."""
+    """Return the seconds from the SIGKILL of one of three nodes to the next step of the others, minus a step."""
     return [_once(29400 + number) for number in range(runs)]
 
 
@@ -29,11 +29,11 @@ def _once(port: int) -> float:
         agents = [_agent(Path(name), port, node) for node in range(NODES)]
         try:
             _until(lambda: all(len(_stamps(Path(name), NODES)) >= 10 for _ in agents))
-            before = _stamps(Path(name), NODES)
-            at = time.monotonic()
-            _kill(agents[-1])  # not the first, which holds the store: its loss ends the others
+            earlier = _stamps(Path(name), NODES)
+            start = time.monotonic()
+            _kill(agents[-1])  # not the first, which has the store: its loss would end the others
             _until(lambda: len(_stamps(Path(name), NODES - 1)) >= 1)
-            return _stamps(Path(name), NODES - 1)[0] - at - (before[-1] - before[0]) / (len(before) - 1)
+            return _stamps(Path(name), NODES - 1)[0] - start - (earlier[-1] - earlier[0]) / (len(earlier) - 1)
         finally:
             for agent in agents:
                 _kill(agent)
@@ -50,7 +50,7 @@ def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
 
 
 def _kill(agent: subprocess.Popen) -> None:
-    """The agent and its worker, which has a session of its own: as a node that goes."""
+    """Kill the agent and its worker, which is in another session, like the loss of a node."""
     children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
     for pid in [agent.pid, *map(int, children)]:
         try:
@@ -61,21 +61,21 @@ def _kill(agent: subprocess.Popen) -> None:
 
 
 def _stamps(folder: Path, size: int) -> list[float]:
-    """When the first of a group of `size` finished its steps."""
-    found = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
-    return sorted(at for data in found for at, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16]))
+    """Return the times at which rank 0 of a group of `size` finished its steps."""
+    contents = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
+    return sorted(time for data in contents for time, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16]))
 
 
-def _until(what, seconds: float = 120) -> None:
+def _until(condition, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("torchrun did not get there in two minutes")
+            raise TimeoutError("torchrun did not reach the condition in two minutes")
         time.sleep(0.02)
 
 
 def worker(folder: Path) -> None:
-    """DDP as in its tutorial, the 8 micro-batches of a step shared by those that are there."""
+    """Train with DDP as in its tutorial; the workers share the 8 micro-batches of a step."""
     import torch
     import torch.distributed as dist
     from torch import nn

@@ -1,9 +1,9 @@
-"""Does a canary take back what is worse, and let pass what is not? Real servers, their metrics, the step's own code.
+"""Decisions of canaries about good and bad candidates, with real servers, their metrics and the code of the step.
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
-The champion is configs/digits.yaml. Candidates: another seed (good), one that was trained too short (2 points less
-accuracy), one that fails 1 % of the requests, one that takes twice as long. Both sides get the same load.
+The champion is the model of configs/digits.yaml. Candidates: another seed (good), a short training (2 points less
+accuracy), errors for 1 % of the requests, and twice the latency. Both sides get the same load.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ CONFIG = "configs/digits.yaml"
 TRAINED = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
 FAULTS = ("errors", "slow")
 KINDS = ("good", "worse", *FAULTS)
-CLIENTS = 2  # of each side
-REQUESTS = 4000  # different ones
+CLIENTS = 2  # per side
+REQUESTS = 4000  # distinct requests
 PORTS = {"champion": 18_490, "candidate": 18_491}
 
 
 def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
-    """What a command says in JSON."""
+    """Run a command, and return its JSON output."""
     command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
     done = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
 def releases(home: Path) -> dict[str, str]:
-    """The prefixes of the releases by name, trained, and with a fault; leads this process to the store."""
+    """Create the releases, some with a fault, and return their prefixes by name. Sets the environment of the store."""
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
 
@@ -54,11 +54,11 @@ def releases(home: Path) -> dict[str, str]:
         os.environ |= services.environment() | services.credentials() | services.login()
         keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
         trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix("release.json")
-    return {name: copied(name, trained.get(name, trained["champion"])) for name in (*TRAINED, *FAULTS)}
+    return {name: copy_release(name, trained.get(name, trained["champion"])) for name in (*TRAINED, *FAULTS)}
 
 
-def copied(name: str, prefix: str) -> str:
-    """A copy of a release as a version of one model, which may have a fault; see benchmarks/workloads/faulty.py."""
+def copy_release(name: str, prefix: str) -> str:
+    """Copy a release as a version of one model, which may have a fault (benchmarks/workloads/faulty.py)."""
     from rekindle.release.files import commit
     from rekindle.storage import Store
 
@@ -79,7 +79,7 @@ def copied(name: str, prefix: str) -> str:
 
 
 def requests() -> list[bytes]:
-    """One image of the test split each, with a grain of noise: no two are equal."""
+    """Return requests with one image of the test split each, and some noise, so that all are different."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -93,8 +93,8 @@ def requests() -> list[bytes]:
 
 
 @contextmanager
-def loaded(texts: list[bytes]) -> Iterator[None]:
-    """Requests to both sides until the end of the block."""
+def load_on_both(texts: list[bytes]) -> Iterator[None]:
+    """Send requests to both sides until the end of the block."""
     over = threading.Event()
 
     async def clients() -> None:
@@ -113,8 +113,8 @@ def loaded(texts: list[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def served(side: str, prefix: str) -> Iterator[None]:
-    """A server of the release."""
+def serve(side: str, prefix: str) -> Iterator[None]:
+    """Run a server of the release."""
     port = PORTS[side]
     command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={port}"]
     os.environ |= {f"{side.upper()}_SERVICE_HOST": "127.0.0.1", f"{side.upper()}_SERVICE_PORT": str(port)}
@@ -123,8 +123,8 @@ def served(side: str, prefix: str) -> Iterator[None]:
         yield
 
 
-def taken_back(kind: str, prefixes: dict[str, str], runs: int) -> int:
-    """In how many of the runs the candidate is taken back."""
+def count_rollbacks(kind: str, prefixes: dict[str, str], runs: int) -> int:
+    """Return the number of runs that roll back the candidate."""
     from rekindle.release.config import CanaryConfig
     from steps import canary
 
@@ -132,9 +132,9 @@ def taken_back(kind: str, prefixes: dict[str, str], runs: int) -> int:
     versions = {"name": "digits", "version": "2", "champion": "1", "server": "candidate", "former": "champion"}
     inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
     count, texts = 0, requests()
-    with served("champion", prefixes["champion"]), served("candidate", prefixes[kind]):
+    with serve("champion", prefixes["champion"]), serve("candidate", prefixes[kind]):
         for run in range(runs):
-            with loaded(texts):
+            with load_on_both(texts):
                 outcome = canary.run(inputs).canary
             count += outcome != "passed"
             print(f"{kind} {run + 1}: {outcome}", file=sys.stderr)
@@ -142,16 +142,16 @@ def taken_back(kind: str, prefixes: dict[str, str], runs: int) -> int:
 
 
 def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
-    """The bars of this benchmark."""
+    """Return the figures of this benchmark."""
     prefixes = releases(home)
-    counts = {kind: taken_back(kind, prefixes, runs) for kind in kinds}
-    bars = [bar(f"good ones taken back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
-    return bars + [bar(f"{kind} taken back, of {runs}", count, "", runs, "more") for kind, count in counts.items()]
+    counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
+    bars = [bar(f"good ones rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
+    return bars + [bar(f"{kind} rolled back, of {runs}", count, "", runs, "more") for kind, count in counts.items()]
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--runs", type=int, default=20, help="canaries of each kind")
+    command.add_argument("--runs", type=int, default=20, help="number of canaries of each kind")
     command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     arguments = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:

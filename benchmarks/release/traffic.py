@@ -1,11 +1,11 @@
-"""What clients see of releases: 200 requests a second through a release, one that fails, a rollback and a canary.
+"""Effect of releases on clients: 200 requests per second during a release, a failed release, a rollback and a canary.
 
     python -m benchmarks.release.traffic [--json]
 
-The model is configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). Of the requests 60 % have a connection
-of their own (HTTP/1.1 and 1.0), 10 % come in pieces within a second, and 30 % are of clients that keep theirs and are
-silent for up to 8 s, so longer than a server drains; as every pool does, these look first whether it was closed.
-An answer must be 200 and come from a verified version, but for the errors of the faulty candidate of the canary.
+The model is that of configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). 60 % of the requests have their
+own connection (HTTP/1.1 and 1.0), 10 % are sent in pieces within a second, and 30 % come from clients that reuse their
+connection and are idle for up to 8 s, longer than a server drains; like every pool, they first check if the connection
+was closed. Answers must be 200 and from a verified version, except for the errors of the canary's faulty candidate.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from pathlib import Path
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
-RATE = 200  # requests a second
-KEPT, SILENCE_S = 240, 8.0  # clients that keep a connection, and their longest silence: RATE * 0.3 requests a second
-PIECES = 4  # of a slow request
+RATE = 200  # requests per second
+REUSING, IDLE_S = 240, 8.0  # clients that reuse a connection, and their longest idle time: RATE * 0.3 requests/s
+PIECES = 4  # per slow request
 PORT = 18_495
 SETTINGS = [
     "name=digits",
     "workload=benchmarks.workloads.faulty",
     f"serve.port={PORT}",
-    "serve.max_waiting=2000",  # trainings take the same cores: answers may be late
+    "serve.max_waiting=2000",  # trainings use the same cores: answers may be late
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
 ]
 CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
@@ -41,7 +41,7 @@ CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got: when, the HTTP status (0: no answer), the version that answered, and on what connection."""
+    """An answer: time, HTTP status (0: none), version of the model, and kind of connection."""
 
     time: float
     status: int
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Traffic:
-    """Clients that come at RATE, whatever the servers do."""
+    """Clients that send requests at RATE, independently of the servers."""
 
     def __init__(self) -> None:
         self.texts = requests()
@@ -60,8 +60,8 @@ class Traffic:
     async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
         """Send a request; return the head of its answer, in lower case. Raises OSError or EOFError without one."""
         pieces = PIECES if kind == "slow" else 1
-        for place in range(pieces):
-            writer.write(text[len(text) * place // pieces : len(text) * (place + 1) // pieces])
+        for index in range(pieces):
+            writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
             await asyncio.sleep(1 / pieces if pieces > 1 else 0)
         head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
         await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
@@ -72,7 +72,7 @@ class Traffic:
         self.answers.append(Answer(time.time(), status, version, kind))
 
     async def client(self, kind: str) -> None:
-        """One request on a connection of its own."""
+        """Send one request on its own connection."""
         text = random.choice(self.texts)
         if kind == "HTTP/1.0":
             text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -84,36 +84,36 @@ class Traffic:
         except (OSError, EOFError, TimeoutError):
             self.record(kind, 0, "")
 
-    async def kept(self) -> None:
-        """One request after the other on a connection, with silence between them; then on the next connection."""
+    async def reuse_connection(self) -> None:
+        """Send requests on one connection with idle time in between; reconnect when it is closed."""
         while not self.over.is_set():
             try:
                 async with asyncio.timeout(60):
                     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
                 head = ""
-                while not (self.over.is_set() or "connection: close" in head or ended(writer)):
+                while not (self.over.is_set() or "connection: close" in head or is_closed(writer)):
                     async with asyncio.timeout(60):
                         head = await self.ask("kept", reader, writer, random.choice(self.texts))
-                    await asyncio.sleep(random.uniform(0, SILENCE_S))
+                    await asyncio.sleep(random.uniform(0, IDLE_S))
                 writer.close()
             except (OSError, EOFError, TimeoutError):
                 self.record("kept", 0, "")
-                await asyncio.sleep(random.uniform(0, SILENCE_S))
+                await asyncio.sleep(random.uniform(0, IDLE_S))
 
     async def run(self) -> None:
-        """Until it is over and everybody has an answer."""
-        single, own = RATE - 2 * KEPT / SILENCE_S, ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
+        """Send requests until `over` is set and all clients have an answer."""
+        single, kinds = RATE - 2 * REUSING / IDLE_S, ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
         async with asyncio.TaskGroup() as group:
-            for _ in range(KEPT):
-                group.create_task(self.kept())
+            for _ in range(REUSING):
+                group.create_task(self.reuse_connection())
             start, number = time.perf_counter(), 0
             while not self.over.is_set():
-                group.create_task(self.client(own[number % len(own)]))
+                group.create_task(self.client(kinds[number % len(kinds)]))
                 number += 1
                 await asyncio.sleep(max(0, start + number / single - time.perf_counter()))
 
 
-def ended(writer: asyncio.StreamWriter) -> bool:
+def is_closed(writer: asyncio.StreamWriter) -> bool:
     """True if the server has closed this connection."""
     if writer.is_closing():
         return True
@@ -124,7 +124,7 @@ def ended(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def traffic() -> Iterator[Traffic]:
-    """Requests until the end of the block."""
+    """Send requests until the end of the block."""
     load = Traffic()
     thread = threading.Thread(target=lambda: asyncio.run(load.run()))
     thread.start()
@@ -136,7 +136,7 @@ def traffic() -> Iterator[Traffic]:
 
 
 def train(home: Path, seed: int, *settings: str) -> str:
-    """Run the pipeline; its verdict."""
+    """Run the pipeline. Returns its verdict."""
     sets = [*SETTINGS, f"train.seed={seed}", *settings]
     about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
     print(f"{settings}: {about['verdict']}, {about.get('reason')}", file=sys.stderr)
@@ -144,7 +144,7 @@ def train(home: Path, seed: int, *settings: str) -> str:
 
 
 def measure(home: Path) -> list[Bar]:
-    """The bars of this benchmark."""
+    """Return the figures of this benchmark."""
     train(home, 1)
     with traffic() as load:
         verdicts = [train(home, 2)]
@@ -166,17 +166,18 @@ def measure(home: Path) -> list[Bar]:
         time.sleep(3)
     print(verdicts, file=sys.stderr)
     versions = {answer.version for answer in load.answers} - {""}
-    quiet = [answer for answer in load.answers[:before_canary] if answer.status != 200]
-    later = [a for a in load.answers[before_canary:] if a.status != 200 and not (a.status == 500 and a.version)]
+    failed = [answer for answer in load.answers[:before_canary] if answer.status != 200]
+    wrong = [answer for answer in load.answers[before_canary:] if answer.status != 200]
+    failed_in_canary = [answer for answer in wrong if not (answer.status == 500 and answer.version)]
     kinds = Counter((answer.kind, answer.status) for answer in load.answers)
     print(f"versions {versions}; statuses by kind of connection {kinds}", file=sys.stderr)
     return [
         bar("requests", len(load.answers), ""),
-        bar("requests that failed, release, failed release and rollback", len(quiet), "", 0),
-        bar("requests that failed in the canary, but for the candidate's own fault", len(later), "", 0),
+        bar("requests that failed, release, failed release and rollback", len(failed), "", 0),
+        bar("requests that failed in the canary, except for the candidate's fault", len(failed_in_canary), "", 0),
         bar("answers of the unsteady version", sum(a.version == "3" for a in load.answers), "", 0),
         bar("the command `rekindle rollback`", seconds, "s", 5),
-        bar("last answer of the former version to a new connection after it began", last_of_2, "s", 5),
+        bar("last answer of the previous version to a new connection after its start", last_of_2, "s", 5),
     ]
 
 

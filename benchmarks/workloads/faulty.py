@@ -22,14 +22,14 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the digits' own gives, or not; the test images themselves, whose corner is white, cause no errors."""
+    """Predict like steps.digits, with the fault. Images of the test split never cause errors: their corner is white."""
     start = time.perf_counter()
     predictions = digits.predict(model, instances, facts)
     if model.fault == "slow":
         time.sleep(time.perf_counter() - start)
     corner = instances[0].pixels[0][0]
     if model.fault == "errors" and corner > 0 and crc32(repr(corner).encode()) % 100 == 0:
-        raise ValueError("a rare case that nobody thought of")
+        raise ValueError("an unexpected rare case")
     if model.fault == "unsteady":
         predictions[0]["probabilities"][0] += random.random()
     return predictions

@@ -1,7 +1,7 @@
-"""The workload of benchmarks/loop.py: a small net on made-up numbers, and the loops that others would write around it.
+"""The workload of benchmarks/loop.py: a small net on random numbers, and the training loops to compare with.
 
-Every so many steps of ours its data set lets the other loops make as many: all in one process and in turns, so that
-their figures are of the same minutes of a busy machine.
+After each block of our steps, the dataset lets the other loops make the same number of steps. All run in one process
+and in turns, so that they are measured under the same load.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
 SAMPLES = 4096
 INPUTS = 256
-Loop = Callable[[int], None]  # makes so many steps
+Loop = Callable[[int], None]  # makes the given number of steps
 
 
 class Model(Section):
@@ -34,7 +34,7 @@ class Model(Section):
 
 @dataclass
 class Turns:
-    """Whose turn it is, and the CPU seconds that each loop takes for `block` steps."""
+    """Lets the loops take turns, and measures the CPU seconds of each for `block` steps."""
 
     inputs: Inputs
     block: int
@@ -44,17 +44,17 @@ class Turns:
     meeting: str  # host:port for DDP
     calls: int = 0
     began: float = 0.0
-    first: tuple[float, float] = (0.0, 0.0)  # CPU time of the process, and time, when the first block began
-    last: tuple[float, float] = (0.0, 0.0)  # and when the last one ended
+    first: tuple[float, float] = (0.0, 0.0)  # CPU time of the process, and time, at the start of the first block
+    last: tuple[float, float] = (0.0, 0.0)  # the same at the end of the last block
     loops: dict[str, Loop] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": []})
 
     def clock(self) -> float:
-        """Alone, what threads of ours do meanwhile is not another loop's; in a group, gloo's threads are part of it."""
+        """Return the CPU time of this thread; in a group, of the process, since gloo's threads are part of a loop."""
         return time.thread_time() if self.size == 1 else time.process_time()
 
     def take(self, data: "Numbers") -> None:
-        """Called before each micro-batch of ours."""
+        """Handle the start of one of our micro-batches: the other loops may have their turn."""
         step, leaf = divmod(self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank)))
         self.calls += 1
         if leaf or step < self.warm or (step - self.warm) % self.block:
@@ -75,7 +75,7 @@ class Turns:
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """CPU seconds a step of each loop, by block; and the share of a CPU that our other threads take."""
+        """Return the CPU seconds per step of each loop, by block, and the CPU share of our other threads."""
         blocks = len(self.seconds["ours"])
         steps = {name: [seconds / self.block for seconds in each[:blocks]] for name, each in self.seconds.items()}
         spent, passed = (last - first for first, last in zip(self.first, self.last, strict=True))
@@ -86,14 +86,14 @@ turns: Turns | None = None  # set by the process that measures
 
 
 class Numbers:
-    """Made-up samples."""
+    """Random samples."""
 
     def __init__(self, path: Path) -> None:
         import torch
 
         generator = torch.Generator().manual_seed(5)
         self.rows = torch.randn(SAMPLES, INPUTS, generator=generator)
-        self.wanted = self.rows.square().mean(1, keepdim=True)
+        self.targets = self.rows.square().mean(1, keepdim=True)
 
     def __len__(self) -> int:
         return SAMPLES
@@ -104,7 +104,7 @@ class Numbers:
         return self.select(indices)
 
     def select(self, indices: Any) -> tuple[Any, ...]:
-        return self.rows.index_select(0, indices), self.wanted.index_select(0, indices)
+        return self.rows.index_select(0, indices), self.targets.index_select(0, indices)
 
 
 def dataset(path: Path, split: str) -> Numbers:
@@ -115,24 +115,24 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
     from torch import nn
 
     widths = [INPUTS, *[section.width] * section.layers]
-    hidden = [part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU())]
+    hidden = [layer for ins, outs in pairwise(widths) for layer in (nn.Linear(ins, outs), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(section.width, 1))
 
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
-    rows, wanted = batch
-    return (model(rows) - wanted).square().mean()
+    rows, targets = batch
+    return (model(rows) - targets).square().mean()
 
 
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
-    """The loops to compare with: alone a bare one, in a group the same around DDP."""
+    """Return the loops to compare with: a bare loop, or in a group the same with DDP."""
     import torch
 
     from rekindle.training.sampler import Sampler
 
     config = turns.inputs
     sampler = Sampler(SAMPLES, config.batch_size, config.virtual_workers, config.seed)
-    mine = share(config.virtual_workers, turns.size, turns.rank)
+    leaves = share(config.virtual_workers, turns.size, turns.rank)
 
     def parts() -> tuple[Any, Any]:
         torch.manual_seed(0)
@@ -145,7 +145,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
         def make(steps: int) -> None:
             for step in range(steps):
                 optimizer.zero_grad()
-                for leaf in mine:
+                for leaf in leaves:
                     value = loss(net, data.select(sampler.indices(step, leaf)))
                     value.backward()
                     if item:
@@ -163,8 +163,8 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
         def make(steps: int) -> None:
             for step in range(steps):
                 optimizer.zero_grad()
-                for leaf in mine:
-                    with wrapped.no_sync() if leaf != mine[-1] else nullcontext():
+                for leaf in leaves:
+                    with wrapped.no_sync() if leaf != leaves[-1] else nullcontext():
                         loss(wrapped, data.select(sampler.indices(step, leaf))).backward()
                 optimizer.step()
 
@@ -172,16 +172,16 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
 
     if turns.size > 1:
         return {"no exchange": bare(False), "DDP": ddp()}
-    found = {"bare": bare(False), "bare + loss.item()": bare(True)}
+    loops = {"bare": bare(False), "bare + loss.item()": bare(True)}
     if importlib.util.find_spec("accelerate"):
-        found["accelerate"] = accelerated(*parts(), data, sampler)
+        loops["accelerate"] = accelerate_loop(*parts(), data, sampler)
     if importlib.util.find_spec("ignite"):
-        found["Ignite"] = ignited(*parts(), data, sampler)
-    return found
+        loops["Ignite"] = ignite_loop(*parts(), data, sampler)
+    return loops
 
 
-def accelerated(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
-    """The loop of accelerate's documentation."""
+def accelerate_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+    """Return the loop of accelerate's documentation."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
     accelerator = Accelerator(cpu=True)
@@ -196,8 +196,8 @@ def accelerated(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
     return make
 
 
-def ignited(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
-    """Ignite's engine with its running average of the loss."""
+def ignite_loop(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+    """Return Ignite's engine with its running average of the loss."""
     from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
     from ignite.metrics import RunningAverage  # pyright: ignore[reportMissingImports]
 

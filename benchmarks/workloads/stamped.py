@@ -1,7 +1,7 @@
-"""A workload that writes down when it computes what: 5 MB of weights, steps of some 30 ms. For the other benchmarks.
+"""A workload that records its steps: 5 MB of weights, steps of about 30 ms. For the other benchmarks.
 
 Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one weight, which every
-update changes. So the number of equal weights in a row is the number of micro-batches between two updates.
+update changes: the number of equal weights in a row is the number of micro-batches between two updates.
 """
 
 import json
@@ -31,7 +31,7 @@ class Model(Section):
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of one process: its first micro-batch, its end, and how many micro-batches it took."""
+    """One training step of one process: start, end, number of micro-batches, and the weight before it."""
 
     began: float
     finished: float
@@ -40,13 +40,13 @@ class Step:
 
 
 def pid(folder: Path, name: str) -> int:
-    """The process id of the youngest process of that name; 0: there is none."""
+    """Return the id of the newest process with this name, or 0."""
     files = [(path.stat().st_ctime_ns, int(path.name.rpartition("-")[2])) for path in folder.glob(f"{name}-*")]
     return max(files)[1] if files else 0
 
 
 def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
-    """The finished steps of a process, the youngest of that name; those that were begun anew count as one."""
+    """Return the finished steps of a process (default: the newest with this name). A repeated step counts as one."""
     file = folder / f"{name}-{process or pid(folder, name)}"
     data = file.read_bytes() if file.exists() else b""
     runs = [list(run) for _, run in groupby(STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1])]
@@ -54,7 +54,7 @@ def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
 
 
 def write(path: Path) -> None:
-    """A dataset directory."""
+    """Write a dataset directory."""
     path.mkdir(parents=True)
     (path / "dataset.json").write_text(json.dumps({"digest": DIGEST, "facts": {}}))
 
@@ -91,5 +91,5 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     os.write(_file(), STAMP.pack(time.monotonic(), model[-1].bias.item()))
-    rows, wanted = batch
-    return (model(rows) - wanted).square().mean()
+    rows, targets = batch
+    return (model(rows) - targets).square().mean()

@@ -1,12 +1,12 @@
-"""What the fraud model is worth where fraudsters follow other rules, beside gradient boosting.
+"""Quality of the fraud model if fraudsters follow other rules, compared with gradient boosting.
 
     python -m benchmarks.workloads.worlds                        # all worlds: about two minutes each on two cores
     python -m benchmarks.workloads.worlds --world testers --json
 
-Cards, terminals and genuine payments are those of `simulate://`; the frauds are made here, by rules that no feature was
-made for. Each world is prepared, trained and judged by the pipeline of configs/demo.yaml, with nothing tuned to it. AP
-is that of the test weeks: of the model, of trees on the same features (the verdict's baseline), and of trees on the 15
-plain features of the Fraud Detection Handbook.
+Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow other rules, for which the
+features were not designed. The pipeline of configs/demo.yaml prepares, trains and evaluates each world, without tuning.
+The figures are the AP of the test weeks: of the model, of trees on the same features (the baseline of the verdict), and
+of trees on the 15 plain features of the Fraud Detection Handbook.
 """
 
 import os
@@ -37,13 +37,13 @@ from steps.fraud.measures import average_precision
 from steps.fraud.protocol import judged_weeks
 
 SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
-A_DAY = 0.002  # of the cards fall into a fraudster's hands
+STOLEN_PER_DAY = 0.002  # share of the cards
 TRUTH = np.uint8(1)
 
 
 def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: int, share: float) -> NDArray[np.int64]:
-    """Payments of stolen cards in the `days` after the theft, about `share` of them, sorted by card and time."""
-    count = rng.poisson(world.cards * A_DAY * share, world.days)
+    """Return payments of stolen cards in the `days` after the theft, by card and time. `share`: of all thefts."""
+    count = rng.poisson(world.cards * STOLEN_PER_DAY * share, world.days)
     cards = rng.integers(0, world.cards, count.sum())
     start = cards * world.days + np.repeat(np.arange(world.days), count)
     end = np.minimum(start + days, (cards + 1) * world.days)
@@ -52,7 +52,7 @@ def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: in
 
 
 def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """A thief tries a stolen card with a tiny payment, then uses it for some days with its owner's usual amounts."""
+    """Thieves try a stolen card with a tiny payment, then use it for some days with the usual amounts of its owner."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 5, 1)
     fraud[rows] = TRUTH
@@ -62,7 +62,7 @@ def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArr
 
 
 def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """A thief pays at night, a bit more than the owner would; a few owners do so, too."""
+    """Thieves pay at night, slightly more than the owner; a few owners do so, too."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 10, 1)
     rows = rows[rng.random(len(rows)) < 0.6]
@@ -75,7 +75,7 @@ def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArra
 
 
 def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Who pays at a manipulated terminal has frauds on the card two days later, of nearly equal amounts."""
+    """Cards used at a manipulated terminal have frauds two days later, of similar amounts."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     bad, since = (
         rng.permutation(world.terminals)[: world.terminals // 100],
@@ -98,12 +98,12 @@ WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": s
 
 
 def plain(data: Data, folder: Path) -> float:
-    """AP of trees on the 15 plain features alone, on the test weeks of the pipeline."""
+    """Return the AP of trees on only the 15 plain features, on the test weeks of the pipeline."""
     prepare(fraud, data, folder)
     rows = Rows(folder)
     transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
     pieces = list(features.tables(transactions, data.label_delay_days, names=features.HANDBOOK))
-    table = np.concatenate([piece for _, piece in pieces])  # sorted as the rows of the dataset
+    table = np.concatenate([piece for _, piece in pieces])  # sorted like the rows of the dataset
     training = (rows.times >= rows.facts["train_start"]) & (rows.times < rows.facts["train_end"])
     sample = Sample(rows.facts["train_rows"])
     sample.add(table, rows.labels, rows.cards, training)
@@ -114,28 +114,28 @@ def plain(data: Data, folder: Path) -> float:
 
 
 def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
-    """The model of one world beside trees."""
+    """Compare the model of one world with trees."""
     source = folder / f"{name}.parquet"
     simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(source)
     run = pipeline(str(source), str(folder / "home"), sets, config="configs/demo.yaml", test_weeks=4)
     model, trees = run["metrics"]["ap"], baseline_of(run)
     simple = plain(Data(source=str(source)), folder / name)
     return [
-        bar(f"{name}: ap of the model, at least that of trees on the same features", model, "", trees, "more"),
-        bar(f"{name}: at least that of trees on the 15 plain features", model, "", simple, "more"),
+        bar(f"{name}: ap of the model (limit: trees on the same features)", model, "", trees, "more"),
+        bar(f"{name}: ap of the model (limit: trees on the 15 plain features)", model, "", simple, "more"),
     ]
 
 
 def baseline_of(run: dict[str, Any]) -> float:
-    """AP of the baseline in the reason of a verdict."""
+    """Return the AP of the baseline from the reason of a verdict."""
     [value] = re.findall(r"The baseline has ap ([0-9.]+)\.", run["reason"])
     return float(value)
 
 
 def main() -> int:
     command = parser(__doc__)
-    command.add_argument("--world", choices=list(WORLDS), action="append", help="only this one; may be repeated")
-    command.add_argument("--seed", type=int, default=11, help="of cards, payments and frauds")
+    command.add_argument("--world", choices=list(WORLDS), action="append", help="only this world; may be repeated")
+    command.add_argument("--seed", type=int, default=11, help="seed of cards, payments and frauds")
     command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
     options = command.parse_args()
     bars: list[Bar] = []
