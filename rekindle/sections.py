@@ -28,7 +28,7 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     try:
         return model.model_json_schema()  # cached: it takes milliseconds, and there may be thousands of wrong keys
-    except PydanticUserError:  # a field's type has no JSON schema
+    except PydanticUserError:  # the type of a field lacks a JSON schema
         return {}
 
 
