@@ -75,9 +75,7 @@ def _reject(answer: "requests.Response") -> NoReturn:
             "that it contains."
         )
     elif answer.status_code in (401, 403):
-        remedy = (
-            "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of a permitted user."
-        )
+        remedy = "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, with access."
     else:
         remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
     raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {words!r}. {remedy}")

@@ -72,17 +72,14 @@ class Message:
 
 
 def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send `message` if `config` includes its event. Return True if it was delivered; a failure is logged.
+    """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the attempts.
 
-    The pauses between attempts are 0, 2, 4, 8 and 16 s.
+    Return True if it was delivered; a failure is logged.
     """
     if config.format == "off" or message.event not in config.events:
         return False
     if not (url := environ.get(URL, "").strip()):
-        say(
-            f"notification not sent: {URL} is not set. Set it to the webhook's address, on a cluster in the Secret "
-            f"{SECRET}."
-        )
+        say(f"notification not sent: {URL} is not set. Set the webhook's address, on a cluster in the Secret {SECRET}.")
         return False
     problem = _post(url, message.body(config.format), attempts)
     if problem:
@@ -143,7 +140,7 @@ def reasons(failures: str) -> list[str]:
         except ValueError:
             return [f"workflow: {value}"]
     nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []  # may be `null`
-    nodes = [node for node in nodes if node.get("message")] or nodes  # omits DAGs: they have no message
+    nodes = [node for node in nodes if node.get("message")] or nodes  # omits DAGs, whose message is empty
     return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
 
 

@@ -107,7 +107,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         _extend_path(name.partition(".")[0])
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but one that it imports does not
+        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing one
             raise ConfigError(
                 f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
             ) from error

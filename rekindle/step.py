@@ -199,8 +199,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     try:
         step = load(argv[0])
         flags = parser(argv[0], step.Inputs, step.__doc__)
-        outputs = ", ".join(step.Outputs.model_fields) or "this step has none"
-        note = f"file for an output; outputs: {outputs}"
+        note = f"file for an output: {', '.join(step.Outputs.model_fields) or 'without outputs'}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
         cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):

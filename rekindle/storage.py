@@ -259,10 +259,7 @@ class _Body(io.RawIOBase):
 
 
 def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
-    """Return `call()`, repeated while the object store is unavailable.
-
-    Raises immediately if a retry cannot help, and SystemExit(143) when `leaving` is set.
-    """
+    """Return `call()`, repeated while the object store is unavailable. Raises SystemExit(143) when `leaving` is set."""
     last_message, pause = -math.inf, 0.1
     while True:
         try:

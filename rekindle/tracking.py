@@ -92,8 +92,7 @@ def page(workflow: str = "", mlflow_url: str = "") -> str:
     runs = _runs(list(ids), "start_time DESC", where)
     if not runs:
         if workflow:
-            server = without_user(address())
-            raise TrackingError(f"MLflow at {server} does not contain a run of {workflow}: see `rekindle status`.")
+            raise TrackingError(f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle status`.")
         return address()
     run_id, experiment = runs[0]["info"]["run_id"], runs[0]["info"]["experiment_id"]
     shown = f"/{run_id}" if workflow else ""
@@ -173,7 +172,6 @@ def artifacts(run_id: str, folder: str) -> list[str]:
 
 
 def tags_of(run_id: str) -> dict[str, str]:
-    """Return the tags of a run."""
     return _mapping(_run(run_id)["data"].get("tags"))
 
 

@@ -72,7 +72,7 @@ class Prepared:
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
     `digest` identifies the dataset (empty: sha256 over the files). `newest` is the time of the newest row (ISO 8601
-    with a time zone): if the data moves, a run warns when its source has no newer rows than the last run's.
+    with a time zone): if the data moves, a run warns when its source is not newer than the last run's.
     """
 
     rows: int
@@ -145,7 +145,7 @@ class Workload(Protocol):
 
     `predictor(release) -> Predictor` replaces `Instance` and `predict` if a request contains more than its instances.
     `refresh(release, data, out) -> Refreshed | None` updates the serving state of a released model with newer data: it
-    writes `out/state/`, which replaces the release's `state/`, or returns None if there is no newer data.
+    writes `out/state/`, which replaces the release's `state/`, or returns None without newer data.
 
     Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
@@ -270,10 +270,7 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`, completely or not at all. Return the result and the dataset's digest.
-
-    Raises DataError.
-    """
+    """Create the dataset directory `out`, completely or not at all; return `Prepared` and its digest. Raises DataError."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     try:
@@ -302,7 +299,8 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
         raise DataError(
             "`prepare` wrote no file into `out`: it must write the files that `dataset` and `examples` read."
         )
-    digest = prepared.digest or _digest(out)
+    files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / DATASET)
+    digest = prepared.digest or _digest_of(files, out)
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:
         text = json.dumps(record, indent=1, allow_nan=False)
@@ -346,13 +344,8 @@ def code_digest(workload: Any) -> str:
     return _digest_of(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)
 
 
-def _digest(folder: Path) -> str:
-    """Return the sha256 over the names and contents of all files except dataset.json."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / DATASET)
-    return _digest_of(files, folder)
-
-
 def _digest_of(files: list[Path], folder: Path) -> str:
+    """Return the sha256 over the names and contents of files."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

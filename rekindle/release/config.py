@@ -103,8 +103,7 @@ class ServeConfig(Limits):
         default=0, ge=0, le=100, description="usage of the requested memory above which servers are added (0: ignored)"
     )
     metrics: dict[str, str] = Field(
-        default_factory=dict,
-        description="pod metric → average above which servers are added (needs a metrics adapter)",
+        default_factory=dict, description="pod metric → average above which servers are added (needs a metrics adapter)"
     )
     scale_down_seconds: int = Field(
         default=300, ge=0, le=3600, description="time of low load before servers are removed, one a minute"

@@ -51,7 +51,7 @@ class Examples:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
-        """Convert `rows` to columns; an optional column without values is None."""
+        """Convert `rows` to columns; an empty optional column becomes None."""
         examples = [Example(*row) for row in rows]
         columns = {name: [getattr(example, name) for example in examples] for name in Example._fields}
         group, baseline, part = (
@@ -103,8 +103,7 @@ class Examples:
 
 def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Split rows into batches of the size of a request."""
-    size = INSTANCES_PER_REQUEST
-    return (rows[start : start + size] for start in range(0, len(rows), size))
+    return (rows[i : i + INSTANCES_PER_REQUEST] for i in range(0, len(rows), INSTANCES_PER_REQUEST))
 
 
 @contextmanager

@@ -49,10 +49,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences in code or servers from a champion with equal weights; "" if none or unknown.
-
-    `servers`: digest of the Deployment's settings (empty: not compared).
-    """
+    """Return the differences in code or `servers` (digest; empty: not compared) from a champion of equal weights."""
     try:
         code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
     except NotFound:

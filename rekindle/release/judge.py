@@ -71,8 +71,7 @@ def read_examples(workload: Any, dataset: Path, champion: dict[str, Any] | None 
 def exclude_seen(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the examples that a champion trained on a dataset with these `facts` has not seen, warnings, and the
-    reason why the champion cannot be compared, if it has seen all."""
+    """Return the examples that the champion has not seen, warnings, and the reason if it has seen all examples."""
     if not compares(workload):
         return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
     try:
@@ -92,8 +91,7 @@ def score(examples: Examples, model: Path, origin: Path) -> Any:
     with convert_errors("`predict` failed on the test rows"):
         predictions = examples.score(model, origin)
     if len(predictions) != len(examples):
-        count, rows = len(predictions), len(examples)
-        raise DataError(f"`score` returned {count} predictions for {rows} test rows: return one per row.")
+        raise DataError(f"`score` returned {len(predictions)} predictions for {len(examples)} test rows.")
     return predictions
 
 
@@ -119,7 +117,7 @@ def to_array(values: Any) -> Any:
 
 
 def split_parts(examples: Examples) -> Parts:
-    """Return the parts, sorted by name; without parts, a single one that has an empty name."""
+    """Return the parts, sorted by name; without parts, a single one with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
     names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
@@ -141,7 +139,6 @@ def compute_metrics(metrics: Any, predictions: dict[str, Any], truths: Any, rows
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean as a Python float."""
     return float(np.mean([*values]))
 
 
@@ -161,10 +158,8 @@ def compare(
     candidate, champion = predictions["candidate"], predictions["champion"]
 
     def difference_in_part(rows: Rows) -> float:
-        candidate_value, champion_value = (
-            function(select(array, rows), select(truths, rows)) for array in (candidate, champion)
-        )
-        return candidate_value - champion_value
+        a, b = (function(select(array, rows), select(truths, rows)) for array in (candidate, champion))
+        return a - b
 
     def difference(rows: Rows) -> float:
         return mean(difference_in_part(rows[mask[rows]]) for mask in parts.values())

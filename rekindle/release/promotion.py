@@ -118,7 +118,7 @@ def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = Tr
 
 
 def expired_deployments(name: str, version: str, keep: int) -> list[str]:
-    """Return the Deployments of releases before `version` that are no longer kept."""
+    """Return the Deployments of releases before `version` beyond the newest `keep`."""
     releases = tracking.promoted_releases(name)
     earlier = [release.deployment for release in releases if int(release.version) < int(version)]
     kept = {*earlier[-keep:], *(release.deployment for release in releases if int(release.version) >= int(version))}

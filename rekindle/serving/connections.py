@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` waits for an iteration, in which a request may arrive."""
+        """Shut down sending immediately: `transport.close` waits for an iteration, and a request could arrive then."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 

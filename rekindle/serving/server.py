@@ -93,7 +93,7 @@ class Metrics:
         self.features.add(batch.features)
 
     def show_age(self, data_until: str) -> None:
-        """Set the data cut-off, from which `/metrics` computes the data's age."""
+        """Let `/metrics` show the time since the data cut-off."""
         if data_until:
             end = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - end)
@@ -329,8 +329,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({error}): stop the process that listens there, or choose another --port "
-            "or --host."
+            f"cannot listen on {host}:{port} ({error}): stop the other process, or choose another --port or --host."
         ) from error
     return listener
 

@@ -71,7 +71,7 @@ class ModelProcess:
 
     def wait_until_loaded(self) -> ModelFacts:
         """Block until the model is ready. Raises the error if loading failed."""
-        result = self._receive()
+        result = self.receive()
         if isinstance(result, Exception):
             raise result
         return result
@@ -83,11 +83,8 @@ class ModelProcess:
         except OSError as error:
             raise self._exit_error() from error
 
-    def receive(self) -> Batch:
-        """Block until the oldest batch is answered. Raises RekindleError if the process ended."""
-        return self._receive()
-
-    def _receive(self) -> Any:
+    def receive(self) -> Any:
+        """Block until the oldest Batch is answered. Raises RekindleError if the process ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -144,7 +141,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
 
 
 def answer_batch(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
-    """Answer each body. The requests are predicted together, but one that fails does not affect the others."""
+    """Answer each body. The requests are predicted together, but a failure of one does not affect the others."""
     results: list[Any] = [parse_request(predictor, body, max_instances) for body in bodies]
     valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]
     predictions, instances = list[Any](), list[Any]()
@@ -188,8 +185,7 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
 def encode(request: Any, predictions: list[Any]) -> Answer:
     """Encode the predictions as JSON. Raises RekindleError with the instance if a prediction is invalid."""
     if len(predictions) != len(request.instances):
-        count, instances = len(predictions), len(request.instances)
-        raise RekindleError(f"the predictor returned {count} predictions for {instances} instances.")
+        raise RekindleError(f"predict returned {len(predictions)} predictions for {len(request.instances)} instances.")
     try:
         body = json.dumps({"predictions": predictions}, allow_nan=False).encode()
         return Answer(200, body, len(predictions))

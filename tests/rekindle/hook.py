@@ -18,7 +18,7 @@ class Hook(ThreadingHTTPServer):
     def __init__(self, statuses: Sequence[int]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.statuses, self.received, self.requests = list(statuses), list[dict[str, Any]](), 0
-        self.silent = threading.Event()  # while set, requests get no answer
+        self.silent = threading.Event()  # while set, requests stay unanswered
 
     @property
     def url(self) -> str:

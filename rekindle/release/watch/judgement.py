@@ -109,7 +109,6 @@ def quantile(buckets: Buckets, q: float) -> float:
 
 
 def count(buckets: Buckets) -> float:
-    """Return the number of all values."""
     return buckets.get(inf, 0)
 
 

@@ -78,10 +78,7 @@ class Watch:
 
 
 def scrape(endpoint: str, version: str) -> dict[str, Counts]:
-    """Return process → counts of `version`, for all servers behind the headless Service `endpoint`.
-
-    Raises RekindleError if no server answers.
-    """
+    """Return process → counts of `version` for the servers of a headless Service. Raises RekindleError without any."""
     servers, problem = dict[str, Counts](), f"{endpoint} does not have servers"
     for url, answer in read(endpoint).items():
         if isinstance(answer, str):

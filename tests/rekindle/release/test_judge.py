@@ -123,7 +123,7 @@ def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Pa
         (
             "examples",
             lambda path: Short([1.0, 2.0]),
-            "`score` returned 1 predictions for 2 test rows: return one per row",
+            "`score` returned 1 predictions for 2 test rows",
         ),
         (
             "examples",

@@ -18,7 +18,7 @@ class Point(BaseModel):
 
 class Instance(BaseModel):
     points: list[Point]
-    place: dict[str, float] = {}
+    location: dict[str, float] = {}
     name: str | None = None
     count: int = 0
 
@@ -38,7 +38,7 @@ def parse_instance(**instance: Any) -> Request:
         ({"points": [{"x": 1}, {"x": True}]}, "instances[1].points[1].x is True: "),
         ({"points": [{"x": "NaN"}]}, "instances[1].points[0].x is 'NaN': "),
         ({"points": [{"x": float("nan")}]}, "instances[1].points[0].x is nan: it must be a finite number."),
-        ({"place": {"lat": float("-inf")}}, "instances[1].place.lat is -inf: it must be a finite number."),
+        ({"location": {"lat": float("-inf")}}, "instances[1].location.lat is -inf: it must be a finite number."),
         ({"points": [{"xx": 1}]}, "instances[1].points[0] has the unknown key 'xx'. Did you mean \"x\"?"),
         ({"points": [{"y": 1}]}, "instances[1].points[0].x is missing: it is required."),
         ({"cuont": 1}, "instances[1] has the unknown key 'cuont'. Did you mean \"count\"?"),
@@ -63,7 +63,7 @@ def test_text_that_looks_like_a_huge_number_is_accepted() -> None:
     for instance in (
         {"name": "NaN 1e999 " + "9" * 40},
         {"count": -(2**63)},
-        {"place": {"x": 1.2345678901234567890e10}},
+        {"location": {"x": 1.2345678901234567890e10}},
     ):
         assert parse_instance(**instance).instances[1]
 
@@ -83,7 +83,7 @@ KEYS = ",".join(f'"{number}": ""' for number in range(MANY >> 2))
     [
         ('"points": [' + "1," * MANY + "1]", "instances[0].points[0] is 1: input should be"),
         ('"points": [' + "[[{}]]," * (MANY >> 1) + "1]", "instances[0].points[0] is [[{}]]: input should be"),
-        ('"points": [], "place": {' + KEYS + "}", "instances[0].place."),
+        ('"points": [], "location": {' + KEYS + "}", "instances[0].location."),
         (KEYS, "the request has the unknown key '0' in one of its objects."),
     ],
     ids=["values", "lists", "dictionary", "keys"],
@@ -105,7 +105,7 @@ class Either(BaseModel):
 
 
 def test_a_large_request_is_parsed_like_a_small_one() -> None:
-    rows = [{"points": [{"x": 1.5, "y": 2}], "place": {"a": 1.0}, "name": "x", "count": 3}, {"x": 1, "y": 2}]
+    rows = [{"points": [{"x": 1.5, "y": 2}], "location": {"a": 1.0}, "name": "x", "count": 3}, {"x": 1, "y": 2}]
     body = json.dumps({"instances": rows * LARGE}).encode()
     request = parse(Either, body)
     assert request == Either.model_validate_json(body, strict=True)

@@ -35,7 +35,7 @@ KEPT = 3  # serve.keep_releases
 PROJECT = Path(__file__).parent / "project"
 
 
-class Place:
+class Project:
     """A project on this machine whose object store and MLflow are behind proxies."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -137,12 +137,12 @@ class Place:
         return wrong
 
 
-def play(seed: int, place: Place) -> tuple[str, list[str]]:
+def play(seed: int, project: Project) -> tuple[str, list[str]]:
     """Release a version, interrupted one to three times. Return a log, and the problems."""
     draw = Random(seed)
-    moments = [Moment.draw(draw, place.changes) for _ in range(draw.choice([1, 1, 2, 3]))]
-    log, run, problems = place.release(*moments, newer=draw.random() < 0.3)
-    return f"seed {seed}: {'; '.join(log)}", problems + place.problems(run)
+    moments = [Moment.draw(draw, project.changes) for _ in range(draw.choice([1, 1, 2, 3]))]
+    log, run, problems = project.release(*moments, newer=draw.random() < 0.3)
+    return f"seed {seed}: {'; '.join(log)}", problems + project.problems(run)
 
 
 def main(argv: list[str]) -> int:
@@ -158,11 +158,11 @@ def main(argv: list[str]) -> int:
         try:
             os.environ.update(services.environment() | services.credentials() | services.login())
             services.ready()
-            with Place(Path(folder) / "project", os.environ) as place:
-                log, run, problems = place.release()
-                print(f"undisturbed: {place.changes} changes", *log, *problems, *place.problems(run), flush=True)
+            with Project(Path(folder) / "project", os.environ) as project:
+                log, run, problems = project.release()
+                print(f"undisturbed: {project.changes} changes", *log, *problems, *project.problems(run), flush=True)
                 for seed in seeds:
-                    line, problems = play(seed, place)
+                    line, problems = play(seed, project)
                     failed += bool(problems)
                     print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:

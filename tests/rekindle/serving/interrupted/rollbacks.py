@@ -55,7 +55,7 @@ class Kubernetes(ApiServer):
         return stored
 
 
-class Place:
+class Cluster:
     """A cluster behind proxies, with a model of three releases."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -145,17 +145,17 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
     moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
     log, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
     stderr = ""
-    with Place(folder / f"rollback-{seed}", environment) as place:
+    with Cluster(folder / f"rollback-{seed}", environment) as cluster:
         for moment in [*moments, None, None]:
-            code, stdout, stderr, disturbance = place.type(version, moment)
+            code, stdout, stderr, disturbance = cluster.type(version, moment)
             log.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
-            if code == 0 or (stdout and promotion.pending_rollback(place.store, place.name) is None):
+            if code == 0 or (stdout and promotion.pending_rollback(cluster.store, cluster.name) is None):
                 break  # it has reported its success, and nothing is left to finish
             if code > 0 and "rollback to version" not in stderr and "does not answer" not in stderr + stdout:
                 problems += [] if "cannot be used" in stderr else [f"unexpected message: {stderr}"]
         else:
             problems.append(f"it did not succeed: {stderr}")
-        problems += place.problems(version or "2")
+        problems += cluster.problems(version or "2")
     return "; ".join(log), problems
 
 

@@ -14,9 +14,9 @@ SEEDS = range(20)
 
 
 @pytest.fixture
-def place(tmp_path: Path, s3: Store, mlflow_server: str) -> Iterator[releases.Place]:
-    with releases.Place(tmp_path / "project", os.environ) as place:
-        yield place
+def project(tmp_path: Path, s3: Store, mlflow_server: str) -> Iterator[releases.Project]:
+    with releases.Project(tmp_path / "project", os.environ) as project:
+        yield project
 
 
 @pytest.mark.parametrize("seed", [3])
@@ -38,19 +38,19 @@ def test_twenty_interrupted_rollbacks_have_the_undisturbed_result(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_release(place: releases.Place) -> None:
-    log, run, problems = place.release(
+def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_release(project: releases.Project) -> None:
+    log, run, problems = project.release(
         Moment(2, is_before=False, kill=True, name="registered-models/alias"), newer=True
     )
     assert "killed" in log[0] and "newer" in log[1], log  # the first alias is the candidate's
-    problems += place.problems(run)
+    problems += project.problems(run)
     assert not problems, "\n".join([*log, *problems])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_interrupted_releases_have_the_undisturbed_result(place: releases.Place) -> None:
-    log, run, problems = place.release()
-    assert not [*problems, *place.problems(run)], log
-    played = [releases.play(seed, place) for seed in SEEDS]
+def test_twenty_interrupted_releases_have_the_undisturbed_result(project: releases.Project) -> None:
+    log, run, problems = project.release()
+    assert not [*problems, *project.problems(run)], log
+    played = [releases.play(seed, project) for seed in SEEDS]
     assert not [(log, problems) for log, problems in played if problems]
