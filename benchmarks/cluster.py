@@ -2,10 +2,17 @@
 
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
+<<<<<<< HEAD
 Requires the environment that tests/cluster/place.py describes, and creates its own namespace. Time during which no
 container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
 time; if it exceeds that of the same run on this machine, the difference is overhead: waiting and slower starts. Times
 are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
+=======
+Requires the variables of tests/cluster/namespace.py, and creates a namespace. Time in which no container of the run is
+working (or only the ready model server) is counted as Argo's and the kubelet's. The rest is ours; what exceeds the same
+run on this machine is overhead: waiting and slower starts. Times are those at which a watch reports an event, because
+Kubernetes' own timestamps have whole seconds.
+>>>>>>> e7
 """
 
 import json
@@ -22,8 +29,8 @@ from typing import Any
 
 from argolocal.view.summary import timestamp
 from benchmarks.bars import bar, parser, report
-from tests.cluster.place import made
-from tests.cluster.run import DEMO, Place, Run, local
+from tests.cluster.namespace import create_namespace
+from tests.cluster.run import DEMO, Namespace, Run, run_locally
 
 ARGO = "argoexec"  # image of Argo's executor, whose time does not count as our time
 IMPORT = "import time; start = time.perf_counter(); import hera.workflows; print(time.perf_counter() - start)"
@@ -40,9 +47,13 @@ class Pod:
 
 
 @contextmanager
+<<<<<<< HEAD
 def watch(place: Place, kind: str, on_event: Any) -> Iterator[None]:
+=======
+def watched(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
+>>>>>>> e7
     """Call `on_event(object, Unix seconds)` for each event of a kind in the namespace."""
-    command = ["kubectl", "--namespace", place.kube.namespace, "get", kind, "--watch", "-o", "json"]
+    command = ["kubectl", "--namespace", namespace.kube.namespace, "get", kind, "--watch", "-o", "json"]
     with subprocess.Popen([*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True) as process:
 
         def read() -> None:
@@ -94,24 +105,38 @@ class Figures:
     local: float  # the same steps on this machine
 
 
+<<<<<<< HEAD
 def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
     """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
+=======
+def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
+    """Run it on the cluster, then locally. Raises SystemExit unless it succeeds."""
+>>>>>>> e7
     pods: dict[str, Pod] = {}
     workflows: dict[str, float] = {}
 
     def created(workflow: dict[str, Any], now: float) -> None:
         workflows.setdefault(workflow["metadata"]["name"], now)
 
+<<<<<<< HEAD
     with watch(place, "workflows", created), watch(place, "pods", lambda *event: update(pods, *event)):
+=======
+    with watched(namespace, "workflows", created), watched(namespace, "pods", lambda *event: update(pods, *event)):
+>>>>>>> e7
         time.sleep(2)  # the watch first reports existing objects
         existing, start = set(pods), time.time()
-        run = Run.submit(place, f"name={name}", config=config)
-        if (phase := run.ended()) != "Succeeded":
+        run = Run.submit(namespace, f"name={name}", config=config)
+        if (phase := run.wait_for_end()) != "Succeeded":
             raise SystemExit(phase)
         total = time.time() - start
         time.sleep(1)
+<<<<<<< HEAD
     created_pods = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
     steps = local(home, *place.sets([f"name={name}"]), config=config)["steps"]
+=======
+    own = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
+    steps = run_locally(home, *namespace.sets([f"name={name}"]), config=config)["steps"]
+>>>>>>> e7
     alone = union([(timestamp(step["started"]), timestamp(step["finished"])) for step in steps if step["started"]])
     hera = float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout)
     submitted = workflows[run.name]
@@ -136,9 +161,9 @@ def main() -> int:
     command.add_argument("--config", type=Path, default=DEMO, help="config to run (default: configs/demo.yaml)")
     options = command.parse_args()
     runs: list[Figures] = []
-    with made() as place, TemporaryDirectory() as home:
+    with create_namespace() as namespace, TemporaryDirectory() as home:
         for index in range(options.runs):
-            figures, pods = measure(place, options.config, f"waits-{index}", Path(home, str(index)))
+            figures, pods = measure(namespace, options.config, f"waits-{index}", Path(home, str(index)))
             runs.append(figures)
             sys.stderr.write(f"{table(pods)}\n{figures}\n")
     bars = [

@@ -1,9 +1,9 @@
-"""The tests that need a cluster, in a namespace of their own.
+"""Fixtures of the tests that need a cluster, in their own namespace.
 
     export REKINDLE_TEST_IMAGE=registry.example.com/rekindle:0.1 REKINDLE_TEST_S3=http://minio.example.com:9000 ...
     make test-cluster
 
-place.NEEDED says what must be set.
+`namespace.NEEDED` lists the environment variables to set.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.place import made
-from tests.cluster.run import Place, local
-from tests.cluster.story import LONG
+from tests.cluster.faults import LONG
+from tests.cluster.namespace import create_namespace
+from tests.cluster.run import Namespace, run_locally
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,18 +26,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def place() -> Iterator[Place]:
-    """One for all tests; gone at the end, and its bucket with it."""
-    with made() as place:
-        yield place
+def namespace() -> Iterator[Namespace]:
+    """The namespace of all tests; deleted at the end, with its bucket."""
+    with create_namespace() as namespace:
+        yield namespace
 
 
 @pytest.fixture(scope="session")
-def undisturbed(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the weights that nobody disturbed: those of story.LONG, by one worker, on this machine.
+def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The sha256 of the weights of an undisturbed training: faults.LONG with one worker on this machine.
 
-    REKINDLE_TEST_UNDISTURBED is that of an earlier session of as many steps, and saves minutes.
+    REKINDLE_TEST_UNDISTURBED, from an earlier session with the same number of steps, saves minutes.
     """
-    if known := os.environ.get("REKINDLE_TEST_UNDISTURBED"):
-        return known
-    return local(tmp_path_factory.mktemp("undisturbed"), *place.sets([*LONG, "train.workers=1"]))["model_sha256"]
+    if sha256 := os.environ.get("REKINDLE_TEST_UNDISTURBED"):
+        return sha256
+    return run_locally(tmp_path_factory.mktemp("undisturbed"), *namespace.sets([*LONG, "train.workers=1"]))[
+        "model_sha256"
+    ]

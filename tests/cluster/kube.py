@@ -1,4 +1,4 @@
-"""A namespace of a cluster as the tests see it, through kubectl.
+"""Access to a namespace of a cluster through kubectl.
 
 kube = Kube("rekindle-test-1a2b"); kube("get", "pods"); kube.items("pods", "app=demo")
 """
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def seconds(timestamp: str) -> float:
-    """Unix seconds of a Kubernetes timestamp."""
+    """Convert a Kubernetes timestamp to Unix seconds."""
     return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
@@ -28,7 +28,7 @@ class Kube:
     namespace: str
 
     def __call__(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
-        """What kubectl prints; fails with what it says if it does, unless `check` is False."""
+        """Run kubectl; returns its stdout. Fails with its output if kubectl fails, unless `check` is False."""
         command = ["kubectl", "--namespace", self.namespace, *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
@@ -45,14 +45,14 @@ class Kube:
         return json.loads(self("get", kind, "--selector", selector, "-o", "json"))["items"]
 
     def delete_pods(self, *names: str, force: bool = False) -> float:
-        """Ask for their end and give the time of asking; does not wait for it."""
+        """Request the deletion of pods without waiting; returns the time of the request."""
         now = time.time()
         flags = ["--grace-period=0", "--force"] if force else []
         self("delete", "pod", *names, "--wait=false", *flags)
         return now
 
     def evict(self, pod: str) -> None:
-        """By the Eviction API, as a drain or an autoscaler does."""
+        """Evict a pod by the Eviction API, as a drain or an autoscaler does."""
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
         self("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
@@ -64,26 +64,26 @@ class Kube:
 
 
 @dataclass
-class Sight:
-    """What was seen of one pod, the last of it when it was already gone."""
+class PodRecord:
+    """The observed history of a pod, including its end."""
 
     name: str
     uid: str
     created: float
     ready: float | None = None
-    deleting: float | None = None  # when its end was asked for
+    deleting: float | None = None  # when its deletion was requested
     ended: float | None = None
-    codes: dict[str, int] = field(default_factory=dict)  # exit codes by container, the last ones
+    codes: dict[str, int] = field(default_factory=dict)  # last exit code of each container
     restarts: int = 0
     phase: str = ""
     reason: str = ""
 
 
 class Watch:
-    """All pods of a namespace from now on, also those that are gone: the API server forgets them, this does not."""
+    """Records all pods of a namespace from now on; unlike the API server, it keeps deleted pods."""
 
     def __init__(self, kube: Kube) -> None:
-        self.pods: dict[str, Sight] = {}  # by uid
+        self.pods: dict[str, PodRecord] = {}  # by uid
         self._lock = threading.Lock()
         command = ["kubectl", "--namespace", kube.namespace, "get", "pods", "--watch"]
         command += ["--output-watch-events", "-o", "json"]
@@ -96,21 +96,23 @@ class Watch:
         self._process.wait()
         self._thread.join()
 
-    def of(self, part: str) -> list[Sight]:
-        """Those with `part` in their name, in order of their creation."""
+    def find(self, name_part: str) -> list[PodRecord]:
+        """Return the pods with `name_part` in their name, in order of their creation."""
         with self._lock:
-            return sorted((log for log in self.pods.values() if part in log.name), key=lambda log: log.created)
+            return sorted((log for log in self.pods.values() if name_part in log.name), key=lambda log: log.created)
 
     def _read(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:  # an event a line
+        for line in self._process.stdout:  # one event per line
             event = json.loads(line)
             with self._lock:
-                self._see(event["object"], gone=event["type"] == "DELETED")
+                self._record(event["object"], gone=event["type"] == "DELETED")
 
-    def _see(self, pod: Object, gone: bool) -> None:
+    def _record(self, pod: Object, gone: bool) -> None:
         meta, status = pod["metadata"], pod["status"]
-        seen = self.pods.setdefault(meta["uid"], Sight(meta["name"], meta["uid"], seconds(meta["creationTimestamp"])))
+        seen = self.pods.setdefault(
+            meta["uid"], PodRecord(meta["name"], meta["uid"], seconds(meta["creationTimestamp"]))
+        )
         now = time.time()
         seen.phase, seen.reason = status.get("phase", ""), status.get("reason", "")
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))

@@ -1,4 +1,4 @@
-"""A pipeline of one's own, sent to a real Argo server by Hera's `create()`, by `argo submit` and by `rekindle submit`.
+"""A user's pipeline, submitted to a real Argo server by Hera's `create()`, `argo submit` and `rekindle submit`.
 
 argo server --namespace argo --auth-mode=client --secure=false &      # in the namespace of Argo's controller
 export REKINDLE_TEST_ARGO_SERVER=http://127.0.0.1:2746
@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from rekindle.storage import Store
-from tests.cluster import place
+from tests.cluster import namespace
 from tests.cluster.kube import Kube
 from tests.commands import BIN
 from tests.waiting import until
@@ -27,8 +27,8 @@ from tests.waiting import until
 SERVER, S3 = "REKINDLE_TEST_ARGO_SERVER", "REKINDLE_TEST_S3"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 NEEDED = {
-    SERVER: "the address of an Argo server that takes its clients' own tokens",
-    **{name: place.NEEDED[name] for name in (S3, *KEYS)},
+    SERVER: "the address of an Argo server with --auth-mode=client",
+    **{name: namespace.NEEDED[name] for name in (S3, *KEYS)},
 }
 ENDS = ("Succeeded", "Failed", "Error")
 PIPELINE = '''
@@ -62,7 +62,7 @@ def build(config):
     return workflow
 '''
 WORKLOAD = '''
-"""What a config needs; nothing of it is trained here."""
+"""A workload for the config, which does not train."""
 
 from rekindle import DataConfig as Data
 from rekindle import Metric, Section
@@ -88,8 +88,8 @@ workflow.workflows_service = WorkflowsService(host=os.environ["ARGO_URL"], token
 workflow.create()
 print(workflow.name)
 """
-# what a user types in the project; {server} are the flags that lead `argo` to the server instead of the Kubernetes API
-TYPED = {
+# command lines of a user; {server} are the flags that make `argo` use the server instead of the Kubernetes API
+SUBMIT_COMMANDS = {
     "hera": "python create.py",
     "argo": "rekindle render configs/hello.yaml > hello.yaml; "
     "env -u ARGO_TOKEN argo submit -n {namespace} -o name hello.yaml",
@@ -103,14 +103,14 @@ SUBMITTER = [
 
 @dataclass(frozen=True)
 class Project:
-    """A project of one's own, and who sends its pipeline to the cluster."""
+    """A user's project, with the credentials of an account that may submit."""
 
     folder: Path
     kube: Kube
     environment: dict[str, str]
 
     def __call__(self, command: str) -> str:
-        """What the command prints; it must succeed."""
+        """Run a command that must succeed; returns its output."""
         done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=120)  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -121,7 +121,7 @@ class Project:
 
 
 def platform(kube: Kube) -> list[dict]:
-    """The namespace and the Secret as users make them, and an account that may submit."""
+    """Return the namespace and the Secret as users create them, and an account that may submit."""
     flags = ["-n", kube.namespace, "--bucket", kube.namespace, "--endpoint", os.environ[S3], "--mlflow"]
     command = [BIN / "rekindle", "platform", "render", *flags, "http://mlflow.example.com"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -145,7 +145,7 @@ def platform(kube: Kube) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    missing = [f"{name} ({what})" for name, what in NEEDED.items() if not os.environ.get(name)]
+    missing = [f"{name} ({description})" for name, description in NEEDED.items() if not os.environ.get(name)]
     assert not missing, f"set {', '.join(missing)}"
     assert shutil.which("argo"), "put the command `argo`, of the version of the cluster's Argo, on the PATH"
     kube = Kube(f"rekindle-argo-{uuid.uuid4().hex[:6]}")
@@ -177,27 +177,27 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture(scope="module")
 def submitted(project: Project) -> dict[str, str]:
-    """The workflow of each way; they run at the same time."""
+    """The workflow of each way to submit; they run at the same time."""
     url = urlsplit(os.environ[SERVER])
     server = f"--argo-server {url.netloc} --argo-http1 {'--secure=false' if url.scheme == 'http' else ''}"
     texts = {}
-    for way, command in TYPED.items():
+    for way, command in SUBMIT_COMMANDS.items():
         texts[way] = project(command.format(namespace=project.kube.namespace, server=server))
     return {way: text.split()[0] for way, text in texts.items()}
 
 
-@pytest.mark.parametrize("way", TYPED)
-def test_an_own_pipeline_ends_well_however_it_is_sent_and_its_status_is_shown(
+@pytest.mark.parametrize("way", SUBMIT_COMMANDS)
+def test_a_user_pipeline_succeeds_with_every_way_to_submit_it(
     project: Project, submitted: dict[str, str], way: str
 ) -> None:
-    name, namespace = submitted[way], project.kube.namespace
+    name, flags = submitted[way], f"-n {project.kube.namespace}"
     until(f"{name} to end", lambda: project.phase(name) in ENDS, 300, evidence=lambda: project.kube("get", "events"))
-    shown, logs = (project(f"rekindle {command} {name} -n {namespace}") for command in ("status", "logs"))
+    shown, logs = (project(f"rekindle {command} {name} {flags}") for command in ("status", "logs"))
     assert project.phase(name) == "Succeeded", shown
     assert name in shown and "greet" in shown and "shout" in shown
     assert "greets Ada" in logs and "HELLO ADA" in logs
 
 
-def test_what_is_rendered_passes_argo_lint(project: Project) -> None:
-    said = project("rekindle render configs/hello.yaml > lint.yaml && argo lint --offline lint.yaml")
-    assert "no linting errors found" in said
+def test_the_rendered_manifest_passes_argo_lint(project: Project) -> None:
+    output = project("rekindle render configs/hello.yaml > lint.yaml && argo lint --offline lint.yaml")
+    assert "no linting errors found" in output

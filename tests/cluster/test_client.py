@@ -1,6 +1,6 @@
 """submit, status, logs, stop, resume and delete on a real cluster, with steps that only echo.
 
-make test-cluster runs these, too; they need no object store and no MLflow.
+make test-cluster runs them too; they need neither an object store nor MLflow.
 """
 
 import json
@@ -81,7 +81,7 @@ def client(kube: Kube, tmp_path: Path) -> Client:
 
 
 def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
-    """Steps one after the other: (name, shell script); no script: it waits for somebody."""
+    """Return a manifest of steps (name, shell script) in sequence; a step without a script suspends."""
     container = {
         "image": os.environ["REKINDLE_TEST_IMAGE"],
         "command": ["sh", "-c"],
@@ -93,8 +93,8 @@ def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
         templates[0]["dag"]["tasks"].append(
             {"name": name, "template": name} | ({"depends": steps[i - 1][0]} if i else {})
         )
-        does = {"container": container | {"args": [script]}} if script else {"suspend": {}}
-        templates.append({"name": name, **does})
+        body = {"container": container | {"args": [script]}} if script else {"suspend": {}}
+        templates.append({"name": name, **body})
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -104,26 +104,26 @@ def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_run_is_submitted_watched_and_told_and_its_second_submit_is_asked_about(client: Client):
-    given = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
-    told = client.submit(given)
-    name = told["workflow"]
-    assert told["manifest_sha256"] == manifest_sha256(given)
-    refused = client.submit(given)
+def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Client):
+    plain = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
+    result = client.submit(plain)
+    name = result["workflow"]
+    assert result["manifest_sha256"] == manifest_sha256(plain)
+    refused = client.submit(plain)
     assert (refused["code"], name in refused["message"]) == (2, True)
     watched = client("status", name, "--watch", "-o", "json")
     assert (watched.returncode, json.loads(watched.stdout)["phase"]) == (0, "Succeeded")
     assert re.search(r"second succeeded in \d", watched.stderr)
     workflow = client.kube.get("workflow", name)
-    assert workflow and workflow["metadata"]["annotations"][SHA256] == told["manifest_sha256"]
+    assert workflow and workflow["metadata"]["annotations"][SHA256] == result["manifest_sha256"]
 
 
-def test_logs_are_whole_though_a_pod_is_deleted_by_force(client: Client):
-    lines = "for i in $(seq 1 60); do echo line $i; sleep 0.25; done"
-    again = {"limit": 2, "retryPolicy": "Always"}
-    given = manifest(("early", "echo early"), ("talks", lines), ("late", "echo late"))
-    given["spec"]["templates"][2]["retryStrategy"] = again
-    name = client.submit(given)["workflow"]
+def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
+    script = "for i in $(seq 1 60); do echo line $i; sleep 0.25; done"
+    retries = {"limit": 2, "retryPolicy": "Always"}
+    plain = manifest(("early", "echo early"), ("talks", script), ("late", "echo late"))
+    plain["spec"]["templates"][2]["retryStrategy"] = retries
+    name = client.submit(plain)["workflow"]
     done: list[str] = []
     follower = threading.Thread(target=lambda: done.append(client("logs", name, "-f").stdout))
     follower.start()
@@ -131,34 +131,34 @@ def test_logs_are_whole_though_a_pod_is_deleted_by_force(client: Client):
     running = until("the step to talk", lambda: [p for p in pods() if p["status"]["phase"] == "Running"])
     client.kube.delete_pods(running[0]["metadata"]["name"], force=True)
     follower.join(200)
-    said = [line for line in done[0].splitlines() if "argo=true" not in line]
-    talked = [line.partition(" | ")[2] for line in said if "| line " in line]
-    whole = [f"line {i}" for i in range(1, 61)]
-    first = len(talked) - 60  # of the pod that was deleted
-    assert (talked[:first], talked[first:]) == (whole[:first], whole)
+    log_lines = [line for line in done[0].splitlines() if "argo=true" not in line]
+    numbered = [line.partition(" | ")[2] for line in log_lines if "| line " in line]
+    expected = [f"line {i}" for i in range(1, 61)]
+    first = len(numbered) - 60  # number of lines of the deleted pod
+    assert (numbered[:first], numbered[first:]) == (expected[:first], expected)
     assert first > 0
-    assert {"early | early", "late | late"} <= set(said)
+    assert {"early | early", "late | late"} <= set(log_lines)
 
 
-def test_a_failed_run_goes_on_from_the_step_that_failed(client: Client):
-    given = manifest(("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }"))
-    told = client.submit(given, "--watch")
-    assert (told["code"], told["phase"]) == (1, "Failed")
-    first = {step["name"]: step["started"] for step in told["steps"]}["first"]
+def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
+    plain = manifest(("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }"))
+    result = client.submit(plain, "--watch")
+    assert (result["code"], result["phase"]) == (1, "Failed")
+    first = {step["name"]: step["started"] for step in result["steps"]}["first"]
     client.kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "may"}, "data": {"may": "1"}})
-    assert client("resume", told["workflow"]).returncode == 0
-    watched = client("status", told["workflow"], "--watch", "-o", "json")
+    assert client("resume", result["workflow"]).returncode == 0
+    watched = client("status", result["workflow"], "--watch", "-o", "json")
     assert watched.returncode == 0, watched.stderr
     assert {step["name"]: step["started"] for step in json.loads(watched.stdout)["steps"]}["first"] == first
     client.kube("delete", "configmap", "may")
 
 
-def test_a_run_that_waits_is_released_and_one_that_is_stopped_runs_its_exit_steps(client: Client):
-    given = manifest(("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end")
-    given["spec"]["templates"][0]["dag"]["tasks"].pop()
-    name = client.submit(given)["workflow"]
-    until("it to wait", lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running")
-    until("its release", lambda: client("resume", name).returncode == 0, pause=1)
+def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Client):
+    plain = manifest(("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end")
+    plain["spec"]["templates"][0]["dag"]["tasks"].pop()
+    name = client.submit(plain)["workflow"]
+    until("the step to wait", lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running")
+    until("the run to be resumed", lambda: client("resume", name).returncode == 0, pause=1)
     until("the long step", lambda: "begun" in client("logs", name).stdout, pause=1)
     assert client("stop", name).returncode == 0
     watched = client("status", name, "--watch", "-o", "json")
@@ -166,13 +166,13 @@ def test_a_run_that_waits_is_released_and_one_that_is_stopped_runs_its_exit_step
     phases = {step["name"]: step["phase"] for step in json.loads(watched.stdout)["steps"]}
     assert (phases["waits"], phases["long"], phases["onExit"]) == ("Succeeded", "Failed", "Succeeded")
     assert client("delete", name).returncode == 0
-    until("it to be gone", lambda: client.kube.get("workflow", name) is None)
+    until("the workflow to be deleted", lambda: client.kube.get("workflow", name) is None)
     assert client.kube.items("pods", f"workflows.argoproj.io/workflow={name}") == []
 
 
-def test_what_a_real_server_refuses_is_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_refusals_of_a_real_server_are_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     cluster = Cluster.connect(namespace=client.kube.namespace)
-    with pytest.raises(ApiError, match="no namespace rekindle-none"):
+    with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
         cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
     with pytest.raises(ApiError, match="Argo Workflows is not installed there, or in another version"):
         cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")

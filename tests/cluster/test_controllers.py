@@ -1,15 +1,15 @@
-"""Argo's controller and the training operator are restarted in the middle of a training.
+"""Restarts of Argo's controller and the training operator during a training.
 
-These disturb everybody on the cluster, so they ask for REKINDLE_TEST_RESTARTS=yes.
+They affect all users of the cluster, so they need REKINDLE_TEST_RESTARTS=yes.
 """
 
 import os
 
 import pytest
 
+from tests.cluster.faults import FaultyTraining
 from tests.cluster.kube import Kube
-from tests.cluster.run import Place
-from tests.cluster.story import Story
+from tests.cluster.run import Namespace
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
@@ -26,35 +26,35 @@ def restart(namespace: str, selector: str) -> None:
     assert old, f"no pod {selector} in {namespace}"
     kube("delete", "pod", "--selector", selector)
 
-    def back() -> bool:
+    def is_back() -> bool:
         new = [pod for pod in kube.items("pods", selector) if pod["metadata"]["uid"] not in old]
         return any(c["type"] == "Ready" and c["status"] == "True" for p in new for c in p["status"]["conditions"])
 
-    until(f"{selector} is back", back, 120)
+    until(f"{selector} is back", is_back, 120)
 
 
 @pytest.fixture(scope="module")
-def controllers(place: Place) -> Story:
-    story = Story(place)
-    story.hit("Argo", lambda: restart(*ARGO))
-    story.hit("operator", lambda: restart(*OPERATOR))
+def controllers(namespace: Namespace) -> FaultyTraining:
+    training = FaultyTraining(namespace)
+    training.inject("Argo", lambda: restart(*ARGO))
+    training.inject("operator", lambda: restart(*OPERATOR))
 
-    def both() -> None:
-        place.kube.delete_pods(story.run.training_pod("worker-1"))
+    def lose_both() -> None:
+        namespace.kube.delete_pods(training.run.training_pod("worker-1"))
         restart(*OPERATOR)
 
-    story.hit("operator and a worker", both)
-    return story
+    training.inject("operator and a worker", lose_both)
+    return training
 
 
 @pytest.mark.parametrize("name", ["Argo", "operator"])
-def test_a_training_does_not_notice_that_a_controller_is_restarted(controllers: Story, name: str, undisturbed: str):
-    hit = controllers.hits[name]
-    assert hit.incidents == [] and hit.after > hit.before
-    assert controllers.ended_well(undisturbed)
+def test_a_restart_of_a_controller_does_not_affect_a_training(controllers: FaultyTraining, name: str, undisturbed: str):
+    fault = controllers.faults[name]
+    assert fault.incidents == [] and fault.end_step > fault.start_step
+    assert controllers.succeeded_with(undisturbed)
 
 
-def test_a_worker_lost_while_the_operator_is_away_comes_back(controllers: Story, undisturbed: str):
-    hit = controllers.hits["operator and a worker"]
-    assert [i.kind for i in hit.incidents if i.kind != "join"] == ["drain"] and hit.repeated == 0
-    assert controllers.ended_well(undisturbed)
+def test_a_worker_lost_during_a_restart_of_the_operator_is_replaced(controllers: FaultyTraining, undisturbed: str):
+    fault = controllers.faults["operator and a worker"]
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["drain"] and fault.repeated == 0
+    assert controllers.succeeded_with(undisturbed)

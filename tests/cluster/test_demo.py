@@ -1,4 +1,4 @@
-"""The demo on a real cluster: from `submit` to a model that serves, and the same bits as on this machine."""
+"""The demo on a real cluster, from `submit` to a serving model with the same bits as on this machine."""
 
 import json
 import os
@@ -10,23 +10,30 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.run import Place, Run, local, rekindle
+from tests.cluster.run import Namespace, Run, rekindle, run_locally
 
 MODEL = "demo"
 
 
 @pytest.fixture(scope="module")
-def demo(place: Place) -> Run:
-    """configs/demo.yaml, from `submit` to its end."""
-    run = Run.submit(place)
-    assert run.ended() == "Succeeded"
+def demo(namespace: Namespace) -> Run:
+    """The completed run of configs/demo.yaml."""
+    run = Run.submit(namespace)
+    assert run.wait_for_end() == "Succeeded"
     return run
 
 
 @contextmanager
-def reached(place: Place) -> Iterator[str]:
-    """The address of the model's service, for this machine."""
-    command = ["kubectl", "--namespace", place.kube.namespace, "port-forward", f"service/{MODEL}", f":{place.port}"]
+def forward_port(namespace: Namespace) -> Iterator[str]:
+    """Forward a port to the model's Service; yields its address on this machine."""
+    command = [
+        "kubectl",
+        "--namespace",
+        namespace.kube.namespace,
+        "port-forward",
+        f"service/{MODEL}",
+        f":{namespace.port}",
+    ]
     with Popen(command, stdout=PIPE, text=True) as forward:
         assert forward.stdout
         try:  # Forwarding from 127.0.0.1:43210 -> 8080
@@ -35,9 +42,9 @@ def reached(place: Place) -> Iterator[str]:
             forward.terminate()
 
 
-def served(place: Place) -> dict[str, Any]:
-    """What serves: it scores its own example, and says which weights did."""
-    with reached(place) as address:
+def predict(namespace: Namespace) -> dict[str, Any]:
+    """Return the prediction of the serving model for its example, with the sha256 of its weights."""
+    with forward_port(namespace) as address:
         with urllib.request.urlopen(f"{address}/v1/models/demo/example") as answer:
             body = answer.read()
         request = urllib.request.Request(
@@ -48,66 +55,66 @@ def served(place: Place) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def here(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The same on this machine."""
-    return local(tmp_path_factory.mktemp("home"), *place.sets())
+def local_result(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of the same run on this machine."""
+    return run_locally(tmp_path_factory.mktemp("home"), *namespace.sets())
 
 
 def test_the_demo_serves_a_verified_model(demo: Run):
     outputs = demo.outputs()
     assert outputs["verdict"] == "release"
-    answer = served(demo.place)
+    answer = predict(demo.namespace)
     assert answer["sha256"] == outputs["model_sha256"] == demo.sha256()
     assert 0 < answer["predictions"][0] < 1
     assert [node["phase"] for node in demo.nodes("verify")] == ["Succeeded"]
 
 
-def test_no_step_of_the_demo_was_tried_twice(demo: Run):
+def test_no_step_of_the_demo_is_retried(demo: Run):
     attempts = {node["displayName"]: node["phase"] for node in demo.workflow()["status"]["nodes"].values()}
     assert not {name: phase for name, phase in attempts.items() if phase not in ("Succeeded", "Skipped", "Omitted")}
 
 
-def test_a_cluster_gives_the_bits_of_this_machine(demo: Run, here: dict[str, Any]):
-    assert here["model_sha256"] == demo.outputs()["model_sha256"]
-    assert here["metrics"]["ap"] == json.loads(demo.outputs()["metrics"])["ap"]
+def test_the_model_has_the_same_bits_as_on_this_machine(demo: Run, local_result: dict[str, Any]):
+    assert local_result["model_sha256"] == demo.outputs()["model_sha256"]
+    assert local_result["metrics"]["ap"] == json.loads(demo.outputs()["metrics"])["ap"]
 
 
-def test_the_manifest_of_the_cluster_is_that_of_this_machine(demo: Run, here: dict[str, Any]):
+def test_the_manifest_has_the_same_hash_as_on_this_machine(demo: Run, local_result: dict[str, Any]):
     submitted = demo.workflow()
     arguments = {parameter["name"]: parameter["value"] for parameter in submitted["spec"]["arguments"]["parameters"]}
     annotated = submitted["metadata"]["annotations"]["rekindle.dev/manifest-sha256"]
-    assert arguments["manifest_hash"] == annotated == here["manifest_sha256"]
+    assert arguments["manifest_hash"] == annotated == local_result["manifest_sha256"]
 
 
-def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):
-    kept = Run.submit(demo.place, "gate.minimum={auc: 0.9999}", "train.seed=9")
-    assert kept.ended() == "Succeeded"
+def test_the_champion_keeps_serving_if_the_gate_rejects_a_model(demo: Run):
+    kept = Run.submit(demo.namespace, "gate.minimum={auc: 0.9999}", "train.seed=9")
+    assert kept.wait_for_end() == "Succeeded"
     assert kept.outputs()["verdict"] == "keep"
-    assert served(demo.place)["sha256"] == demo.sha256() != kept.sha256()
+    assert predict(demo.namespace)["sha256"] == demo.sha256() != kept.sha256()
 
 
-def test_a_worse_model_never_replaces_a_better_one(demo: Run):
-    worse = Run.submit(demo.place, "train.steps=2", "train.learning_rate=0.3", "gate.minimum={auc: 0.01}")
-    assert worse.ended() == "Succeeded"
+def test_a_worse_model_does_not_replace_a_better_model(demo: Run):
+    worse = Run.submit(demo.namespace, "train.steps=2", "train.learning_rate=0.3", "gate.minimum={auc: 0.01}")
+    assert worse.wait_for_end() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
-    assert served(demo.place)["sha256"] == demo.sha256() != worse.sha256()
+    assert predict(demo.namespace)["sha256"] == demo.sha256() != worse.sha256()
 
 
-def test_a_rollback_lets_the_former_release_answer_and_makes_it_the_champion(demo: Run):
-    place, kube = demo.place, demo.place.kube
-    other = Run.submit(place, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}")
-    assert other.ended() == "Succeeded"
+def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
+    namespace, kube = demo.namespace, demo.namespace.kube
+    other = Run.submit(namespace, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}")
+    assert other.wait_for_end() == "Succeeded"
     assert other.outputs()["verdict"] == "release"
-    assert served(place)["sha256"] == other.sha256() != demo.sha256()
+    assert predict(namespace)["sha256"] == other.sha256() != demo.sha256()
     service = kube.get("service", "mlflow")
     assert service
     answer = rekindle(
         *("rollback", MODEL, "--namespace", kube.namespace, "-o", "json"),
         MLFLOW_TRACKING_URI=f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}",
-        S3_BUCKET=place.store.bucket,
+        S3_BUCKET=namespace.store.bucket,
         S3_ENDPOINT_URL=os.environ["REKINDLE_TEST_S3"],
         AWS_ACCESS_KEY_ID=os.environ["AWS_ACCESS_KEY_ID"],
         AWS_SECRET_ACCESS_KEY=os.environ["AWS_SECRET_ACCESS_KEY"],
     )
     assert json.loads(answer)["version"] == "1"
-    assert served(place)["sha256"] == demo.sha256()
+    assert predict(namespace)["sha256"] == demo.sha256()

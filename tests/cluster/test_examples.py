@@ -1,9 +1,9 @@
-"""Example pipelines on a real cluster: a user's own DAG ends there as on this machine, with the same bits."""
+"""Example pipelines give the same bits on a real cluster as on this machine."""
 
 import json
 from pathlib import Path
 
-from tests.cluster.run import Place, Run, rekindle
+from tests.cluster.run import Namespace, Run, rekindle
 from tests.commands import ROOT
 
 NIGHTLY, SCORING = ROOT / "configs/nightly.yaml", ROOT / "configs/scoring.yaml"
@@ -12,10 +12,12 @@ QUICK = ["train.steps=60", "gate.minimum={accuracy: 0.3}", "cluster.pods.shifted
 LIGHT = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "listing", "score")]
 
 
-def here(place: Place, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]) -> list[str]:
-    """The sha256 of the models of these tasks, trained on this machine."""
+def local_sha256s(
+    namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
+) -> list[str]:
+    """Train on this machine; returns the sha256 of the models of these tasks."""
     try:
-        flags = [*place.sets(settings), "-o", "json"]
+        flags = [*namespace.sets(settings), "-o", "json"]
         name = json.loads(rekindle("run", str(config), *flags, REKINDLE_HOME=str(home)))["workflow"]
         shas = []
         for task in tasks:
@@ -27,43 +29,39 @@ def here(place: Place, home: Path, config: Path, settings: list[str], tasks: tup
         rekindle("down", REKINDLE_HOME=str(home))
 
 
-def there(run: Run, tasks: tuple[str, ...]) -> list[str]:
-    """The same of the cluster."""
-    store = run.place.store
+def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:
+    """Return the sha256 of the models of these tasks on the cluster."""
+    store = run.namespace.store
     return [json.loads(store.get(f"{run.name}/{task}/model/model.json"))["sha256"] for task in tasks]
 
 
-def test_two_networks_get_the_bits_of_this_machine_and_the_better_one_scores_a_month_of_files(
-    place: Place, tmp_path: Path
-):
-    nightly = Run.submit(place, *QUICK, config=NIGHTLY)
-    assert nightly.ended() == "Succeeded"
-    store, home = place.store, tmp_path / "home"
+def test_nightly_has_the_bits_of_this_machine_and_scores_files(namespace: Namespace, tmp_path: Path):
+    nightly = Run.submit(namespace, *QUICK, config=NIGHTLY)
+    assert nightly.wait_for_end() == "Succeeded"
+    store, home = namespace.store, tmp_path / "home"
     networks = ("train-small", "train-wide")
-    assert there(nightly, networks) == here(place, home, NIGHTLY, QUICK, networks)
+    assert cluster_sha256s(nightly, networks) == local_sha256s(namespace, home, NIGHTLY, QUICK, networks)
     example = next(entry.key for entry in store.list("releases/nightly/") if entry.key.endswith("/example.json"))
     (instance,) = json.loads(store.get(example))["instances"]
     for day in ("01", "02", "03"):
         store.put(f"october/{day}", json.dumps(instance).encode() + b"\n")
-    scoring = Run.submit(place, "scoring.files=october", "scoring.model=nightly", *LIGHT, config=SCORING)
-    assert scoring.ended() == "Succeeded"
+    scoring = Run.submit(namespace, "scoring.files=october", "scoring.model=nightly", *LIGHT, config=SCORING)
+    assert scoring.wait_for_end() == "Succeeded"
     predictions = {entry.key.rpartition("/")[2]: entry.key for entry in store.list(f"{scoring.name}/score/")}
     assert predictions.keys() == {"01", "02", "03"}
     assert {json.loads(store.get(key))["digit"] for key in predictions.values()} <= set(range(10))
 
 
-def test_an_xgboost_job_beside_a_network_gets_the_bits_of_this_machine_and_one_evaluation_judges_both(
-    place: Place, tmp_path: Path
-):
+def test_a_network_and_an_xgboost_job_have_the_bits_of_this_machine(namespace: Namespace, tmp_path: Path):
     quick = ["train.steps=60", "trees.rounds=10", "gate.minimum={accuracy: 0.3}"]
-    run, models = Run.submit(place, *quick, config=TREES), ("train-network", "train-trees")
-    assert run.ended() == "Succeeded"
-    assert there(run, models) == here(place, tmp_path / "home", TREES, quick, models)
+    run, models = Run.submit(namespace, *quick, config=TREES), ("train-network", "train-trees")
+    assert run.wait_for_end() == "Succeeded"
+    assert cluster_sha256s(run, models) == local_sha256s(namespace, tmp_path / "home", TREES, quick, models)
 
 
-def test_the_best_of_a_search_is_that_of_this_machine(place: Place, tmp_path: Path):
+def test_the_best_trial_of_a_sweep_is_the_same_as_on_this_machine(namespace: Namespace, tmp_path: Path):
     quick = ["sweep.trials=4", "sweep.batch=2", "train.epochs=3", "gate.minimum={accuracy: 0.3}"]
     quick += [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("ask", "best")]
-    run = Run.submit(place, *quick, config=SWEEP)
-    assert run.ended() == "Succeeded"
-    assert there(run, ("best",)) == here(place, tmp_path / "home", SWEEP, quick, ("best",))
+    run = Run.submit(namespace, *quick, config=SWEEP)
+    assert run.wait_for_end() == "Succeeded"
+    assert cluster_sha256s(run, ("best",)) == local_sha256s(namespace, tmp_path / "home", SWEEP, quick, ("best",))

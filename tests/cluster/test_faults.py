@@ -1,69 +1,69 @@
-"""What clusters do to the pods of a training: it ends Succeeded, with the weights of an undisturbed run.
+"""Faults of the pods of a training: the run succeeds with the weights of an undisturbed run.
 
-Faults share a workflow, one after the other, since a workflow takes minutes; each is judged by what was seen of it.
+The faults are injected into one workflow, one after the other, since a workflow takes minutes.
 """
 
 import pytest
 
-from tests.cluster.run import Place
-from tests.cluster.story import WORKERS, Story
+from tests.cluster.faults import WORKERS, FaultyTraining
+from tests.cluster.run import Namespace
 
 
 @pytest.fixture(scope="module")
-def pods(place: Place) -> Story:
+def pods(namespace: Namespace) -> FaultyTraining:
     """A training whose pods are deleted."""
-    story = Story(place)
-    kube, name = place.kube, story.run.training_pod
+    training = FaultyTraining(namespace)
+    kube, name = namespace.kube, training.run.training_pod
     workers = [name(f"worker-{n}") for n in range(WORKERS)]
-    story.hit("one, in order", lambda: kube.delete_pods(workers[1]))
-    story.hit("one, by force", lambda: kube.delete_pods(workers[2], force=True))
-    story.hit("two at once", lambda: kube.delete_pods(*workers[:2], force=True))
-    story.hit("the coordinator", lambda: kube.delete_pods(name("master-0")))
-    story.hit("all, in order", lambda: kube.delete_pods(*workers))
-    story.hit("all, by force", lambda: kube.delete_pods(*workers, force=True))
-    return story
+    training.inject("one, in order", lambda: kube.delete_pods(workers[1]))
+    training.inject("one, by force", lambda: kube.delete_pods(workers[2], force=True))
+    training.inject("two at once", lambda: kube.delete_pods(*workers[:2], force=True))
+    training.inject("the coordinator", lambda: kube.delete_pods(name("master-0")))
+    training.inject("all, in order", lambda: kube.delete_pods(*workers))
+    training.inject("all, by force", lambda: kube.delete_pods(*workers, force=True))
+    return training
 
 
-def test_a_preempted_worker_leaves_in_order_and_costs_no_finished_step(pods: Story, undisturbed: str):
-    hit = pods.hits["one, in order"]
-    (pod,) = hit.struck
+def test_a_preempted_worker_leaves_in_order_and_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["one, in order"]
+    (pod,) = fault.lost_pods
     assert pod.codes == {"pytorch": 143}
-    assert [i.kind for i in hit.incidents if i.kind != "join"] == ["drain"]
-    assert hit.repeated == 0
-    assert pods.ended_well(undisturbed)
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["drain"]
+    assert fault.repeated == 0
+    assert pods.succeeded_with(undisturbed)
 
 
-def test_a_worker_that_vanishes_costs_no_finished_step(pods: Story, undisturbed: str):
-    hit = pods.hits["one, by force"]
-    assert len(hit.struck) == 1
-    assert {i.kind for i in hit.incidents} & {"lost", "drain"} and hit.repeated == 0
-    assert pods.ended_well(undisturbed)
+def test_a_killed_worker_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["one, by force"]
+    assert len(fault.lost_pods) == 1
+    assert {i.kind for i in fault.incidents} & {"lost", "drain"} and fault.repeated == 0
+    assert pods.succeeded_with(undisturbed)
 
 
-def test_two_workers_that_vanish_at_once_cost_no_finished_step(pods: Story, undisturbed: str):
-    hit = pods.hits["two at once"]
-    assert len(hit.struck) == 2
-    assert len([i for i in hit.incidents if i.kind in ("lost", "drain")]) == 2 and hit.repeated == 0
-    assert pods.ended_well(undisturbed)
+def test_two_workers_killed_at_once_cost_no_finished_step(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["two at once"]
+    assert len(fault.lost_pods) == 2
+    assert len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2 and fault.repeated == 0
+    assert pods.succeeded_with(undisturbed)
 
 
-def test_workers_train_on_while_their_coordinator_is_replaced(pods: Story, undisturbed: str):
-    hit = pods.hits["the coordinator"]
-    assert len(hit.struck) == 1 and hit.repeated == 0
-    assert [i.kind for i in hit.incidents] == ["coordinator"], "nobody was lost meanwhile"
-    assert hit.after > hit.before
-    assert pods.ended_well(undisturbed)
+def test_workers_continue_while_their_coordinator_is_replaced(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["the coordinator"]
+    assert len(fault.lost_pods) == 1 and fault.repeated == 0
+    assert [i.kind for i in fault.incidents] == ["coordinator"], "no worker was lost"
+    assert fault.end_step > fault.start_step
+    assert pods.succeeded_with(undisturbed)
 
 
-def test_all_workers_told_to_go_at_once_lose_no_finished_step(pods: Story, undisturbed: str):
-    hit = pods.hits["all, in order"]
-    assert [pod.codes for pod in hit.struck] == [{"pytorch": 143}] * WORKERS
-    assert hit.repeated == 0
-    assert pods.ended_well(undisturbed)
+def test_terminating_all_workers_at_once_loses_no_finished_step(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["all, in order"]
+    assert [pod.codes for pod in fault.lost_pods] == [{"pytorch": 143}] * WORKERS
+    assert fault.repeated == 0
+    assert pods.succeeded_with(undisturbed)
 
 
-def test_all_workers_that_vanish_at_once_go_on_from_the_object_store(pods: Story, undisturbed: str):
-    hit = pods.hits["all, by force"]
-    assert len(hit.struck) == WORKERS
-    assert hit.after > hit.before
-    assert pods.ended_well(undisturbed)
+def test_after_all_workers_are_killed_training_resumes_from_the_object_store(pods: FaultyTraining, undisturbed: str):
+    fault = pods.faults["all, by force"]
+    assert len(fault.lost_pods) == WORKERS
+    assert fault.end_step > fault.start_step
+    assert pods.succeeded_with(undisturbed)

@@ -1,4 +1,4 @@
-"""What lint says of objects that are applied, and what a real API server says, with its webhooks: as a dry run."""
+"""Lint and a real API server with its webhooks agree on applied objects (as a dry run)."""
 
 import json
 import subprocess
@@ -7,23 +7,23 @@ from typing import Any
 
 from tests.argolocal.validate.test_lint import OBJECTS, WRONG_OBJECTS
 
-# worse than refused: taken, and then no pod of it can be made, or the operator or torchrun crashes on it
-TAKEN = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}
+# accepted by the API server, but then no pod can be created, or the operator or torchrun crashes
+ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}
 
 
-def refused(thing: Any) -> str:
-    """What the API server has against it, or ""."""
+def refusal(obj: Any) -> str:
+    """Return the message of the API server if it refuses an object, or ""."""
     command = ["kubectl", "create", "--namespace=default", "--dry-run=server", "--validate=strict", "-f", "-"]
-    done = subprocess.run(command, input=json.dumps(thing), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=json.dumps(obj), capture_output=True, text=True, timeout=60)
     return done.stderr if done.returncode else ""
 
 
-def test_an_object_without_findings_is_taken_and_one_with_is_refused_or_worse() -> None:
+def test_the_api_server_accepts_exactly_the_objects_without_findings() -> None:
     wrong = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
-    for mistake, thing in wrong.items():
-        WRONG_OBJECTS[mistake][1](thing)
+    for mistake, obj in wrong.items():
+        WRONG_OBJECTS[mistake][1](obj)
     with ThreadPoolExecutor(4) as pool:
-        right = dict(zip(OBJECTS, pool.map(lambda make: refused(make()), OBJECTS.values()), strict=True))
-        answers = dict(zip(wrong, pool.map(refused, wrong.values()), strict=True))
+        right = dict(zip(OBJECTS, pool.map(lambda make: refusal(make()), OBJECTS.values()), strict=True))
+        answers = dict(zip(wrong, pool.map(refusal, wrong.values()), strict=True))
     assert right == dict.fromkeys(OBJECTS, "")
-    assert {mistake for mistake, answer in answers.items() if not answer} == TAKEN
+    assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

@@ -1,6 +1,7 @@
-"""Containers that end without a word, as with a node that loses its power: SIGKILL by root on the node, no grace.
+"""Containers that end like on a node that loses its power: SIGKILL by root on the node, without grace.
 
-A pod that sees the processes of its node does it, in a namespace beside that allows one (REKINDLE_TEST_RESTARTS=yes).
+A pod with access to the processes of its node does it, in another namespace that allows it
+(REKINDLE_TEST_RESTARTS=yes).
 """
 
 import os
@@ -8,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.faults import WORKERS, FaultyTraining
 from tests.cluster.kube import Kube
-from tests.cluster.run import Place
-from tests.cluster.story import WORKERS, Story
+from tests.cluster.run import Namespace
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("REKINDLE_TEST_RESTARTS") != "yes", reason="needs root on the nodes: REKINDLE_TEST_RESTARTS=yes"
@@ -18,64 +19,66 @@ pytestmark = pytest.mark.skipif(
 SIGKILLED = 137
 KILL = """
 import os, pathlib, signal, sys
-for pid in (int(each.name) for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()):
+for pid in (int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()):
     try:
         if any(id in pathlib.Path(f"/proc/{pid}/cgroup").read_text() for id in sys.argv[1:]):
             os.kill(pid, signal.SIGKILL)
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it ended by itself
+        pass  # it has ended
 """
 
 
 @pytest.fixture(scope="module")
-def beside(place: Place) -> Iterator[Kube]:
-    """A namespace where pods may be root and see the node."""
-    kube = Kube(f"{place.kube.namespace}-node")
+def privileged(namespace: Namespace) -> Iterator[Kube]:
+    """A namespace where pods may be root and access the node."""
+    kube = Kube(f"{namespace.kube.namespace}-node")
     kube("create", "namespace", kube.namespace)
     yield kube
     kube("delete", "namespace", kube.namespace, "--timeout=60s", timeout=90)
 
 
-def kill_outright(place: Place, beside: Kube, *pods: str) -> None:
-    """SIGKILL to all in the containers of these pods, at once (they are on one node)."""
-    members = [pod for pod in place.kube.items("pods") if pod["metadata"]["name"] in pods]
+def kill_outright(namespace: Namespace, privileged: Kube, *pods: str) -> None:
+    """Kill all processes of these pods at once; the pods must be on one node."""
+    members = [pod for pod in namespace.kube.items("pods") if pod["metadata"]["name"] in pods]
     ids = [pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in members]
     assert len(ids) == len(pods)
-    killer = {"name": "kill", "image": place.image, "command": ["python", "-c", KILL, *ids]}
+    killer = {"name": "kill", "image": namespace.image, "command": ["python", "-c", KILL, *ids]}
     killer["securityContext"] = {"runAsUser": 0}
     spec = {"hostPID": True, "restartPolicy": "Never", "containers": [killer]}
     spec |= {"nodeName": members[0]["spec"]["nodeName"]}
-    beside.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec})
-    beside("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=240s", timeout=250)
-    beside("delete", "pod/kill", "--grace-period=0", "--force")
+    privileged.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec})
+    privileged("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=240s", timeout=250)
+    privileged("delete", "pod/kill", "--grace-period=0", "--force")
 
 
 @pytest.fixture(scope="module")
-def nodes(place: Place, beside: Kube) -> Story:
+def nodes(namespace: Namespace, privileged: Kube) -> FaultyTraining:
     """A training whose containers are killed."""
-    story = Story(place)
-    name = story.run.training_pod
+    training = FaultyTraining(namespace)
+    name = training.run.training_pod
     workers = [name(f"worker-{n}") for n in range(WORKERS)]
-    story.hit("one", lambda: kill_outright(place, beside, workers[1]))
-    story.hit("the coordinator", lambda: kill_outright(place, beside, name("master-0")))
-    story.hit("all", lambda: kill_outright(place, beside, *workers, name("master-0")))
-    return story
+    training.inject("one", lambda: kill_outright(namespace, privileged, workers[1]))
+    training.inject("the coordinator", lambda: kill_outright(namespace, privileged, name("master-0")))
+    training.inject("all", lambda: kill_outright(namespace, privileged, *workers, name("master-0")))
+    return training
 
 
-def test_a_worker_that_is_gone_at_once_costs_no_finished_step(nodes: Story, undisturbed: str):
-    hit = nodes.hits["one"]
-    assert [i.kind for i in hit.incidents if i.kind != "join"] == ["lost"] and hit.repeated == 0
-    assert any(SIGKILLED in sight.codes.values() for sight in nodes.run.sights("worker-1"))
-    assert nodes.ended_well(undisturbed)
+def test_a_worker_killed_without_grace_costs_no_finished_step(nodes: FaultyTraining, undisturbed: str):
+    fault = nodes.faults["one"]
+    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["lost"] and fault.repeated == 0
+    assert any(SIGKILLED in record.codes.values() for record in nodes.run.pod_records("worker-1"))
+    assert nodes.succeeded_with(undisturbed)
 
 
-def test_workers_train_on_when_their_coordinator_is_gone_at_once(nodes: Story, undisturbed: str):
-    hit = nodes.hits["the coordinator"]
-    assert [i.kind for i in hit.incidents] == ["coordinator"] and hit.repeated == 0
-    assert nodes.ended_well(undisturbed)
+def test_workers_continue_after_their_coordinator_is_killed(nodes: FaultyTraining, undisturbed: str):
+    fault = nodes.faults["the coordinator"]
+    assert [i.kind for i in fault.incidents] == ["coordinator"] and fault.repeated == 0
+    assert nodes.succeeded_with(undisturbed)
 
 
-def test_all_gone_at_once_go_on_from_the_object_store(nodes: Story, undisturbed: str):
-    hit = nodes.hits["all"]
-    assert hit.after > hit.before
-    assert nodes.ended_well(undisturbed)
+def test_after_all_containers_are_killed_training_resumes_from_the_object_store(
+    nodes: FaultyTraining, undisturbed: str
+):
+    fault = nodes.faults["all"]
+    assert fault.end_step > fault.start_step
+    assert nodes.succeeded_with(undisturbed)

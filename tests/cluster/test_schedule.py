@@ -1,7 +1,7 @@
-"""A schedule runs by itself, and never twice at once."""
+"""A schedule starts runs, and never two at the same time."""
 
 from tests.cluster.kube import seconds
-from tests.cluster.run import DEMO, Place, Run, rekindle
+from tests.cluster.run import DEMO, Namespace, Run, rekindle
 from tests.waiting import until
 
 SMALL = [
@@ -13,18 +13,23 @@ SMALL = [
 ]
 
 
-def test_a_schedule_fires_twice_without_overlap(place: Place):
-    flags = [str(DEMO), "--namespace", place.kube.namespace, *place.sets(SMALL)]
+def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
+    flags = [str(DEMO), "--namespace", namespace.kube.namespace, *namespace.sets(SMALL)]
     rekindle("schedule", *flags)
     try:
         label = "workflows.argoproj.io/cron-workflow=weekly"
-        until("it has fired twice", lambda: len(place.kube.items("workflows", label)) >= 2, 600, pause=2)
+        until(
+            "the schedule has started two runs",
+            lambda: len(namespace.kube.items("workflows", label)) >= 2,
+            600,
+            pause=2,
+        )
     finally:
         rekindle("schedule", *flags, "--suspend")
-    workflows = place.kube.items("workflows", label)
+    workflows = namespace.kube.items("workflows", label)
     first, second = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"])[:2]
-    runs = [Run(place, workflow["metadata"]["name"]) for workflow in (first, second)]
-    assert [run.ended() for run in runs] == ["Succeeded", "Succeeded"]
+    runs = [Run(namespace, workflow["metadata"]["name"]) for workflow in (first, second)]
+    assert [run.wait_for_end() for run in runs] == ["Succeeded", "Succeeded"]
     end = runs[0].workflow()["status"]["finishedAt"]
     assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])
     assert [run.outputs()["verdict"] for run in runs] == ["release", "same"]

@@ -1,39 +1,39 @@
-"""The object store and MLflow go away for a minute, connections and all: training goes on, and nothing is lost."""
+"""Outages of the object store and MLflow for a minute: training continues, and no work is lost."""
 
 from itertools import pairwise
 
 import pytest
 
-from tests.cluster.away import away
-from tests.cluster.run import Place
-from tests.cluster.story import STEPS, Story
+from tests.cluster.faults import STEPS, FaultyTraining
+from tests.cluster.outage import interrupt_service
+from tests.cluster.run import Namespace
 
-AWAY = 60  # seconds
+OUTAGE_S = 60
 
 
 @pytest.fixture(scope="module")
-def judged(place: Place) -> Story:
-    """MLflow, and then the object store, is away when the training is over and the next steps need them."""
-    story = Story(place, "judged")  # a name without a champion: the same weights would not be released again
-    story.run.trains(STEPS, 600)
-    story.run.pod_of("evaluate")
-    away(place.kube, "mlflow", AWAY)
-    story.run.pod_of("release")
-    away(place.kube, "s3", AWAY)
-    return story
+def evaluated(namespace: Namespace) -> FaultyTraining:
+    """A run with an outage of MLflow, then of the object store, when the steps after the training need them."""
+    training = FaultyTraining(namespace, "evaluated")  # without a champion: equal weights are not released again
+    training.run.wait_for_step(STEPS, 600)
+    training.run.wait_for_pod("evaluate")
+    interrupt_service(namespace.kube, "mlflow", OUTAGE_S)
+    training.run.wait_for_pod("release")
+    interrupt_service(namespace.kube, "s3", OUTAGE_S)
+    return training
 
 
 @pytest.mark.parametrize("service", ["s3", "mlflow"])
-def test_a_training_does_not_wait_for_what_is_away(place: Place, service: str, undisturbed: str):
-    story = Story(place)  # one each: a fast machine has trained before two were away
-    story.hit(service, lambda: away(place.kube, service, AWAY))
-    hit = story.hits[service]
-    assert hit.over - hit.began > AWAY
-    assert hit.repeated == 0 and not hit.struck
-    points = [t for t, _ in story.run.summary().points if hit.began < t < hit.over]
-    assert max(b - a for a, b in pairwise(points)) < 10, "steps went on being made"
-    assert story.ended_well(undisturbed)
+def test_a_training_does_not_wait_for_unavailable_services(namespace: Namespace, service: str, undisturbed: str):
+    training = FaultyTraining(namespace)  # one each: a fast machine may end the training during the first outage
+    training.inject(service, lambda: interrupt_service(namespace.kube, service, OUTAGE_S))
+    fault = training.faults[service]
+    assert fault.end - fault.start > OUTAGE_S
+    assert fault.repeated == 0 and not fault.lost_pods
+    points = [t for t, _ in training.run.summary().points if fault.start < t < fault.end]
+    assert max(b - a for a, b in pairwise(points)) < 10, "training continued"
+    assert training.succeeded_with(undisturbed)
 
 
-def test_steps_wait_for_mlflow_and_the_object_store_to_come_back(judged: Story, undisturbed: str):
-    assert judged.ended_well(undisturbed)
+def test_steps_wait_until_mlflow_and_the_object_store_are_available(evaluated: FaultyTraining, undisturbed: str):
+    assert evaluated.succeeded_with(undisturbed)

@@ -1,7 +1,7 @@
-"""An object store and an MLflow of one's own, as `platform render --with minio --with mlflow` makes them, on volumes.
+"""The object store and MLflow of `rekindle platform render --with minio --with mlflow`, on volumes.
 
-Where the cluster has no StorageClass they are folders of a node, which root makes there (REKINDLE_TEST_RESTARTS=yes).
-REKINDLE_TEST_MINIO_IMAGE is the image, where the default one cannot be pulled.
+Without a default StorageClass the volumes are folders that root creates on a node (REKINDLE_TEST_RESTARTS=yes).
+REKINDLE_TEST_MINIO_IMAGE is the image of MinIO, if the default cannot be pulled.
 """
 
 import os
@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tests.cluster.kube import Kube, Object
-from tests.cluster.run import Place, rekindle
+from tests.cluster.run import Namespace, rekindle
 
 CLAIMS = ("mlflow", "minio")
 MLFLOW = "from mlflow import MlflowClient; c = MlflowClient('http://localhost:5000')\n"
 WRITE = """
 run = c.create_run(c.create_experiment("kept"))
-c.log_text(run.info.run_id, "kept as well", "file.txt")
+c.log_text(run.info.run_id, "kept too", "file.txt")
 """
 READ = """
 import mlflow; mlflow.set_tracking_uri("http://localhost:5000")
@@ -27,24 +27,24 @@ print(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/file.txt"))
 
 
 @pytest.fixture
-def own(place: Place) -> Iterator[Kube]:
-    """A namespace with both, under a quota."""
-    kube, node = Kube(f"{place.kube.namespace}-own"), Kube(f"{place.kube.namespace}-disk")
+def stores(namespace: Namespace) -> Iterator[Kube]:
+    """A namespace with both, and a quota."""
+    kube, node = Kube(f"{namespace.kube.namespace}-own"), Kube(f"{namespace.kube.namespace}-disk")
     classes = Kube("default")("get", "storageclasses", "-o", "jsonpath={.items[*].metadata.annotations}")
     volumes = [] if "is-default-class" in classes else [volume(kube.namespace, claim) for claim in CLAIMS]
     if volumes and os.environ.get("REKINDLE_TEST_RESTARTS") != "yes":
         pytest.skip("no default StorageClass, and no root on the nodes: REKINDLE_TEST_RESTARTS=yes")
     flags = ["--with", "mlflow", "--with", "minio", "--bucket", "kept", "--quota", "8", "16Gi"]
-    images = {"mlflow": os.environ["REKINDLE_TEST_MLFLOW_IMAGE"], "rekindle": place.image}
-    images |= {"minio": given} if (given := os.environ.get("REKINDLE_TEST_MINIO_IMAGE")) else {}
+    images = {"mlflow": os.environ["REKINDLE_TEST_MLFLOW_IMAGE"], "rekindle": namespace.image}
+    images |= {"minio": image} if (image := os.environ.get("REKINDLE_TEST_MINIO_IMAGE")) else {}
     flags += [flag for name, image in images.items() for flag in ("--image", f"{name}={image}")]
     keys = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "something-long"}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "rekindle-s3"}, "stringData": keys}
     try:
         if volumes:
-            shell(place, node)
+            start_root_pod(namespace, node)
             paths = [disk["spec"]["hostPath"]["path"] for disk in volumes]
-            node("exec", "root", "--", "mkdir", "-p", "-m", "777", *paths)  # fsGroup does not reach a hostPath
+            node("exec", "root", "--", "mkdir", "-p", "-m", "777", *paths)  # fsGroup does not apply to a hostPath
         kube.apply(*volumes, *yaml.safe_load_all(rekindle("platform", "render", "-n", kube.namespace, *flags)), secret)
         yield kube
     finally:
@@ -57,7 +57,7 @@ def own(place: Place) -> Iterator[Kube]:
 
 
 def volume(namespace: str, claim: str) -> Object:
-    """A folder of the node for one claim."""
+    """Return a volume in a folder of the node, for one claim."""
     spec = {
         "capacity": {"storage": "100Gi"},
         "accessModes": ["ReadWriteOnce"],
@@ -69,12 +69,12 @@ def volume(namespace: str, claim: str) -> Object:
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec}
 
 
-def shell(place: Place, node: Kube) -> None:
-    """A pod that is root and sees the node's /var/tmp."""
+def start_root_pod(namespace: Namespace, node: Kube) -> None:
+    """Start a pod that is root and mounts the node's /var/tmp."""
     node("create", "namespace", node.namespace)
     container = {
         "name": "root",
-        "image": place.image,
+        "image": namespace.image,
         "command": ["python", "-c", "import time; time.sleep(3600)"],
         "securityContext": {"runAsUser": 0},
         "volumeMounts": [{"name": "disk", "mountPath": "/var/tmp"}],
@@ -85,15 +85,15 @@ def shell(place: Place, node: Kube) -> None:
     node("wait", "pod/root", "--for=condition=Ready", "--timeout=240s", timeout=250)
 
 
-def stand(kube: Kube) -> None:
+def wait_until_ready(kube: Kube) -> None:
     for name in CLAIMS:
         kube("rollout", "status", f"deployment/{name}", "--timeout=300s", timeout=320)
 
 
-def test_what_mlflow_and_the_object_store_keep_is_there_after_their_pods_go(own: Kube) -> None:
-    own("wait", "job/minio-bucket", "--for=condition=Complete", "--timeout=300s", timeout=320)
-    stand(own)
-    own("exec", "deployment/mlflow", "--", "python", "-c", MLFLOW + WRITE)
-    own("delete", "pods", "--all", "--grace-period=5")
-    stand(own)
-    assert own("exec", "deployment/mlflow", "--", "python", "-c", MLFLOW + READ).strip() == "kept as well"
+def test_data_of_mlflow_and_the_object_store_survives_their_pods(stores: Kube) -> None:
+    stores("wait", "job/minio-bucket", "--for=condition=Complete", "--timeout=300s", timeout=320)
+    wait_until_ready(stores)
+    stores("exec", "deployment/mlflow", "--", "python", "-c", MLFLOW + WRITE)
+    stores("delete", "pods", "--all", "--grace-period=5")
+    wait_until_ready(stores)
+    assert stores("exec", "deployment/mlflow", "--", "python", "-c", MLFLOW + READ).strip() == "kept too"

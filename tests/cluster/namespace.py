@@ -1,8 +1,8 @@
-"""A namespace of its own on whatever cluster kubectl leads to, with all that `rekindle platform render` makes.
+"""Creates a namespace on the cluster of kubectl, with the objects of `rekindle platform render`.
 
-    with made() as place: ...
+    with create_namespace() as namespace: ...
 
-NEEDED says what must be set. The operator's part (`rekindle platform render --operator`) must have been applied.
+NEEDED lists the environment variables to set. `rekindle platform render --operator` must have been applied.
 """
 
 import os
@@ -15,23 +15,23 @@ from urllib.parse import urlsplit
 import yaml
 
 from rekindle.storage import Store
-from tests.cluster.away import proxy
 from tests.cluster.kube import Kube, Watch
-from tests.cluster.run import Place, rekindle
+from tests.cluster.outage import proxy
+from tests.cluster.run import Namespace, rekindle
 
 NEEDED = {
     "REKINDLE_TEST_IMAGE": "the image `train`, as the cluster pulls it",
     "REKINDLE_TEST_MLFLOW_IMAGE": "the image `mlflow`",
     "REKINDLE_TEST_S3": "an S3 endpoint that pods and this machine reach",
-    "AWS_ACCESS_KEY_ID": "of that endpoint",
-    "AWS_SECRET_ACCESS_KEY": "of that endpoint",
+    "AWS_ACCESS_KEY_ID": "the key of that endpoint",
+    "AWS_SECRET_ACCESS_KEY": "the secret key of that endpoint",
 }
 
 
 @contextmanager
-def made() -> Iterator[Place]:
-    """A namespace with the platform in it; gone at the end, and its bucket with it."""
-    missing = [f"{name} ({what})" for name, what in NEEDED.items() if not os.environ.get(name)]
+def create_namespace() -> Iterator[Namespace]:
+    """Create a namespace with the platform; delete it and its bucket at the end."""
+    missing = [f"{name} ({description})" for name, description in NEEDED.items() if not os.environ.get(name)]
     assert not missing, f"set {', '.join(missing)}"
     image, endpoint = os.environ["REKINDLE_TEST_IMAGE"], os.environ["REKINDLE_TEST_S3"]
     kube = Kube(f"rekindle-test-{uuid.uuid4().hex[:6]}")
@@ -41,11 +41,11 @@ def made() -> Iterator[Place]:
     watch = None
     try:
         kube.apply(*_platform(kube, image))
-        kube.apply(*_proxied(image, endpoint))
+        kube.apply(*_proxies(image, endpoint))
         watch = Watch(kube)
         for name in ("s3-proxy", "mlflow", "mlflow-proxy"):
             kube("rollout", "status", f"deployment/{name}", "--timeout=300s", timeout=320)
-        yield Place(kube, store, watch, image, _free_port())
+        yield Namespace(kube, store, watch, image, _free_port())
     finally:
         if watch:
             watch.close()
@@ -60,7 +60,7 @@ def _free_port() -> int:
 
 
 def _platform(kube: Kube, image: str) -> list[dict]:
-    """The namespace as users make it, and the Secret that they are told to make."""
+    """Return the namespace and the Secrets as users create them."""
     mlflow = os.environ["REKINDLE_TEST_MLFLOW_IMAGE"]
     flags = ["--bucket", kube.namespace, "--endpoint", f"http://s3.{kube.namespace}.svc:9000"]
     flags += ["--with", "mlflow", "--with", "frameworks", "--ephemeral"]
@@ -68,15 +68,15 @@ def _platform(kube: Kube, image: str) -> list[dict]:
     objects = list(yaml.safe_load_all(rekindle("platform", "render", "-n", kube.namespace, *flags)))
     keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "rekindle-s3"}, "stringData": keys}
-    for manifest in objects:  # this machine is small
+    for manifest in objects:  # nodes are small
         if manifest["kind"] == "Deployment":
             manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "50m"
     serving = {**secret, "metadata": {"name": "rekindle-serving"}}
     return [*objects, secret, serving]
 
 
-def _proxied(image: str, endpoint: str) -> list[dict]:
-    """The object store and MLflow behind proxies that a test can take away."""
+def _proxies(image: str, endpoint: str) -> list[dict]:
+    """Return proxies of the object store and MLflow, which tests can stop."""
     parts = urlsplit(endpoint)
     server = {
         "apiVersion": "v1",

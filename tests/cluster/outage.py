@@ -1,6 +1,6 @@
-"""A service of the namespace that can be away and come back with its data: its Service leads through a TCP proxy.
+"""Outages of a service of the namespace, without loss of its data: its Service leads through a TCP proxy.
 
-Scaled to nothing, the proxy takes every open connection with it, and new ones are refused, as if the server had died.
+While the proxy is scaled to zero, all connections are closed and new ones refused, as if the server had died.
 """
 
 import time
@@ -30,12 +30,16 @@ async def main():
     await (await asyncio.start_server(serve, "", listen)).serve_forever()
 asyncio.run(main())
 """
-NONE = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
-HARD = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Object]:
-    """A Deployment NAME-proxy that passes connections on to HOST:PORT, and the Service NAME:LISTEN that leads to it."""
+    """Return a Deployment NAME-proxy that forwards connections to HOST:PORT, and its Service NAME:LISTEN."""
     labels = {"app.kubernetes.io/name": f"{name}-proxy", "app.kubernetes.io/part-of": "rekindle-platform"}
     container = {
         "name": "proxy",
@@ -44,12 +48,12 @@ def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Obje
         "command": ["python", "-c", PROXY, host, str(port), str(listen)],
         "readinessProbe": {"tcpSocket": {"port": listen}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-        "securityContext": HARD,
+        "securityContext": CONTAINER_SECURITY,
     }
     pod = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 0,
-        "securityContext": NONE,
+        "securityContext": POD_SECURITY,
         "containers": [container],
     }
     deployment = {
@@ -71,12 +75,12 @@ def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Obje
     return [deployment, service]
 
 
-def away(kube: Kube, name: str, seconds: float) -> tuple[float, float]:
-    """Take a service away for so long; gives when it was gone and when it was back."""
+def interrupt_service(kube: Kube, name: str, seconds: float) -> tuple[float, float]:
+    """Make a service unavailable for some seconds; returns the times of its end and its return."""
     labels = f"app.kubernetes.io/name={name}-proxy"
     kube.scale(f"{name}-proxy", 0)
-    until(f"{name} is away", lambda: not kube.items("pods", labels))
-    gone = time.time()
+    until(f"{name} is unavailable", lambda: not kube.items("pods", labels))
+    stopped = time.time()
     time.sleep(seconds)
     kube.scale(f"{name}-proxy", 1)
-    return gone, time.time()
+    return stopped, time.time()
