@@ -2,17 +2,10 @@
 
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
-<<<<<<< HEAD
-Requires the environment that tests/cluster/place.py describes, and creates its own namespace. Time during which no
+Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace. Time during which no
 container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
 time; if it exceeds that of the same run on this machine, the difference is overhead: waiting and slower starts. Times
 are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
-=======
-Requires the variables of tests/cluster/namespace.py, and creates a namespace. Time in which no container of the run is
-working (or only the ready model server) is counted as Argo's and the kubelet's. The rest is ours; what exceeds the same
-run on this machine is overhead: waiting and slower starts. Times are those at which a watch reports an event, because
-Kubernetes' own timestamps have whole seconds.
->>>>>>> e7
 """
 
 import json
@@ -47,11 +40,7 @@ class Pod:
 
 
 @contextmanager
-<<<<<<< HEAD
-def watch(place: Place, kind: str, on_event: Any) -> Iterator[None]:
-=======
-def watched(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
->>>>>>> e7
+def watch(namespace: Namespace, kind: str, on_event: Any) -> Iterator[None]:
     """Call `on_event(object, Unix seconds)` for each event of a kind in the namespace."""
     command = ["kubectl", "--namespace", namespace.kube.namespace, "get", kind, "--watch", "-o", "json"]
     with subprocess.Popen([*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True) as process:
@@ -105,24 +94,15 @@ class Figures:
     local: float  # the same steps on this machine
 
 
-<<<<<<< HEAD
-def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
-    """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
-=======
 def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
-    """Run it on the cluster, then locally. Raises SystemExit unless it succeeds."""
->>>>>>> e7
+    """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
     pods: dict[str, Pod] = {}
     workflows: dict[str, float] = {}
 
     def created(workflow: dict[str, Any], now: float) -> None:
         workflows.setdefault(workflow["metadata"]["name"], now)
 
-<<<<<<< HEAD
-    with watch(place, "workflows", created), watch(place, "pods", lambda *event: update(pods, *event)):
-=======
-    with watched(namespace, "workflows", created), watched(namespace, "pods", lambda *event: update(pods, *event)):
->>>>>>> e7
+    with watch(namespace, "workflows", created), watch(namespace, "pods", lambda *event: update(pods, *event)):
         time.sleep(2)  # the watch first reports existing objects
         existing, start = set(pods), time.time()
         run = Run.submit(namespace, f"name={name}", config=config)
@@ -130,13 +110,8 @@ def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[
             raise SystemExit(phase)
         total = time.time() - start
         time.sleep(1)
-<<<<<<< HEAD
     created_pods = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
-    steps = local(home, *place.sets([f"name={name}"]), config=config)["steps"]
-=======
-    own = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
     steps = run_locally(home, *namespace.sets([f"name={name}"]), config=config)["steps"]
->>>>>>> e7
     alone = union([(timestamp(step["started"]), timestamp(step["finished"])) for step in steps if step["started"]])
     hera = float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout)
     submitted = workflows[run.name]

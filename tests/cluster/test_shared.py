@@ -31,11 +31,7 @@ def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def drains(run: Run) -> list[Incident]:
-<<<<<<< HEAD
-    """Return the workers that left on request, oldest first."""
-=======
     """Return the incidents of workers that left in order, oldest first."""
->>>>>>> e7
     return sorted((i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t)
 
 
