@@ -152,10 +152,7 @@ class Decision:
         if kept:
             return "release", f"{reason} {result} ({', '.join(kept)})."
         figures = ", ".join(metric.text(values[metric.name]) for metric in self.metrics if metric.name in values)
-        return (
-            "keep",
-            f"{reason} Without bounds the gate cannot decide ({figures}): set gate.minimum or gate.maximum.",
-        )
+        return "keep", f"{reason} So the gate needs bounds ({figures}): set gate.minimum or gate.maximum."
 
     def _bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
         """Return the bounds that the candidate breaks, and the bounds that it meets."""

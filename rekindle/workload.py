@@ -270,7 +270,7 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Create the dataset directory `out`, all of it or nothing; return `Prepared` and the digest. Raises DataError."""
+    """Create the dataset directory `out`, whole or not at all; return `Prepared` and the digest. Raises DataError."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     try:
