@@ -1,6 +1,6 @@
 """The dataset on disk for training, evaluation and serving. `write_dataset` writes it, sequences.py reads it.
 
-    dataset.json           written by Rekindle; FACTS describes its facts
+    dataset.json           written by Rekindle, with the facts below
     shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); each card is in one shard
     transactions.parquet   valid rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
@@ -9,6 +9,15 @@
 The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end `label_delay_days` before
 the last full day. Training uses rows before `train_end`, which is `label_delay_days` before the first test day: all its
 labels are known when the tests begin. Rows after the tests are used for the serving state only.
+
+Facts (times are µs since the epoch, and counts are numbers of rows):
+
+    train_start            rows before it only give context: their sums over past days are incomplete
+    train_end, data_until  end of the training rows, and the same as text: the end of the serving state
+    test_weeks, test_rows  [start, end) and [rows, frauds] of each test week, oldest first
+    mean, std              of each feature over the training rows
+    unknown                rows in training time and test weeks without a known label, which are not used
+    rejected, was_sorted   rejected rows by reason; true if the source was in time order
 """
 
 import json
@@ -39,27 +48,6 @@ ARRAYS = {  # of a shard with n rows
     "times": np.int64,  # µs since the epoch
     "cards": np.int64,
     "ids": np.int64,
-}
-FACTS = {  # times are µs since the epoch
-    "features": "names of the feature columns",
-    "mean": "mean of each feature over the training rows",
-    "std": "standard deviation of each feature over the training rows",
-    "shards": "number of rows of each shard",
-    "rows": "number of transactions in the shards",
-    "frauds": "frauds among them",
-    "train_rows": "number of rows before train_end",
-    "train_frauds": "frauds among them",
-    "rejected": "number of rejected rows by reason",
-    "was_sorted": "true if the source was in time order",
-    "train_start": "rows before it only give context: their sums over past days are incomplete",
-    "train_end": "end of the training rows",
-    "data_until": "end of the serving state: train_end as text",
-    "test_weeks": "[start, end) of each test week, oldest first",
-    "test_rows": "[rows, frauds] of each test week",
-    "first_time": "time of the first transaction",
-    "last_time": "time of the last transaction",
-    "unknown": "number of rows in training time and test weeks without a known label; they are not used",
-    "label_delay_days": "number of days until the label of a transaction is known",
 }
 
 
