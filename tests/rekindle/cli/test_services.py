@@ -111,4 +111,4 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     )
     newest = rekindle("ui", cwd=tmp_path).stdout  # perhaps a run of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
-    assert f"a run of {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
+    assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr
