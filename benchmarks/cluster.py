@@ -4,7 +4,7 @@
 
 Requires the environment that tests/cluster/place.py describes, and creates its own namespace. Time during which no
 container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
-time; if it exceeds that of the same run on this machine, the difference is overhead: waiting and slower starts. Times
+time; the excess over the same run on this machine is overhead: waiting and slower starts. Times
 are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
 """
 
@@ -31,7 +31,7 @@ IMPORT = "import time; start = time.perf_counter(); import hera.workflows; print
 
 @dataclass
 class Pod:
-    """Times at which a pod was created, our first container started, and our last one completed or was ready."""
+    """Times of the creation of a pod, the start of our first container, and the end (or readiness) of our last one."""
 
     name: str
     seen: float
@@ -40,9 +40,9 @@ class Pod:
 
 
 @contextmanager
-def watch(place: Place, kind: str, on_event: Any) -> Iterator[None]:
+def watch(cluster: Place, kind: str, on_event: Any) -> Iterator[None]:
     """Call `on_event(object, Unix seconds)` for each event of a kind in the namespace."""
-    command = ["kubectl", "--namespace", place.kube.namespace, "get", kind, "--watch", "-o", "json"]
+    command = ["kubectl", "--namespace", cluster.kube.namespace, "get", kind, "--watch", "-o", "json"]
     with subprocess.Popen([*command, "--output-watch-events"], stdout=subprocess.PIPE, text=True) as process:
 
         def read() -> None:
@@ -64,12 +64,12 @@ def update(pods: dict[str, Pod], manifest: dict[str, Any], now: float) -> None:
     pod = pods.setdefault(manifest["metadata"]["uid"], Pod(manifest["metadata"]["name"], now))
     containers, statuses = manifest["spec"]["containers"], manifest["status"].get("containerStatuses", [])
     images = {container["name"]: container["image"] for container in containers}
-    own = [status for status in statuses if ARGO not in images[status["name"]]]
+    relevant = [status for status in statuses if ARGO not in images[status["name"]]]
     serves = any(containers[0].get(probe) for probe in ("readinessProbe", "startupProbe"))
-    if pod.started is None and any("waiting" not in status.get("state", {}) for status in own):
+    if pod.started is None and any("waiting" not in status.get("state", {}) for status in relevant):
         pod.started = now
-    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in own)
-    if pod.completed is None and own and completed:
+    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in relevant)
+    if pod.completed is None and relevant and completed:
         pod.completed = now
 
 
@@ -94,7 +94,7 @@ class Figures:
     local: float  # the same steps on this machine
 
 
-def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
+def measure(cluster: Place, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
     """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
     pods: dict[str, Pod] = {}
     workflows: dict[str, float] = {}
@@ -102,16 +102,16 @@ def measure(place: Place, config: Path, name: str, home: Path) -> tuple[Figures,
     def created(workflow: dict[str, Any], now: float) -> None:
         workflows.setdefault(workflow["metadata"]["name"], now)
 
-    with watch(place, "workflows", created), watch(place, "pods", lambda *event: update(pods, *event)):
+    with watch(cluster, "workflows", created), watch(cluster, "pods", lambda *event: update(pods, *event)):
         time.sleep(2)  # the watch first reports existing objects
         existing, start = set(pods), time.time()
-        run = Run.submit(place, f"name={name}", config=config)
+        run = Run.submit(cluster, f"name={name}", config=config)
         if (phase := run.ended()) != "Succeeded":
             raise SystemExit(phase)
         total = time.time() - start
         time.sleep(1)
     created_pods = sorted((pod for uid, pod in pods.items() if uid not in existing), key=lambda pod: pod.seen)
-    steps = local(home, *place.sets([f"name={name}"]), config=config)["steps"]
+    steps = local(home, *cluster.sets([f"name={name}"]), config=config)["steps"]
     alone = union([(timestamp(step["started"]), timestamp(step["finished"])) for step in steps if step["started"]])
     hera = float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True).stdout)
     submitted = workflows[run.name]
@@ -136,9 +136,9 @@ def main() -> int:
     command.add_argument("--config", type=Path, default=DEMO, help="config to run (default: configs/demo.yaml)")
     options = command.parse_args()
     runs: list[Figures] = []
-    with made() as place, TemporaryDirectory() as home:
+    with made() as cluster, TemporaryDirectory() as home:
         for index in range(options.runs):
-            figures, pods = measure(place, options.config, f"waits-{index}", Path(home, str(index)))
+            figures, pods = measure(cluster, options.config, f"waits-{index}", Path(home, str(index)))
             runs.append(figures)
             sys.stderr.write(f"{table(pods)}\n{figures}\n")
     bars = [
