@@ -4,7 +4,7 @@
 
 Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace. Time during which no
 container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
-time; if it exceeds that of the same run on this machine, the difference is overhead: waiting and slower starts. Times
+time; the excess over the same run on this machine is overhead: waiting and slower starts. Times
 are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
 """
 
@@ -31,7 +31,7 @@ IMPORT = "import time; start = time.perf_counter(); import hera.workflows; print
 
 @dataclass
 class Pod:
-    """Times at which a pod was created, our first container started, and our last one completed or was ready."""
+    """Times of the creation of a pod, the start of our first container, and the end (or readiness) of our last one."""
 
     name: str
     seen: float
@@ -64,12 +64,12 @@ def update(pods: dict[str, Pod], manifest: dict[str, Any], now: float) -> None:
     pod = pods.setdefault(manifest["metadata"]["uid"], Pod(manifest["metadata"]["name"], now))
     containers, statuses = manifest["spec"]["containers"], manifest["status"].get("containerStatuses", [])
     images = {container["name"]: container["image"] for container in containers}
-    own = [status for status in statuses if ARGO not in images[status["name"]]]
+    relevant = [status for status in statuses if ARGO not in images[status["name"]]]
     serves = any(containers[0].get(probe) for probe in ("readinessProbe", "startupProbe"))
-    if pod.started is None and any("waiting" not in status.get("state", {}) for status in own):
+    if pod.started is None and any("waiting" not in status.get("state", {}) for status in relevant):
         pod.started = now
-    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in own)
-    if pod.completed is None and own and completed:
+    completed = all(status.get("ready") if serves else "terminated" in status.get("state", {}) for status in relevant)
+    if pod.completed is None and relevant and completed:
         pod.completed = now
 
 

@@ -61,7 +61,7 @@ def _kill(agent: subprocess.Popen) -> None:
 
 
 def _stamps(folder: Path, size: int) -> list[float]:
-    """Return the times at which rank 0 of a group of `size` finished its steps."""
+    """Return the finish times of the steps of rank 0 in a group of `size`."""
     contents = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
     return sorted(time for data in contents for time, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16]))
 

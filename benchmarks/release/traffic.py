@@ -2,7 +2,7 @@
 
     python -m benchmarks.release.traffic [--json]
 
-The model is that of configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). 60 % of the requests have their
+The model is from configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). 60 % of the requests have their
 own connection (HTTP/1.1 and 1.0), 10 % are sent in pieces within a second, and 30 % come from clients that reuse their
 connection and are idle for up to 8 s, longer than a server drains; like every pool, they first check if the connection
 was closed. Answers must be 200 and from a verified version, except for the errors of the canary's faulty candidate.

@@ -3,7 +3,7 @@
     python -m benchmarks.search.halving --source transactions.parquet
     python -m benchmarks.search.halving --source transactions.parquet --set train.epochs=6
 
-Uses the weeks of the handbook on which shape and rates were chosen (2018-07-04 to 07-31). Both sweeps start the same
+Uses the weeks of the handbook (2018-07-04 to 07-31) that served to choose shape and rates. Both sweeps start the same
 trials; by default each is short, on the last two months before those weeks. Nothing is released.
 """
 

@@ -3,8 +3,8 @@
     python -m benchmarks.workloads.worlds                        # all worlds: about two minutes each on two cores
     python -m benchmarks.workloads.worlds --world testers --json
 
-Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow other rules, for which the
-features were not designed. The pipeline of configs/demo.yaml prepares, trains and evaluates each world, without tuning.
+Cards, terminals and genuine payments are simulated as by `simulate://`; frauds follow other rules, which the
+features were not designed for. Each world is prepared, trained and evaluated by configs/demo.yaml, without tuning.
 The figures are the AP of the test weeks: of the model, of trees on the same features (the baseline of the verdict), and
 of trees on the 15 plain features of the Fraud Detection Handbook.
 """

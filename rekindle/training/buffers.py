@@ -118,8 +118,6 @@ class Buffers:
 
     def changes(self) -> list[Tensor]:
         """Return the changes since `load`, to be summed over all virtual workers. Raises ConfigError."""
-        if not self._registered:
-            return self._zeros
         for module, key, name, buffer in self._registered:
             if (current := module._buffers[key]) is not buffer:
                 self._copy_assigned(name, buffer, current)
@@ -148,7 +146,6 @@ class Buffers:
 
 
 def _is_unchanged(segment: Segment) -> bool:
-    """True if all bits are the same."""
     return torch.equal(segment.work.view(torch.uint8), segment.values.view(torch.uint8))
 
 

@@ -89,6 +89,5 @@ class LoaderState:
         return dumped
 
     def load(self, dumped: bytes) -> None:
-        """Restore a state that `dump` returned."""
         if self.stateful and dumped:
             self.data.load_state_dict(json.loads(dumped))

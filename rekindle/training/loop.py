@@ -31,7 +31,7 @@ from rekindle.training.state import State, load_weights, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
-PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # for which other ranks wait until rank 0 has completed the checkpoint of a pause
+PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # of the other ranks, until rank 0 has written the checkpoint of a pause
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
@@ -197,7 +197,6 @@ class Training:
         return batch
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the CPU and the device."""
         for generator in self.generators:
             generator.manual_seed(seed)
 

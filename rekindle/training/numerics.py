@@ -1,4 +1,4 @@
-"""Device and torch settings, on which the bits of a result depend in addition to the config."""
+"""Device and torch settings. In addition to the config, they determine the bits of a result."""
 
 import ctypes
 import os
@@ -40,7 +40,7 @@ def _keep_freed_memory() -> None:
 
 
 def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which models compute in `train.precision`."""
+    """Return a context manager that sets the precision of models to `train.precision`."""
     return torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
 
 

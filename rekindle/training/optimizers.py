@@ -1,4 +1,4 @@
-"""Optimizers: fused AdamW, or the one that the workload creates.
+"""Optimizers: fused AdamW, or an optimizer created by the workload.
 
 Both keep their state in the flat memory of the training state, so that it is part of every snapshot and checkpoint, and
 is sent to joining workers.

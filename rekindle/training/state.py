@@ -69,8 +69,8 @@ class State:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
-        spans = zip(self._offsets, self.parameters, strict=True)
-        return [flat[start : start + p.numel()].view(p.shape) for start, p in spans]
+        offsets = zip(self._offsets, self.parameters, strict=True)
+        return [flat[start : start + p.numel()].view(p.shape) for start, p in offsets]
 
     def summands(self, flat: Tensor) -> list[Tensor]:
         """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation sums."""
@@ -120,7 +120,6 @@ class State:
 
     @property
     def updates(self) -> int:
-        """Number of updates made."""
         return self.step - int(self._record is not None and self._record[3].item() > 0)
 
     @property

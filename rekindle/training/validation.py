@@ -23,17 +23,15 @@ Batch = tuple[Tensor, ...]
 
 
 class Subset:
-    """Some samples of a dataset."""
+    """Some samples of a dataset, or all of them if `indices` (int64) is None."""
 
     def __init__(self, data: Any, indices: Tensor | None) -> None:
-        """`indices`: int64; None: all samples."""
         self.data, self.indices = data, indices
 
     def __len__(self) -> int:
         return len(self.data) if self.indices is None else len(self.indices)
 
     def batch(self, indices: Tensor) -> Batch:
-        """Return the samples at these positions of the subset."""
         return self.data.batch(indices if self.indices is None else self.indices[indices])
 
 

@@ -27,7 +27,6 @@ class CheckpointInterval:
         self._last_step = 0
 
     def seconds(self) -> float:
-        """Return the current interval."""
         if self.fixed:
             return self.fixed
         mean_time = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)

@@ -1,4 +1,4 @@
-"""The manifest of a durable checkpoint: remote.py writes it, and validates each one that it reads."""
+"""The manifest of a durable checkpoint. Manifests from the object store are validated."""
 
 import base64
 import hashlib

@@ -58,7 +58,6 @@ class Upload:
         return self.state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
     def name(self, number: int) -> str:
-        """Return the hash of a chunk, computed once."""
         if number not in self.names:
             self.names[number] = hashlib.sha256(self.chunk(number)).hexdigest()
         return self.names[number]

@@ -1,4 +1,4 @@
-"""Deletes old durable checkpoints by number and age, except the one that `latest` names, and while readers are active.
+"""Deletes old durable checkpoints by number and age, except `latest`, and not while readers are active.
 
 A rank 0 that was frozen for a while acts on an old listing. So it deletes only chunks without a manifest, only within a
 minute of the listing, and chunks of an unfinished checkpoint only an hour after their upload.
@@ -6,6 +6,7 @@ minute of the listing, and chunks of an unfinished checkpoint only an hour after
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
@@ -30,10 +31,8 @@ class Retention:
     def keep(self, latest: str, chunks: list[str]) -> None:
         """Delete expired checkpoints, after `latest` was set to this manifest. On failures, the next call retries."""
         self._chunk_names[latest] = chunks
-        try:
+        with suppress(RekindleError):
             self._delete(latest)
-        except RekindleError:
-            return
 
     def _delete(self, latest: str) -> None:
         listed = time.monotonic()
@@ -54,7 +53,6 @@ class Retention:
         self.store.delete(dead)
 
     def _old(self, latest: str, manifests: Sequence[Entry], now: float) -> set[str]:
-        """Return the keys of the manifests to delete."""
         previous = [entry for entry in manifests if entry.key < latest][::-1]
         old = set(previous[self.number - 1 :])
         if self.hours:

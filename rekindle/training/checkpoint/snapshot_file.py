@@ -47,7 +47,6 @@ class Snapshot:
 
 
 def directory() -> Path:
-    """Return the directory of all snapshot files."""
     return Path(os.environ.get("REKINDLE_SHM", "/dev/shm"))
 
 
@@ -69,7 +68,6 @@ def node_name() -> str:
 
 
 def path(run: str, node: str) -> Path:
-    """Return the file of one worker of one run."""
     return directory() / f"rekindle-{run}-{node}"
 
 
@@ -225,7 +223,6 @@ class SnapshotFile:
         return Snapshot(slot, step, len(extra), crc)
 
     def close(self, *, remove: bool = False) -> None:
-        """Close the file; if `remove`, also delete it."""
         if remove and self.is_locked:
             self.path.unlink(missing_ok=True)
         os.close(self._file)

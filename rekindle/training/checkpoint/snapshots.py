@@ -69,11 +69,9 @@ class Snapshots:
         return slot
 
     def view(self, slot: int) -> memoryview:
-        """Return the bytes of the state in a slot."""
         return self._slots[slot]
 
     def unpin(self, slot: int) -> None:
-        """Release the slot."""
         with self._lock:
             self._pinned.discard(slot)
 

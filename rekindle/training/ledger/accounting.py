@@ -89,7 +89,6 @@ class Accounts:
         self.latest: float | None = None
 
     def apply(self, event: Event) -> None:
-        """Process one event."""
         name, t = event["event"], event["t"]
         if self.latest is None:
             self.summary.began = self.latest = t
@@ -103,7 +102,6 @@ class Accounts:
         self.latest = t
 
     def close(self) -> Summary:
-        """Return the summary up to the last event."""
         summary, t = self.summary, self.latest or 0.0
         self._end_all(t)
         for life in self.lives.values():
@@ -123,7 +121,7 @@ class Accounts:
     def on_join(self, t: float, event: Event) -> None:
         id, name = _id(event), str(event.get("name", "?"))
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
-        # a worker of which only the name is known may report its id now
+        # a worker may have been known by its name only, and report its id now
         is_new = id == name if name in alive else id not in alive
         if alive and is_new and alive[0] not in self.unconfirmed:  # its end was not recorded
             self._new_epoch(t)
@@ -284,7 +282,7 @@ class Accounts:
             self.unsure = pause
 
     def _infer_start(self, step: int) -> None:
-        """Derive the step at which the group started, if it is still unknown. The group is at `step` now."""
+        """Derive the first step of the group, if it is still unknown, from its current `step`."""
         if self.unsure:
             newest = min(step, self.points[-1][1]) if self.points else step
             self._resume(self.unsure, newest if self.unsure.restored is None else min(step, self.unsure.restored))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STEP_DELAY_S = 5.0  # until step events are written
-EVENT_DELAY_S = 0.3  # until other events are written, together with those that follow immediately
-SEGMENT_BYTES = 256 << 10  # size at which the next segment is started
+EVENT_DELAY_S = 0.3  # until other events are written, to combine events of the same moment
+SEGMENT_BYTES = 256 << 10  # a segment of this size is full
 MAX_WAITING = 20_000  # events kept while the object store is unavailable
 THREADS = 8  # parallel reads
 CLOSE_TIMEOUT_S = 20.0  # for an unavailable or slow object store at the end of a process

@@ -20,7 +20,7 @@ def metrics(summary: Summary, prefix: str) -> dict[str, float]:
 
 
 def tags(summary: Summary) -> dict[str, Any]:
-    """Return the tags `rekindle....`, by which runs can be filtered."""
+    """Return the tags `rekindle....` for filtering runs."""
     return {
         "rekindle.preemptions": summary.preemptions,
         "rekindle.steps_repeated": summary.repeated,

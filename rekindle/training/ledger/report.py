@@ -101,7 +101,6 @@ class Summary:
         return sum(event.get("uploaded", 0) for event in self.checkpoints)
 
     def number(self, kind: str) -> int:
-        """Return the number of incidents of a kind."""
         return sum(incident.kind == kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:

@@ -40,10 +40,6 @@ class Choice(Section):
             raise ValueError("log needs a low above 0 and cannot be combined with step")
         return self
 
-    def limits(self) -> list[Any]:
-        """Return the values that are validated against the section."""
-        return self.choices or [_whole(self.low), _whole(self.high)]
-
     def points(self) -> int:
         """Return the number of values; 0: infinite."""
         if self.choices:
@@ -104,7 +100,7 @@ class Sweep(Section):
         return min(self.trials, points) if self.sampler == "grid" else self.trials
 
     def share(self, rung: int) -> float:
-        """Return the share of the training steps after which `rung` compares the trials."""
+        """Return the share of the training steps that trials have made at `rung`."""
         return float(self.reduction) ** (rung + 1 - self.rungs)
 
     def check(self, train: Any, model: BaseModel) -> None:
@@ -134,7 +130,7 @@ class Sweep(Section):
                 )
             if isinstance(getattr(section, key), bool) and not choice.choices:
                 raise ValueError(f"sweep.space.{path}: {path} is a boolean: use a list of values")
-            for value in choice.limits():
+            for value in choice.choices or [_whole(choice.low), _whole(choice.high)]:
                 with_settings(section, name, {path: value})
 
     def _check_rungs(self, train: Any) -> None:

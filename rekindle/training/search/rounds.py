@@ -31,7 +31,6 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The metric at the last rung."""
         return self.values.get(self.rung)
 
 

@@ -23,7 +23,7 @@ def flat(state: State, gradients: list[torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def test_updates_equal_those_of_torch_adamw() -> None:
+def test_updates_match_torch_adamw() -> None:
     state, reference = make(), make()
     matrices = [p for p in reference.parameters if p.ndim > 1]
     others = [p for p in reference.parameters if p.ndim < 2]
@@ -87,7 +87,7 @@ def test_models_that_cannot_be_trained_are_rejected() -> None:
         State(nn.Linear(2, 2).requires_grad_(False), config, cpu)
 
 
-def test_frozen_parameters_take_no_memory_and_do_not_change() -> None:
+def test_frozen_parameters_need_no_memory_and_do_not_change() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(5, 700), nn.Linear(700, 1))
     net[0].requires_grad_(False)

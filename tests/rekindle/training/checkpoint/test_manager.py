@@ -1,4 +1,4 @@
-"""Both tiers together: the step at which a worker starts, and the state that survives it."""
+"""Both tiers together: the first step of a worker, and the state that survives it."""
 
 import errno
 import math
@@ -127,7 +127,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Replace the manager's clock by one that stands still."""
+    """Replace the manager's clock by a stopped clock."""
     now = [100.0]
 
     def sleep(seconds: float) -> None:
@@ -211,7 +211,7 @@ def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -
     assert first.due()
 
 
-def test_the_ledger_has_the_step_at_which_a_process_starts(
+def test_the_ledger_has_the_first_step_of_a_process(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = open_(node="n")

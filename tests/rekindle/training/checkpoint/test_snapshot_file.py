@@ -59,7 +59,7 @@ def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
 
 
 def read(path: Path) -> tuple[int, list[str]]:
-    """Return the step from which a new process would continue, and its messages about damage. Checks all bytes."""
+    """Return the step that a new process would restore, and its messages about damage. Checks all bytes."""
     file, target = opened(path), bytearray(SIZE)
     try:
         saved = next(file.read(), None)

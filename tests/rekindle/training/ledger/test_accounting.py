@@ -135,7 +135,7 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
     ]  # fmt: skip
 
 
-def test_workers_that_keep_their_group_under_a_new_coordinator_have_no_gap():
+def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
     found = summary_of(
         *start("a", "b"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190),
         (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}), (22, "open", {"hard": True}),
