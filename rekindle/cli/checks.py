@@ -9,7 +9,7 @@ import click
 from argolocal.cli.options import File, output_option
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_source
+from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
 
@@ -48,7 +48,7 @@ def config(source: Source, as_json: bool) -> None:
       rekindle config configs/demo.yaml --set train.workers=3
     """
     loaded = source.load()
-    check_source(loaded.config)
+    loaded.config.data.check_source()
     rows = list(loaded.rows())
     if as_json:
         click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
@@ -80,7 +80,9 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), Source(file, sets).manifests(check_source)[0]) for file in configs]
+    objects = [
+        (str(file), Source(file, sets).manifests(lambda config: config.data.check_source())[0]) for file in configs
+    ]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     return print_findings(objects, as_json)
