@@ -9,7 +9,7 @@ import click
 from argolocal.cli.options import File, output_option
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_source
+from rekindle.cli.inputs import Source
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
 
@@ -53,7 +53,7 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
     if key is not None:
         return _explain(source, key, as_json)
     loaded = source.load()
-    check_source(loaded.config)
+    loaded.config.data.check_source()
     rows = list(loaded.rows())
     if as_json:
         click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
@@ -98,7 +98,9 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), Source(file, sets).manifests(check_source)[0]) for file in configs]
+    objects = [
+        (str(file), Source(file, sets).manifests(lambda config: config.data.check_source())[0]) for file in configs
+    ]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     return print_findings(objects, as_json)

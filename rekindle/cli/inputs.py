@@ -45,8 +45,3 @@ class Source:
         from rekindle.blocks.manifest.render import render_manifest
 
         return render_manifest(loaded.config), []
-
-
-def check_source(config: Any) -> None:
-    """Raise ConfigError if data.source is a path that does not exist here, or that pods cannot see."""
-    config.data.check_source()

@@ -11,6 +11,8 @@ from argolocal.cli.options import File, parameters_option
 from rekindle.cli.inputs import Source
 from rekindle.cluster.api import Cluster
 
+no_cache_option = click.option("--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs.")
+
 
 @dataclass(frozen=True)
 class Target:
@@ -20,7 +22,6 @@ class Target:
     context: str
 
     def connect(self, default_namespace: str = "") -> Cluster:
-        """Raises ConfigError."""
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
 
 
@@ -50,11 +51,6 @@ def manifest_options(function: Any) -> Any:
     )
     manifest = click.option("--manifest", metavar="FILE", type=File(), help=note)
     return manifest(parameters_option("Workflow parameter.")(function))
-
-
-def no_cache_option(function: Any) -> Any:
-    """Add --no-cache."""
-    return click.option("--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs.")(function)
 
 
 def cluster_options(function: Any) -> Any:

@@ -72,7 +72,6 @@ class Cluster:
         return cls(ApiClient(settings), context_name, namespace or default_namespace, flags)
 
     def in_namespace(self, namespace: str) -> "Cluster":
-        """Return the same cluster with another namespace."""
         return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:

@@ -78,7 +78,6 @@ class Platform:
 
     @property
     def values(self) -> dict[str, str]:
-        """The values of the placeholders."""
         endpoint = f"http://minio.{self.namespace}.svc:9000" if "minio" in self.options else self.endpoint
         images = {**IMAGES, **self.images}
         cpu, memory = self.quota or ("", "")

@@ -13,11 +13,7 @@ from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 
 PULL_FAILED = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "CreateContainerConfigError",
+    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"),
 )
 
 

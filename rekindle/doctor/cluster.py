@@ -32,9 +32,7 @@ ACCOUNTS = Resource("v1", "serviceaccounts")
 ALL_PODS = Resource("v1", "pods", namespaced=False)
 ADDRESSES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-KINDS = {
-    "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
-}
+KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
 # kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
 BACKENDS_NEED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -90,13 +88,12 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
         "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
         "serving credentials": check_serving_credentials(cluster),
         "admission": check_admission(cluster, config),
-        **(
-            {"webhook": check_webhook(cluster, config, train), "init container": check_init_container(cluster)}
-            if config.backend == "pytorchjob"
-            else {"job": check_job(cluster, config, train)}
-        ),
-        "probe": checks_from_pod(cluster, config, seconds),
     }
+    if config.backend == "pytorchjob":
+        checks |= {"webhook": check_webhook(cluster, config, train), "init container": check_init_container(cluster)}
+    else:
+        checks["job"] = check_job(cluster, config, train)
+    checks["probe"] = checks_from_pod(cluster, config, seconds)
     for name, check_results in checks.items():
         try:
             for result in check_results:
@@ -198,7 +195,7 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
     denied = _denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
-    yield Check("your rights", not denied, denied or f"{len(rules)} of {len(rules)} granted", remedy)
+    yield Check("your rights", not denied, denied or f"all {len(rules)} granted", remedy)
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
@@ -216,8 +213,7 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
         denied = _denied(cluster, rules, "subjectaccessreviews", user=user)
-        detail = denied or f"{name}: {len(rules)} of {len(rules)} rights granted"
-        yield Check("account", not denied, detail, remedy)
+        yield Check("account", not denied, denied or f"{name}: all {len(rules)} rights granted", remedy)
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
     yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)

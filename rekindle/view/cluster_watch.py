@@ -31,7 +31,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
         with display.show(name, progress, {"spec": spec_of(workflow)}, out) as shown:
             workflow = _watch_to_completion(cluster, name, shown)
     except KeyboardInterrupt:
-        flags = cluster_flags(cluster)
+        flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
             f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name} --watch{flags}\n"
             f"stop    rekindle stop {name}{flags}\n"
@@ -112,14 +112,9 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
             f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
         )
     step = summary.failed_step(summary.steps(name, status))
-    log = command = ""
+    log, command, flags = "", "", f" --cluster{cluster.flags}"
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
         log = cluster_logs.tail(cluster, name, [attempt, step.name])
-        command = f"rekindle logs {name} {step.name}{cluster_flags(cluster)}" if log else ""
-    return summary.failure(name, status, log, command, f"rekindle resume {name}{cluster_flags(cluster)}")
-
-
-def cluster_flags(cluster: Cluster) -> str:
-    """Return the flags that select this cluster and namespace."""
-    return " --cluster" + cluster.flags
+        command = f"rekindle logs {name} {step.name}{flags}" if log else ""
+    return summary.failure(name, status, log, command, f"rekindle resume {name}{flags}")

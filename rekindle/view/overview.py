@@ -15,12 +15,10 @@ def everything(home: Path, as_json: bool) -> str:
 
 
 def run(home: Path, name: str, as_json: bool) -> str:
-    """Return the steps of a run."""
     status = runs.state(home, name)
     return json.dumps(outcome.as_json(name, status), indent=2) if as_json else runs.steps_table(name, status)
 
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
-    """Return the row of a run in the table of runs."""
     verdict = {"verdict": outcome.parameters(status).get("verdict", "")}
     return {"run": name, "phase": phase} | verdict | runs.run_row(name, status, phase, created)

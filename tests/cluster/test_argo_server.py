@@ -96,9 +96,7 @@ SUBMIT_COMMANDS = {
     "argo by the server": "rekindle render configs/hello.yaml | argo submit -n {namespace} -o name {server} /dev/stdin",
     "rekindle by the server": "rekindle submit configs/hello.yaml --argo-server $ARGO_URL --yes",
 }
-SUBMITTER = [
-    {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "get", "list", "watch"]},
-]
+SUBMITTER = [{"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "get", "list", "watch"]}]
 
 
 @dataclass(frozen=True)

@@ -168,12 +168,7 @@ def workflow(namespace: Namespace, account: str) -> Object:
         "name": "step",
         "outputs": {
             "artifacts": [
-                {
-                    "name": "a",
-                    "path": "/tmp/outputs/a",
-                    "s3": {"key": "{{workflow.name}}/a"},
-                    "archive": {"none": {}},
-                }
+                {"name": "a", "path": "/tmp/outputs/a", "s3": {"key": "{{workflow.name}}/a"}, "archive": {"none": {}}}
             ],
             "parameters": [{"name": "p", "valueFrom": {"path": "/tmp/outputs/p"}, "globalName": "p"}],
         },

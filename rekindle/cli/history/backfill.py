@@ -9,7 +9,7 @@ from argolocal.cli.options import output_option
 from argolocal.cli.output import errors_as_json
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source, check_source
+from rekindle.cli.inputs import Source
 from rekindle.cli.options import cluster_flag, configured
 from rekindle.cluster.api import Cluster
 
@@ -42,7 +42,7 @@ def backfill(
     with errors_as_json(as_json):
         settings = source.load().config
         if not cluster:
-            check_source(settings)
+            settings.data.check_source()
         manifest = render_manifest(settings)
         scheduled = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
         run = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)

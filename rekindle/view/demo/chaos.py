@@ -108,7 +108,6 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 
 
 def configure(plan: Plan) -> Any:
-    """Return the config of both trainings."""
     train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
     sets = [f"train.{name}={value}" for name, value in train.items()]
     return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
@@ -144,7 +143,6 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
 
 
 def train_undisturbed(training: Training, recording: Recording, view: View) -> None:
-    """Train without attacks."""
     for _ in training.poll_until_done():
         recording.undisturbed.record_step(training.step)
         view.tick()

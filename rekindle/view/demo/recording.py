@@ -111,7 +111,6 @@ class Training:
             time.sleep(OBSERVE_INTERVAL_S)
 
     def sha256(self) -> str:
-        """Return the sha256 of the finished model."""
         return json.loads(self.cluster.store().get(f"{self.inputs.out}/model.json"))["sha256"]
 
     @property
@@ -130,7 +129,6 @@ class Training:
         return next(iter(children_of(launcher)[1:]), None) if launcher else None
 
     def processes(self, name: str) -> list[int]:
-        """Return all pids of a pod."""
         launcher = self.launcher(name)
         return [launcher, *children_of(launcher)] if launcher else []
 
@@ -205,7 +203,6 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if the process is stopped by SIGSTOP."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

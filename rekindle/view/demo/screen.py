@@ -66,14 +66,10 @@ class AttackRecord:
         return self.next_step is not None and self.back is not None
 
     def as_object(self) -> dict[str, Any]:
-        record = {
-            "seconds": round(self.seconds, 3),
-            "attack": self.description,
-            "victims": list(self.victims),
-            "step": self.step,
-        }
+        attack = {"seconds": round(self.seconds, 3), "attack": self.description, "victims": list(self.victims)}
         times = {"next_step_seconds": self.next_step, "back_seconds": self.back}
-        return record | {name: value and round(value, 3) for name, value in times.items()} | {"steps_lost": self.lost}
+        rounded = {name: value and round(value, 3) for name, value in times.items()}
+        return attack | {"step": self.step} | rounded | {"steps_lost": self.lost}
 
     def outcome(self) -> str:
         """`next step after 0.07 s, nothing lost; back after 0.6 s`"""
@@ -102,14 +98,12 @@ class Run:
         return (self.ended or time.monotonic()) - self.began if self.began else 0.0
 
     def record_step(self, step: int) -> None:
-        """Note the newest step."""
         self.began = self.began or time.monotonic()
         if step > self.step:
             self.step = step
             self.steps.append((time.monotonic(), step))
 
     def finish(self, sha256: str) -> None:
-        """Note that the model is complete."""
         self.ended, self.sha256, self.step = time.monotonic(), sha256, self.total
 
     def speed(self, since: float, until: float) -> float:
@@ -133,7 +127,6 @@ class Recording:
     equal: bool | None = None
 
     def record_state(self, process: str, state: str) -> None:
-        """Note the state of a process."""
         history = self.timelines.setdefault(process, [])
         if not history or history[-1][1] != state:
             history.append((time.monotonic(), state))
@@ -151,7 +144,6 @@ class Recording:
 
     @property
     def states(self) -> set[str]:
-        """The current states of the processes."""
         return {history[-1][1] for history in self.timelines.values()}
 
     @property
@@ -228,7 +220,6 @@ class Picture:
         """Nothing to do: the live display redraws by itself."""
 
     def draw(self) -> Group:
-        """Draw the current picture."""
         recording, elements = self.recording, list[Any]()
         if recording.activity and not recording.undisturbed.began:
             elements.append(Text(recording.activity, "dim"))

@@ -31,11 +31,8 @@ class Week:
     def row(self, status: Status) -> dict[str, Any]:
         """Return the result of the run; it depends on manifest, data and champion, not on interruptions."""
         outputs = outcome.parameters(status)
-        row = {
-            "scheduled": self.parameters[SCHEDULED],
-            "workflow": self.name,
-            "phase": status.get("phase") or "Pending",
-        }
+        phase = status.get("phase") or "Pending"
+        row = {"scheduled": self.parameters[SCHEDULED], "workflow": self.name, "phase": phase}
         row |= {"gate": _gate_result(status), "reason": outputs.get("reason"), "metrics": outcome.metrics(outputs)}
         return row | {"model_sha256": outputs.get("model_sha256")}
 
@@ -61,7 +58,6 @@ def weeks(config: Config, manifest_hash: str, first: date, last: date, now: date
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Format a line for each week."""
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
 
     def cells(row: dict[str, Any]) -> dict[str, str]:

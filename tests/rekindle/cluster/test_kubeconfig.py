@@ -48,11 +48,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
     ],
 )
 def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
-    text: str | bytes,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    text: str | bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     file = tmp_path / "mine"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -96,7 +96,7 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert parallel < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "reason": "x", "verdict": "release"} | {
-        "metrics": "0.5",
+        "metrics": "0.5"
     }
 
 
