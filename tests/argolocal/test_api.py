@@ -100,7 +100,7 @@ def test_a_kind_of_ones_own_is_applied_and_waited_for() -> None:
     with Workflow(generate_name="count-", entrypoint="main") as workflow:
         Resource(name="main", action="create", manifest=counter, success_condition="status.count > 2", outputs=count)
     assert argolocal.run(workflow, kinds=kinds).outputs == {"count": "3"}
-    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not have"):
+    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not support"):
         argolocal.run(workflow)
 
 

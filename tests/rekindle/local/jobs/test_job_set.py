@@ -109,7 +109,7 @@ def test_the_coordinators_exit_code_decides(every: Every, code: int, ends: str) 
         status = wait(every, lambda status: status.get("terminalState") == ends)
         assert f"js-lead-0-0 ended with code {code}" in status["conditions"][0]["message"]
     else:
-        wait(every, lambda _: "is started again" in said(every, "js-lead-0-0"))
+        wait(every, lambda _: "is restarted" in said(every, "js-lead-0-0"))
 
 
 def test_restarts_of_the_whole_are_counted_until_there_are_too_many(every: Every) -> None:
