@@ -52,11 +52,11 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
     """
     from argolocal.manifest.read import read_files
     from argolocal.runner.cluster import LocalCluster
-    from argolocal.view.foreground import Foreground, begun
+    from argolocal.view.foreground import Foreground, create_run
 
     with run_output(as_json):
         workflow, others = read_files(manifest)
-        local = begun(LocalCluster(home()), workflow, pairs_of(parameters), others)
+        local = create_run(LocalCluster(home()), workflow, pairs_of(parameters), others)
         return Foreground(local).run(as_json=as_json, ask=not yes)
 
 
@@ -107,10 +107,10 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
       argolocal resume approval-7xk2p -p approve=YES
     """
     from argolocal.runner.cluster import LocalCluster
-    from argolocal.view.foreground import Foreground, resumed
+    from argolocal.view.foreground import Foreground, load_run
 
     with run_output(as_json):
-        local = resumed(LocalCluster(home()), name, pairs_of(parameters), as_json)
+        local = load_run(LocalCluster(home()), name, pairs_of(parameters), as_json)
         return Foreground(local).run(as_json=as_json, ask=not yes) if local else 0
 
 

@@ -86,9 +86,9 @@ class Controller:
 
         stored = self.change(name, add_metadata)
         assert stored
-        return self.written(stored)
+        return self.on_write(stored)
 
-    def written(self, stored: Object) -> Object:
+    def on_write(self, stored: Object) -> Object:
         """Act on an object that was applied or patched. Return its new state."""
         return stored
 

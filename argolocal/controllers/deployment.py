@@ -95,7 +95,7 @@ class Deployments(Controller):
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
-    def written(self, stored: Object) -> Object:
+    def on_write(self, stored: Object) -> Object:
         """Return once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVE_TIMEOUT_S

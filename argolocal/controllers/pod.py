@@ -133,7 +133,7 @@ class Pod:
         )  # fmt: skip
 
 
-def end_all(pods: list[Pod], grace: float) -> None:
+def terminate_all(pods: list[Pod], grace: float) -> None:
     """Terminate pods and wait until their processes have exited."""
     for pod in pods:
         pod.end(grace)

@@ -1,6 +1,6 @@
 """A run in the foreground: shows it, stops it on signals, prints its outcome as text or JSON, returns the exit code.
 
-    Foreground(begun(cluster, manifest, parameters)).run(as_json=False, ask=True)
+    Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
 With `as_json` stdout gets exactly one object; everything else goes to stderr.
@@ -28,7 +28,7 @@ STOP_HINT_AFTER_S = 3.0  # stopping takes longer only if something hangs
 TAIL_BYTES = 8192  # of a log that are searched for errors
 
 
-def begun(
+def create_run(
     cluster: LocalCluster,
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
@@ -44,7 +44,7 @@ def begun(
     return local
 
 
-def resumed(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
+def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
     """Load a run to resume. If another process runs it, resume its suspended steps and return None.
 
     Raises ConfigError, Busy.

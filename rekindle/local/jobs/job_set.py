@@ -215,7 +215,7 @@ class TrainJobs(Controller):
         if reference.get("kind") != "TrainingRuntime" or not self.runtimes.read(str(reference.get("name"))):
             raise ConfigError(f"TrainJob {name}: there is no TrainingRuntime {reference.get('name')} here: apply it.")
 
-    def written(self, stored: Object) -> Object:
+    def on_write(self, stored: Object) -> Object:
         self.sets.apply(self._job_set(stored))
         return stored
 
