@@ -21,7 +21,7 @@ from argolocal.common.wording import shorten
 
 
 def main() -> int:
-    """Run a command; returns its exit code."""
+    """Run a command. Return its exit code."""
     return exit_code(lambda: commands.main(standalone_mode=False))
 
 
@@ -44,19 +44,19 @@ def commands() -> None:
 def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may hold what it refers to, too, and may be a folder. What cannot run here as on Argo is refused by name. Exit
-    codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
+    FILE may contain the objects that the workflow refers to, and may be a folder. A field that cannot work here as on
+    Argo is rejected by name. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
     """
     from argolocal.manifest.read import read_files
     from argolocal.runner.cluster import LocalCluster
-    from argolocal.view.foreground import Foreground, begun
+    from argolocal.view.foreground import Foreground, create_run
 
     with run_output(as_json):
         workflow, others = read_files(manifest)
-        local = begun(LocalCluster(home()), workflow, pairs_of(parameters), others)
+        local = create_run(LocalCluster(home()), workflow, pairs_of(parameters), others)
         return Foreground(local).run(as_json=as_json, ask=not yes)
 
 
@@ -64,7 +64,7 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 @click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=File())
 @output_option("text", "json")
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Find what Argo would reject, or wrongly accept, in files or folders of manifests.
+    """Check manifests in files or folders for errors, even if Argo accepts them.
 
     References to WorkflowTemplates among them are checked, too. Exit codes: 0 everything can run (there may be
     warnings), 1 something cannot, 2 bad usage.
@@ -79,7 +79,7 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
 
 
 def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
-    """Print what `lint` finds; returns the exit code."""
+    """Print the findings of `lint`. Return the exit code."""
     from argolocal import validate
 
     findings = validate.lint_all(objects)
@@ -107,10 +107,10 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
       argolocal resume approval-7xk2p -p approve=YES
     """
     from argolocal.runner.cluster import LocalCluster
-    from argolocal.view.foreground import Foreground, resumed
+    from argolocal.view.foreground import Foreground, load_run
 
     with run_output(as_json):
-        local = resumed(LocalCluster(home()), name, pairs_of(parameters), as_json)
+        local = load_run(LocalCluster(home()), name, pairs_of(parameters), as_json)
         return Foreground(local).run(as_json=as_json, ask=not yes) if local else 0
 
 
@@ -178,11 +178,11 @@ def down(as_json: bool) -> None:
 @click.argument("folder", metavar="HOME", type=File())
 @output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Trust a home that none of your commands created.
+    """Trust a home that your commands did not create.
 
-    A home (.argolocal, or ARGOLOCAL_HOME) says what is started on this machine. One that came with a folder from
-    elsewhere is not used, nor is your own after you moved or copied it, nor one of an earlier version. Trust only what
-    you know.
+    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. A home that came with a folder from
+    elsewhere is not used, nor is your own after you moved or copied it, or if an earlier version created it. Trust only
+    homes that you know.
 
     Example:
       argolocal trust .argolocal
@@ -190,10 +190,10 @@ def trust(folder: Path, as_json: bool) -> None:
     from argolocal.runner import cluster
 
     cluster.trust(folder)
-    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
+    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is trusted from now on")
 
 
 def _cluster() -> Any:
-    """This machine, as the program that a user typed has it: those that are built on argolocal invoke its commands."""
+    """Return the cluster of the program that the user called: other programs reuse these commands."""
     module, _, name = program.cluster.partition(":")
     return getattr(import_module(module), name)(home())

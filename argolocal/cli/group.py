@@ -43,7 +43,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def of_program(command: Any, name: str) -> click.Command:
+def for_program(command: Any, name: str) -> click.Command:
     """Return a command of argolocal whose help speaks of the program `name`."""
     other = copy(command)
     other.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())

@@ -1,4 +1,4 @@
-"""Output that all commands share: results as text or JSON, what went wrong, the exit code."""
+"""Output that all commands share: results as text or JSON, errors, the exit code."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
 
 @contextmanager
 def errors_as_json(as_json: bool) -> Iterator[None]:
-    """With `-o json`, an error before the run starts is printed as an object as well."""
+    """With `-o json`, print an error before the run starts as an object as well."""
     try:
         yield
     except ArgolocalError as error:
@@ -31,7 +31,7 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """`errors_as_json` for a command that runs something: a failing stdout does not stop the run."""
+    """Apply `errors_as_json` to a command that runs something: a failing stdout does not stop the run."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
     with errors_as_json(as_json):
@@ -39,7 +39,7 @@ def run_output(as_json: bool) -> Iterator[None]:
 
 
 def exit_code(command: Callable[[], Any]) -> int:
-    """Run a command; returns its exit code."""
+    """Run a command. Return its exit code."""
     standard_streams.prepare()
     try:
         code = command()

@@ -1,4 +1,4 @@
-"""Makes stdin, stdout and stderr usable even if the caller closed them, and handles errors in writing to them.
+"""Make stdin, stdout and stderr usable even if the caller closed them, and handle errors in writing to them.
 
 prepare()                   # before anything else
 ignore_stdout_errors()      # a run continues when its display cannot be written
@@ -31,7 +31,7 @@ class Descriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            if error.errno == errno.EPIPE:  # a reader that needs no more, such as `head`, is no error
+            if error.errno == errno.EPIPE:  # the reader has finished, such as `head`: not an error
                 raise
             raise Unwritable(
                 f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal that can be written."
@@ -39,7 +39,7 @@ class Descriptor(io.FileIO):
 
 
 def prepare() -> None:
-    """Reopen closed descriptors, so that no other file becomes stdout, and escape what stdout cannot encode."""
+    """Reopen closed descriptors, so that no other file becomes stdout, and escape unencodable characters."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -57,10 +57,10 @@ def ignore_stdout_errors() -> None:
         raw.ignore_errors = True
 
 
-def _stream(number: int, before: TextIO | None, ignore_errors: bool) -> TextIO:
+def _stream(number: int, old_stream: TextIO | None, ignore_errors: bool) -> TextIO:
     options: dict[str, Any] = {"line_buffering": number == 2}
-    if isinstance(before, io.TextIOWrapper):
-        options = {key: getattr(before, key) for key in ("encoding", "line_buffering", "write_through")}
+    if isinstance(old_stream, io.TextIOWrapper):
+        options = {key: getattr(old_stream, key) for key in ("encoding", "line_buffering", "write_through")}
     return io.TextIOWrapper(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
 
 

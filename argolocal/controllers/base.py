@@ -1,7 +1,7 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
-`Controller` stores objects of any kind, which is all that ConfigMaps, PodDisruptionBudgets and the like need; the other
-controllers extend it. A change reads and renames the file under a lock: supervisors write its status.
+`Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and similar kinds; other
+controllers extend it. A change reads and renames the file under a lock, because supervisors write its status.
 """
 
 import copy
@@ -29,16 +29,16 @@ class Controller:
     kind = ""
 
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
-        """`run` is the folder for the logs and directories of pods."""
+        """`run`: the folder for the logs and directories of pods."""
         self.cluster, self.run = cluster, run or cluster.home
-        self.others: Mapping[str, Controller] = {}  # by kind: those of the same run
+        self.others: Mapping[str, Controller] = {}  # kind → controller in the same run
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for an object that the API server would refuse or that this machine does not support."""
+        """Raise ConfigError for an object that the API server would reject or that this machine does not support."""
         if not (obj.get("metadata") or {}).get("name"):
-            raise ConfigError(f"a {self.kind} has no metadata.name. Give it one.")
+            raise ConfigError(f"metadata.name of a {self.kind} is missing. Set it.")
 
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that `obj` never set stay.
@@ -48,30 +48,30 @@ class Controller:
         self.check(obj)
         applied = _without_last_applied(obj)
 
-        def merged(now: Object | None) -> Object:
+        def merge_current(now: Object | None) -> Object:
             last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
             new = merge(last, applied, now or {})
             annotations = {**(new["metadata"].get("annotations") or {}), LAST_APPLIED: json.dumps(applied)}
             return new | {"metadata": new["metadata"] | {"annotations": annotations}}
 
-        return self._write(obj["metadata"]["name"], merged)
+        return self._write(obj["metadata"]["name"], merge_current)
 
-    def patch(self, name: str, how: Callable[[Object], Object]) -> Object:
-        """Replace an existing object by `how(object)`, as `kubectl patch` does: what was applied last stays known.
+    def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
+        """Replace an existing object by `update(object)`, as `kubectl patch` does, without changing the last applied.
 
-        Raises ConfigError, and Conflict if `how` sets another resourceVersion than the current one.
+        Raises ConfigError, and Conflict if `update` sets another resourceVersion than the current one.
         """
 
-        def patched(now: Object | None) -> Object:
-            new = how(now or {})
+        def update_current(now: Object | None) -> Object:
+            new = update(now or {})
             self.check(new)
             return new
 
-        return self._write(name, patched)
+        return self._write(name, update_current)
 
-    def _write(self, name: str, how: Callable[[Object | None], Object]) -> Object:
-        def numbered(now: Object | None) -> Object:
-            new = how(copy.deepcopy(now))
+    def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
+        def add_metadata(now: Object | None) -> Object:
+            new = update(copy.deepcopy(now))
             meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
             meta |= {"annotations": {}} | new["metadata"]
             current = now["metadata"] if now else {"resourceVersion": "0", "generation": 0}
@@ -84,20 +84,20 @@ class Controller:
             meta |= {"resourceVersion": current["resourceVersion"], "generation": current["generation"] + changed}
             return new | {"metadata": meta}
 
-        stored = self.change(name, numbered)
+        stored = self.change(name, add_metadata)
         assert stored
-        return self.written(stored)
+        return self.on_write(stored)
 
-    def written(self, stored: Object) -> Object:
-        """Act on an object that was applied or patched; gives it as it is then."""
+    def on_write(self, stored: Object) -> Object:
+        """Act on an object that was applied or patched. Return its new state."""
         return stored
 
     def get(self, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object, or None."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
-        """The object on disk, or None."""
+        """Return the object on disk, or None."""
         try:
             return json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -107,21 +107,21 @@ class Controller:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def objects(self) -> dict[str, Object]:
-        """All that are on disk, by name."""
+        """Return the objects on disk by name."""
         return {name: obj for name in self.names() if (obj := self.read(name))}
 
     def delete(self, name: str) -> bool:
-        """Delete the object; False if there was none."""
+        """Delete the object. Return False if it did not exist."""
         with self._locked():
-            there = self._path(name).exists()
+            existed = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
-        return there
+        return existed
 
-    def change(self, name: str, how: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `how(object)`; None keeps it. Returns the new object."""
+    def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
+        """Replace the object by `update(object)`; None keeps it. Return the new object."""
         with self._locked():
             now = self.read(name)
-            new = how(copy.deepcopy(now))
+            new = update(copy.deepcopy(now))
             if new is None or new == now:
                 return now
             new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
@@ -132,7 +132,7 @@ class Controller:
             return new
 
     def poll(self) -> None:
-        """Called every 0.1 s during a run."""
+        """Do the periodic work; called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
         """Remove leftovers of completed objects of this run."""
@@ -153,14 +153,14 @@ class Controller:
 
 
 def _without_last_applied(obj: Object) -> Object:
-    """The object without the annotation that holds it, which would hold itself."""
+    """Return the object without the annotation that contains the last applied object."""
     meta = obj["metadata"]
     kept = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
     return obj | {"metadata": meta | {"annotations": kept}} if meta.get("annotations") else obj
 
 
 def merge(last: Any, new: Any, now: Any) -> Any:
-    """kubectl's three-way merge of the last applied, the new and the current object."""
+    """Merge the last applied, the new and the current object, as kubectl's three-way merge."""
     if not (isinstance(new, dict) and isinstance(now, dict)):
         return copy.deepcopy(new)
     last = last if isinstance(last, dict) else {}
@@ -169,10 +169,10 @@ def merge(last: Any, new: Any, now: Any) -> Any:
 
 
 def sole_container(spec: Object, where: str) -> Object:
-    """The only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    """Return the only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
-        raise ConfigError(f"{where} has {len(containers)} containers or init containers: here a pod is one container.")
+        raise ConfigError(f"{where} has {len(containers)} containers or init containers: only one is supported.")
     if not containers[0].get("image"):
-        raise ConfigError(f"{where}: its container has no image. Set one.")
+        raise ConfigError(f"{where}: the image of its container is missing. Set it.")
     return containers[0]

@@ -1,10 +1,10 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
 A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
-`deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
-from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
-four times in a row, or once because of its data or configuration, and Services listen on 127.0.0.1, headless ones on
-an address of their own.
+`deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless `down` had stopped it.
+Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its progressDeadlineSeconds if its
+pod exits four times in a row, or once because of its data or configuration; Services listen on 127.0.0.1, headless ones
+on an own address.
 """
 
 import json
@@ -28,7 +28,7 @@ from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
-OBSERVED = 10.0  # seconds until the supervisor must have observed a change
+OBSERVE_TIMEOUT_S = 10.0  # until the supervisor must have observed a change
 ORIGIN = "argolocal/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
 
 
@@ -36,35 +36,35 @@ class Services(Controller):
     """Services: the supervisor listens on their ports."""
 
     kind = "Service"
-    way = ""  # how a user takes another port
+    hint = ""  # how a user chooses another port
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for a port that is in use or invalid."""
+        """Raise ConfigError for a port that is in use or invalid."""
         super().check(obj)
         name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
         if not ports or not (obj["spec"].get("selector")):
-            raise ConfigError(f"Service {name} needs a selector and ports.")
-        if wrong := [port for port in ports if not isinstance(port.get("port"), int)]:
-            raise ConfigError(f"Service {name}: port is {wrong[0].get('port')!r}: it must be a number.")
-        before = self.read(name)
-        ours = [port["port"] for port in before["spec"]["ports"]] if before else []
-        for port in [port["port"] for port in ports if not headless(obj)]:
-            if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
+            raise ConfigError(f"Service {name} needs a selector and ports: set both.")
+        if invalid := [port for port in ports if not isinstance(port.get("port"), int)]:
+            raise ConfigError(f"Service {name}: port is {invalid[0].get('port')!r}: it must be a number.")
+        previous = self.read(name)
+        own_ports = [port["port"] for port in previous["spec"]["ports"]] if previous else []
+        for port in [port["port"] for port in ports if not is_headless(obj)]:
+            if port not in own_ports or not Deployments(self.cluster).running():  # not our supervisor's
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
         for service in self.objects().values() if Deployments(self.cluster).running() else []:
-            ports = [] if headless(service) else [each["port"] for each in service["spec"]["ports"]]
+            ports = [] if is_headless(service) else [each["port"] for each in service["spec"]["ports"]]
             if port in ports and service["metadata"]["name"] != name:
                 raise ConfigError(
-                    f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
-                    f"another port{self.way}, or stop all deployments with `{program.name} down`."
+                    f"Service {name}: port {port} is used by {service['metadata']['name']} of this home: choose "
+                    f"another port{self.hint}, or stop all deployments with `{program.name} down`."
                 )
-        _free(port, f"Service {name}", self.way)
+        _check_port_is_free(port, f"Service {name}", self.hint)
 
 
 class Deployments(Controller):
-    """The controller in all processes but the supervisor."""
+    """The controller in all processes except the supervisor."""
 
     kind = "Deployment"
 
@@ -73,7 +73,7 @@ class Deployments(Controller):
         self.home = cluster.home / "deployments"
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for an object that the API server would refuse or that is not supported here."""
+        """Raise ConfigError for an object that the API server would reject or that is not supported here."""
         super().check(obj)
         where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
         template = spec.get("template") or {}
@@ -89,20 +89,20 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
+        """Write the object with the Origin of this process, unless it contains one: projects share a supervisor."""
         meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
         origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
-    def written(self, stored: Object) -> Object:
-        """Returns once the supervisor has observed the change, so that the status belongs to the written object."""
+    def on_write(self, stored: Object) -> Object:
+        """Return once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
-        until = time.monotonic() + OBSERVED
+        until = time.monotonic() + OBSERVE_TIMEOUT_S
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
             self.start()
             if time.monotonic() > until:
-                raise ArgolocalError(f"The supervisor of the Deployments does not answer: see {self.home}/{LOG}.")
+                raise ArgolocalError(f"The supervisor of the Deployments does not respond: see {self.home}/{LOG}.")
             time.sleep(0.02)
             stored = self.read(name) or stored
         return stored
@@ -112,35 +112,35 @@ class Deployments(Controller):
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        """Returns when the pods have ended."""
+        """Delete the Deployment, and return after its pods have ended."""
         if not self.running():
             return self.remove(name)
         stamp = {"deletionTimestamp": timestamp(time.time())}
-        there = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
+        existing = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
         while self.read(name) and self.running():
             time.sleep(0.02)
         self.remove(name)
-        return bool(there)
+        return bool(existing)
 
     def remove(self, name: str) -> bool:
-        """Forget a Deployment whose pods have ended; the logs stay for diagnosis."""
+        """Remove a Deployment whose pods have ended; the logs stay for diagnosis."""
         rmtree(self.home / name / "pods", ignore_errors=True)
         return super().delete(name)
 
     def running(self) -> bool:
-        """Whether the supervisor is alive."""
+        """Return True if the supervisor is alive."""
         record = self._record()
         return bool(record and is_alive(record["pid"], record["since"]))
 
     def revive(self) -> bool:
-        """Restart the supervisor if it died without having been stopped; whether it had."""
-        dead = bool(self._record() and not self.running() and self.names())
-        if dead:
+        """Restart the supervisor if it died without being stopped. Return True if it had died."""
+        had_died = bool(self._record() and not self.running() and self.names())
+        if had_died:
             self.start()
-        return dead
+        return had_died
 
     def down(self) -> list[str]:
-        """Stop the supervisor and all pods, and wait; gives the Deployments that ran. The objects stay."""
+        """Stop the supervisor and all pods, and wait. Return the Deployments that ran. The objects stay."""
         record = self._record()
         (self.home / RECORD).unlink(missing_ok=True)
         if not record or not is_alive(record["pid"], record["since"]):
@@ -153,8 +153,8 @@ class Deployments(Controller):
         return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[dict[str, Any]]:
-        """One entry per Deployment: kind, name, address, whether it runs, how many pods are ready."""
-        services = [obj for obj in Services(self.cluster).objects().values() if not headless(obj)]
+        """Return one entry per Deployment: kind, name, address, running, number of ready pods."""
+        services = [obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)]
         entries, running = [], self.running()
         for name, obj in self.objects().items():
             template = obj["spec"]["template"]
@@ -166,7 +166,7 @@ class Deployments(Controller):
         return entries
 
     def start(self) -> None:
-        """Ensure that the supervisor runs, even a stopped one. Returns at once."""
+        """Start the supervisor if it does not run, even if it was stopped, without waiting for it."""
         with self._locked():
             if self.running():
                 return
@@ -197,26 +197,26 @@ CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, wh
 
 
 def selects(service: Object, template: Object) -> bool:
-    """Whether a Service selects the pods of a template."""
+    """Return True if a Service selects the pods of a template."""
     return service["spec"]["selector"].items() <= labels_of(template).items()
 
 
-def headless(service: Object) -> bool:
-    """Whether a Service has no virtual address, so that its name leads to the pods themselves."""
+def is_headless(service: Object) -> bool:
+    """Return True if a Service is headless: its name resolves to the pods themselves."""
     return service["spec"].get("clusterIP") == "None"
 
 
 def labels_of(template: Object) -> dict[str, str]:
-    """The labels of a template's pods."""
+    """Return the labels of a template's pods."""
     return (template.get("metadata") or {}).get("labels") or {}
 
 
-def _free(port: int, where: str, way: str) -> None:
+def _check_port_is_free(port: int, where: str, hint: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:
-        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `{program.name}` in "
-            f"another directory. Stop that one, or take another port{way}."
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program has it, or `{program.name}` "
+            f"in another directory. Stop that program, or choose another port{hint}."
         ) from error

@@ -10,11 +10,11 @@ from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
-STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")  # nothing acts on them
+STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")  # only stored
 
 
 class Kinds:
-    """Kubernetes' own kinds, and those that are registered."""
+    """Kubernetes' own kinds, and registered kinds."""
 
     def __init__(self) -> None:
         self.types: dict[str, type[Controller]] = {}
@@ -23,12 +23,12 @@ class Kinds:
         self.register(Controller, *STORED)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Let `controller` act on objects of `kinds` (default: its own); it replaces the one that a kind had."""
+        """Let `controller` handle objects of `kinds` (default: its own); replaces previous controllers."""
         self.types |= dict.fromkeys(kinds or (controller.kind,), controller)
 
     def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:
-        """A controller for each kind; the logs and directories of their pods go below `run`."""
-        made = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
-        for controller in made.values():
-            controller.others = made
-        return made
+        """Return a controller for each kind; the logs and directories of their pods are below `run`."""
+        controllers = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
+        for controller in controllers.values():
+            controller.others = controllers
+        return controllers

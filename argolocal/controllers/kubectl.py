@@ -33,7 +33,7 @@ IGNORED_FLAGS = (
 )
 EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 CORE = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
-PASSIVE = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")  # leave nothing
+PASSIVE = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")  # without processes
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -61,16 +61,16 @@ class Resources:
 
     @property
     def busy(self) -> bool:
-        """Whether `poll` must be called every 0.1 s."""
+        """True if `poll` must be called every 0.1 s."""
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
-        """Performs the action; a node with conditions completes later."""
+        """Perform the action; a node with conditions completes later."""
         resource = action.template["resource"]
         conditions = resource.get("successCondition") or resource.get("failureCondition")
         if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
-            why = "successCondition, failureCondition and outputs are not supported for delete action"
-            return [PodStarted(action.id), _failed(action.id, why)]
+            message = "successCondition, failureCondition and outputs are not supported for delete action"
+            return [PodStarted(action.id), _failed(action.id, message)]
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, ArgolocalError) as error:
@@ -81,7 +81,7 @@ class Resources:
         return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
 
     def poll(self) -> list[PodStarted | PodEnded]:
-        """Polls the controllers, then checks the conditions."""
+        """Poll the controllers, then check the conditions."""
         for controller in set(self.controllers.values()):
             controller.poll()
         return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
@@ -92,17 +92,17 @@ class Resources:
         ]
 
     def forget(self, id: str) -> None:
-        """Stops watching; the object stays, as on a cluster."""
+        """Stop watching; the object stays, as on a cluster."""
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
-        """Removes leftovers of completed jobs of a dead runner."""
+        """Remove leftovers of completed jobs of a dead runner."""
         folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
-        for kind in folders - {*CORE, *PASSIVE}:  # without one, the import is wasted
+        for kind in folders - {*CORE, *PASSIVE}:  # avoid the import if there are only such kinds
             self._controller(kind).clean_up()
 
     def stop(self, grace: float) -> None:
-        """Stops the processes of jobs."""
+        """Stop the processes of jobs."""
         self.waiting.clear()
         for controller in set(self.controllers.values()):
             controller.stop(grace)
@@ -112,30 +112,30 @@ class Resources:
         controller = self.controllers.get(kind)
         if controller is None:
             raise KubectlError(
-                f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known'
+                f'no matches for kind "{kind}": only {", ".join(sorted(self.controllers))} are supported here'
             )
         return controller
 
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
-        """Performs the action; returns kind and name of the object.
+        """Perform the action. Return kind and name of the object.
 
-        `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
+        `record`: the file that a dead runner left: the name of the object to create, or the result of a patch.
         Raises KubectlError, ConfigError.
         """
         action, flags = resource["action"], resource.get("flags") or []
         strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
         obj = self._object(resource) if resource.get("manifest") else {}
-        words, selector = parsed(flags)
+        words, selector = parse_flags(flags)
         if action == "delete" and selector and not obj and len(words) == 1:
             return self._delete_selected(words[0], selector)
         if action == "delete" and not obj and len(words) == 2:
             return self._delete_named(words[0].split(","), words[1])
         if strategy != "json" and not isinstance(obj, dict):
-            raise KubectlError("the manifest holds no object")
+            raise KubectlError("the manifest does not contain an object")
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
             if len(words) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
-            kind, name = self._plain(words[0]), words[1]
+            kind, name = self._resolve_kind(words[0]), words[1]
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
@@ -169,7 +169,7 @@ class Resources:
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
         """Patch an object once, also if the runner dies: a second time may fail or give another result."""
 
-        def changed(now: Object) -> Object:
+        def update(now: Object) -> Object:
             if strategy == "strategic" and now["kind"] not in CORE:  # a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
@@ -178,14 +178,14 @@ class Resources:
             if record.exists() and _content(now) == json.loads(record.read_text()):
                 return now
             try:
-                new = patched(now, patch, strategy)
+                new = apply_patch(now, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
             write_atomically(record, json.dumps(_content(new)))
             return new
 
-        controller.patch(name, changed)
+        controller.patch(name, update)
 
     def _object(self, resource: dict[str, Any]) -> Any:
         text = resource["manifest"]
@@ -195,7 +195,7 @@ class Resources:
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except (ValueError, RecursionError):
-            pass  # parse_one says which bound it exceeds
+            pass  # parse_one reports the limit that it exceeds
         try:
             obj = parse_one(text, "the manifest")
         except ConfigError as error:
@@ -208,22 +208,22 @@ class Resources:
             references.append(owner)
         return obj
 
-    def _plain(self, word: str) -> str:
-        """The kind for kubectl's `pod`, `pods` or `deployments.apps`."""
+    def _resolve_kind(self, word: str) -> str:
+        """Return the kind for kubectl's `pod`, `pods` or `deployments.apps`."""
         self._controller("ConfigMap")
-        known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
-        return known.get(word.lower().split(".")[0], word)
+        kind_of_word = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        return kind_of_word.get(word.lower().split(".")[0], word)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
-        """Delete the objects of these kinds that have the name; missing ones are no error."""
-        for kind in map(self._plain, kinds):
+        """Delete the objects of these kinds with the name; missing objects are ignored."""
+        for kind in map(self._resolve_kind, kinds):
             controller = self._controller(kind)
             if controller.get(name) is not None:
                 controller.delete(name)
-        return self._plain(kinds[0]), name
+        return self._resolve_kind(kinds[0]), name
 
     def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
-        kind = self._plain(word)
+        kind = self._resolve_kind(word)
         controller = self._controller(kind)
         try:
             for name in controller.names():
@@ -238,25 +238,25 @@ class Resources:
         obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
             self.forget(id)
-            gone = "The resource has been deleted while its status was still being checked. Will not be retried"
-            return [_failed(id, gone)]
+            message = "The resource has been deleted while its status was still being checked. Will not be retried"
+            return [_failed(id, message)]
         try:
-            succeeded, why = evaluate_conditions(
+            succeeded, reason = evaluate_conditions(
                 obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
             )
         except SelectorError as error:
-            succeeded, why = False, f"condition failed to parse: {error}"
+            succeeded, reason = False, f"condition failed to parse: {error}"
         if succeeded is None:
             return []
         self.forget(id)
-        return [self._done(waiting) if succeeded else _failed(id, why)]
+        return [self._done(waiting) if succeeded else _failed(id, reason)]
 
     def _done(self, waiting: Waiting) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
             value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
-            if not waiting.name:  # not found, and to be ignored
+            if not waiting.name:  # not found, which --ignore-not-found allows
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:
@@ -269,63 +269,63 @@ class Resources:
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
 
 
-def parsed(flags: list[str]) -> tuple[list[str], str]:
-    """The words and the selector in the flags. Raises KubectlError for a flag with an effect that is not supported."""
+def parse_flags(flags: list[str]) -> tuple[list[str], str]:
+    """Split flags into words and selector. Raises KubectlError for a flag with an effect that is not supported."""
     words, selector = [], ""
-    given = iter([word for flag in flags for word in flag.split()])
-    for word in given:
+    remaining = iter([word for flag in flags for word in flag.split()])
+    for word in remaining:
         flag, equals, value = word.partition("=")
         if not word.startswith("-"):
-            words += [part for part in word.split("/") if part]
+            words += [name for name in word.split("/") if name]
         elif flag in ("-l", "--selector"):
-            selector = value if equals else next(given, "")
+            selector = value if equals else next(remaining, "")
         elif flag in FLAGS_WITH_VALUE:
-            value = value if equals else next(given, "")
+            value = value if equals else next(remaining, "")
         elif flag not in IGNORED_FLAGS:
-            known = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
-            raise KubectlError(f"the flag {flag} is not known here: only {known} are")
+            supported = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
+            raise KubectlError(f"the flag {flag} is not supported here: only {supported} are")
     return words, selector
 
 
-def patched(obj: Object, patch: Any, strategy: str) -> Object:
-    """The object with a patch of all but its status. Raises PatchError."""
+def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
+    """Return the object with a patch of all but its status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
 
 
 def _content(obj: Object) -> Object:
-    """What a patch decides of an object, without what the server counts."""
-    counted = ("resourceVersion", "generation")
-    meta = {key: value for key, value in obj["metadata"].items() if key not in counted}
+    """Return the parts of an object that a patch sets, without the counters of the server."""
+    counters = ("resourceVersion", "generation")
+    meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
 
 
-def _failed(id: str, why: str) -> PodEnded:
-    return PodEnded(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
+def _failed(id: str, reason: str) -> PodEnded:
+    return PodEnded(id, "Failed", f"main: Error (exit code 64): {reason}", {"exitCode": "64"})
 
 
 def _kind(resource: dict[str, Any]) -> str:
-    """The kind in a manifest, from its text."""
+    """Return the kind in a manifest, from its text."""
     match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
     return match[1] if match else ""
 
 
 def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
-    """Raises ConfigError for a resource template that is not supported here."""
+    """Raise ConfigError for a resource template that is not supported here."""
     kinds = cluster.kinds.types
-    known = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
+    kind_of_word = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
     try:
-        words, selector = parsed(resource.get("flags") or [])
+        words, selector = parse_flags(resource.get("flags") or [])
     except KubectlError as error:
         raise ConfigError(f"{where}.flags: {error}.") from None
     if selector and (resource.get("action") != "delete" or resource.get("manifest")):
         raise ConfigError(
-            f"{where}.flags has a selector: here only delete without a manifest takes one. Name the object."
+            f"{where}.flags has a selector: only delete without a manifest supports one here. Name the object."
         )
-    kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
-    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= known.keys():
+    kind, field = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
+    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_word.keys():
         raise ConfigError(
-            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(kinds)} are."
+            f"{where}.{field} is a {kind}, which the local runner does not support: use one of {', '.join(kinds)}."
         )
     if resource.get("action") not in ACTIONS:
         raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
@@ -333,19 +333,19 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
     if resource.get("failureCondition") and not resource.get("successCondition"):
         raise ConfigError(
-            f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."
+            f"{where}.failureCondition without successCondition: Argo would report success immediately. Set both."
         )
 
 
 def check_outputs(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for an output whose JSONPath kubectl refuses."""
+    """Raise ConfigError for an output with a JSONPath that kubectl rejects."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         if not (source := parameter.get("valueFrom")):
             continue
-        path, place = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
+        path, field = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
         if not path:
-            raise ConfigError(f"{place} is missing: give it, like {{.status.phase}}.")
+            raise ConfigError(f"{field} is missing: set it, for example to {{.status.phase}}.")
         try:
             kubectl_path.parse("" if "{{" in path else path)
         except kubectl_path.KubectlPathError as error:
-            raise ConfigError(f"{place} is {path!r}: {error}. Write it like {{.status.phase}}.") from None
+            raise ConfigError(f"{field} is {path!r}: {error}. An example is {{.status.phase}}.") from None

@@ -1,4 +1,4 @@
-"""Volumes of memory, which the pods of an object share: they outlive the processes of these pods."""
+"""Memory volumes, which the pods of an object share: they outlive the processes of these pods."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from argolocal.state.journal import RunFiles
 
 SHARED, PREFIX = Path("/dev/shm"), "argolocal-job-"
 OWNER = "run"  # file with the path of the run that a memory volume belongs to
-ABANDONED = 3600.0  # seconds after which nobody resumes the run
+ABANDONED_AFTER_S = 3600.0  # without use: the run is unlikely to be resumed
 Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """The directory for memory volumes of a job's pods: it outlives their processes, but not the job.
+    """Return the directory for memory volumes of a job's pods: it outlives their processes, but not the job.
 
-    Its name depends on the workflow's uid, so that no other user can know it and make it before us.
+    Its name depends on the workflow's uid, so that no other user can guess it and create it before us.
     """
     with suppress(FileNotFoundError):
         job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
@@ -30,7 +30,7 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Where the memory volume of a pod is, if it has one; the pods of a job share it."""
+    """Return the variable with the path of a pod's memory volume, if it has one; the pods of a job share it."""
     if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
         return {}
     memory = shared_memory(run, job)
@@ -40,16 +40,16 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
 
 
 def sweep_shared_memory() -> None:
-    """Removes what interrupted runs left, an hour after its last use, or at once if the run itself was removed.
+    """Remove memory volumes of interrupted runs, an hour after the last use, or immediately if the run was removed.
 
-    A run that is resumed later goes on from its checkpoints in the object store.
+    A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # removed meanwhile
-            if not is_own(memory):  # what another user put there may be a pipe, whose reader waits for ever
+        with suppress(OSError):  # removed in the meantime
+            if not is_own(memory):  # a pipe of another user would block the reader
                 continue
             run = Path((memory / OWNER).read_text())
             used = max(file.stat().st_mtime for file in memory.iterdir())
-            abandoned = time.time() - used > ABANDONED and not RunFiles(run.parents[1], run.name).runner()
+            abandoned = time.time() - used > ABANDONED_AFTER_S and not RunFiles(run.parents[1], run.name).runner()
             if abandoned or not run.exists():
                 rmtree(memory, ignore_errors=True)

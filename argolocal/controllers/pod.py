@@ -1,7 +1,7 @@
 """One pod of a controller: its process, restarted as by a kubelet, terminated by SIGTERM, then SIGKILL.
 
-The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): none for the first, then 1, 2, 4,
-8 s, reset once the container has run for a minute.
+The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): 0, 1, 2, 4, 8 s, reset once the
+container has run for a minute.
 """
 
 import os
@@ -19,8 +19,8 @@ from argolocal.pods.filesystem import SHM
 from argolocal.pods.process import ContainerRun, Origin, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0)
-BACKOFF_RESET = 60.0  # seconds of running after which the back-off starts over
+BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+BACKOFF_RESET_S = 60.0  # a container that has run for this long starts over with the first back-off
 
 
 class Pod:
@@ -37,7 +37,7 @@ class Pod:
         origin: Origin | None = None,
     ) -> None:
         self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
-        self.directories = directories or {}  # volumes that are not the pod's own
+        self.directories = directories or {}  # shared volumes
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.process: Process | None = None
@@ -50,11 +50,11 @@ class Pod:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """True if its process runs."""
         return self.process is not None
 
     def poll(self) -> int | None:
-        """The exit code if the process has just exited (128 + N for signal N); starts it when its back-off is over."""
+        """Return the exit code if the process has just exited (128 + N for signal N). Start it after its back-off."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -70,40 +70,40 @@ class Pod:
         return process.code
 
     def restart(self, code: int, recreate: bool = False) -> None:
-        """Start the container again, after the back-off; `recreate`: as a new pod of the same name."""
-        self.recent_restarts = self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET else 1
+        """Restart the container after the back-off; `recreate`: as a new pod of the same name."""
+        self.recent_restarts = self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET_S else 1
         self.restarts += 1
         if recreate:
             self.restarts = 0
             rmtree(self.root, ignore_errors=True)
-        wait = BACKOFF[min(self.recent_restarts, len(BACKOFF)) - 1]
+        wait = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
         self.start_at, self.kill_at = time.monotonic() + wait, float("inf")
         when = f" in {wait:g} s" if wait else ""
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, is started again{when}\n")
+            log.write(f"[{self.name}] ended with code {code}, is restarted{when}\n")
 
     def give_up(self, code: int) -> None:
-        """Leave the container ended: no restart can change what its exit code stands for."""
+        """Do not restart the container: a restart cannot cure the cause that its exit code names."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, which a restart cannot change\n")
+            log.write(f"[{self.name}] ended with code {code}, which a restart cannot cure\n")
 
     def end(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own), no restart."""
+        """Terminate the pod for good (see `terminate`)."""
         self.ending = True
         self.terminate(grace)
 
     def terminate(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own)."""
-        own = float(self.spec.get("terminationGracePeriodSeconds", 30))
-        until = time.monotonic() + (own if grace is None else min(grace, own))
+        """Send SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own)."""
+        own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
+        until = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
         if self.process and until < self.kill_at:
             if self.kill_at == float("inf"):
                 signal_group(self.process.pid, SIGTERM)
             self.kill_at = until
 
     def last_log_line(self) -> str:
-        """The last line of its log, for a message."""
+        """Return the last line of its log, for a message."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
@@ -116,12 +116,12 @@ class Pod:
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
-        places = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
-        volumes = {  # memory outlives the pod's processes
+        mount_paths = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
+        volumes = {  # memory outlives the processes of the pod
             name: VolumeDirectory(
                 self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
             )
-            for name, path in places.items()
+            for name, path in mount_paths.items()
         }
         private = () if filesystem.available() else None
         self.process = start_container(
@@ -133,7 +133,7 @@ class Pod:
         )  # fmt: skip
 
 
-def end_all(pods: list[Pod], grace: float) -> None:
+def terminate_all(pods: list[Pod], grace: float) -> None:
     """Terminate pods and wait until their processes have exited."""
     for pod in pods:
         pod.end(grace)

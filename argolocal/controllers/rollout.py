@@ -1,8 +1,8 @@
-"""The pods of one Deployment: their probes, their rolling update, and what its status says of it.
+"""The pods of one Deployment: their probes, their rolling update, and the resulting status.
 
 A new version's pod gets connections only when it is ready; then the old one gets SIGTERM and finishes its connections.
 A Deployment that a workflow owns has pods only while the workflow runs. A pod whose exit code says that its data or
-configuration is wrong is not started again until another command applies the object.
+configuration is invalid is not restarted until another command applies the object.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from argolocal.state.journal import RunFiles
 
 FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
-FAST_PERIOD = 0.1  # seconds between probes until the first success; the allowed time is the manifest's
+FAST_PERIOD_S = 0.1  # between probes until the first success; the time limit is the manifest's
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Progress:
 
 
 class Rollout:
-    """Brings the pods of one Deployment to what its object says; no method blocks."""
+    """Reconciles the pods of one Deployment with its object; no method blocks."""
 
     def __init__(self, cluster: Cluster, deployments: Deployments, name: str) -> None:
         self.cluster, self.deployments, self.name = cluster, deployments, name
@@ -65,11 +65,11 @@ class Rollout:
 
     @property
     def busy(self) -> bool:
-        """Whether something is about to change."""
+        """True if a pod starts or terminates."""
         return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
 
     def end(self) -> bool:
-        """Terminate all pods; whether all have ended."""
+        """Terminate all pods. Return True if all have ended."""
         for replica in self.replicas:
             self._terminate(replica)
         self.reap()
@@ -81,10 +81,12 @@ class Rollout:
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
-        again = self.progress.failed and (not desired or origin != self.progress.origin)  # another command tries again
-        if again or version != self.progress.version:
+        is_retry = self.progress.failed and (
+            not desired or origin != self.progress.origin
+        )  # another command applied it
+        if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
-        for replica in [replica for replica in self.replicas if again and not replica.ready]:
+        for replica in [replica for replica in self.replicas if is_retry and not replica.ready]:
             self._terminate(replica)
         self.reap()
         new = [replica for replica in self.replicas if replica.version == version]
@@ -105,14 +107,14 @@ class Rollout:
         self.serial += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            if variable["name"] == "MASTER_ADDR":  # a pod of the job has its name's address, however long its DNS name
+            if variable["name"] == "MASTER_ADDR":  # the address of a job's pod depends on its name without the domain
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
-        known = {key: value for key, value in origin.items() if key != "process"}
-        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**known))
+        fields = {key: value for key, value in origin.items() if key != "process"}
+        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**fields))
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """No new connections; SIGTERM with terminationGracePeriodSeconds."""
+        """Stop new connections and send SIGTERM, with terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [other for other in self.replicas if other is not replica]
         replica.pod.end()
@@ -131,10 +133,10 @@ class Rollout:
                 replica.pod.give_up(code) if fatal else replica.pod.restart(code)
                 hopeless = fatal or replica.pod.recent_restarts >= MAX_RESTARTS
                 if replica.version == self.progress.version and hopeless:
-                    why = (
+                    reason = (
                         f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
                     )
-                    self.progress.failed = self.progress.failed or why
+                    self.progress.failed = self.progress.failed or reason
             if replica.pod.running and not replica.probes:
                 replica.probes = asyncio.create_task(self._watch(replica))
 
@@ -145,7 +147,7 @@ class Rollout:
             replica.probes = None
 
     async def _watch(self, replica: Replica) -> None:
-        """The probes of one container: start-up first, then readiness and liveness concurrently."""
+        """Run the probes of one container: start-up first, then readiness and liveness concurrently."""
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
         if startup:
@@ -156,7 +158,7 @@ class Rollout:
                     print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
                     replica.pod.terminate()
                     return
-                await asyncio.sleep(min(FAST_PERIOD, startup.period))
+                await asyncio.sleep(min(FAST_PERIOD_S, startup.period))
         replica.ready = not readiness
 
         def ready(passed: bool) -> None:
@@ -181,7 +183,7 @@ class Rollout:
                 failed += 1
                 if failed >= probe.failures:
                     report(False)
-            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD, probe.period))
+            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD_S, probe.period))
 
     def update_status(self, obj: Object) -> None:
         """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
@@ -202,30 +204,30 @@ class Rollout:
         if not complete and not self.progress.failed and time.monotonic() - self.progress.since > limit:
             last = next((replica.pod.last_log_line() for replica in new if not replica.ready), "")
             self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
-        conditions = [available(ready >= desired), progressing(complete, self.progress)]
+        conditions = [available_condition(ready >= desired), progressing_condition(complete, self.progress)]
         nonzero = {key: value for key, value in counts.items() if value}
-        before = obj.get("status") or {}
-        stamped = _stamped(conditions, before)
+        old_status = obj.get("status") or {}
+        stamped = _add_times(conditions, old_status)
         status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
-        if status != before:
+        if status != old_status:
             self.deployments.change(self.name, lambda now: now and now | {"status": status})
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
-    """The run whose workflow owns the Deployment, if one does: while nobody runs it, no pods do."""
+    """Return the run whose workflow owns the Deployment, or None. It has pods only while the run has a runner."""
     references = obj["metadata"].get("ownerReferences") or []
     return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
 
 
-def available(enough: bool) -> Object:
-    """The condition Available."""
-    has, which = ("has", "Available") if enough else ("does not have", "Unavailable")
+def available_condition(is_available: bool) -> Object:
+    """Return the condition Available."""
+    has, which = ("has", "Available") if is_available else ("does not have", "Unavailable")
     message = f"Deployment {has} minimum availability."
-    return {"type": "Available", "status": str(enough), "reason": f"MinimumReplicas{which}", "message": message}
+    return {"type": "Available", "status": str(is_available), "reason": f"MinimumReplicas{which}", "message": message}
 
 
-def progressing(complete: bool, progress: Progress) -> Object:
-    """The condition Progressing."""
+def progressing_condition(complete: bool, progress: Progress) -> Object:
+    """Return the condition Progressing."""
     version = progress.version
     if complete:
         reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
@@ -240,16 +242,16 @@ def progressing(complete: bool, progress: Progress) -> Object:
     return {"type": "Progressing", "status": str(not failed), "reason": reason, "message": message}
 
 
-def _stamped(conditions: list[Object], before: Object) -> list[Object]:
-    """The conditions, with the previous times where nothing changed."""
-    previous = {condition["type"]: condition for condition in before.get("conditions") or []}
+def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
+    """Return the conditions, with the previous times where nothing changed."""
+    previous = {condition["type"]: condition for condition in old_status.get("conditions") or []}
     stamped = []
     for condition in conditions:
         old, now = previous.get(condition["type"], {}), timestamp(time.time())
-        same, flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
+        is_same, has_flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
         times = {
-            "lastUpdateTime": old["lastUpdateTime"] if same else now,
-            "lastTransitionTime": now if flipped else old["lastTransitionTime"],
+            "lastUpdateTime": old["lastUpdateTime"] if is_same else now,
+            "lastTransitionTime": now if has_flipped else old["lastTransitionTime"],
         }
         stamped.append(condition | times)
     return stamped

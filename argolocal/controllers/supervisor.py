@@ -1,10 +1,9 @@
-"""The supervisor of all Deployments and Services here: it brings their pods to what the objects on disk say, and is
-where the Services' ports are listened on. A server that is told to end loses no request: what it has not taken yet of a
-client that keeps its connection goes to the next one.
+"""The supervisor of all Deployments and Services here: it reconciles pods with the objects on disk, and listens on the
+ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that it has
+not read goes to the next server.
 
-It runs until SIGTERM; the pods die with it. A change of a Service's selector counts from the next connection on: the
-port is never closed for it. There is no Gateway here: the Service that an HTTPRoute names first is shared out, and
-mirrored, as the route says, by connection.
+It runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; its port stays
+open. In place of a Gateway, the connections to the first Service of an HTTPRoute are split and mirrored.
 """
 
 import asyncio
@@ -20,15 +19,15 @@ from random import random
 from typing import Any
 
 from argolocal.controllers.base import Controller, Object
-from argolocal.controllers.deployment import Deployments, headless, selects
+from argolocal.controllers.deployment import Deployments, is_headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
 from argolocal.interfaces import Cluster
 from argolocal.pods.containers import port_number
 
-INTERVAL = 0.05
-CHUNK = 1 << 16
-BEHIND = 1 << 24  # bytes that a mirror may have to send yet
-QUIET_S = 1.0  # without bytes an answer is taken to be complete
+INTERVAL_S = 0.05
+CHUNK_BYTES = 1 << 16
+MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror further behind is disconnected
+QUIET_S = 1.0  # an answer is complete after this time without bytes
 Address = tuple[str, int]
 
 
@@ -44,17 +43,17 @@ class Forward:
 
 @dataclass
 class Route:
-    """What an HTTPRoute says of the connections to a Service."""
+    """The rule of an HTTPRoute for the connections to a Service."""
 
-    weights: dict[str, int]  # by Service
+    weights: dict[str, int]  # Service → weight
     mirrors: list[str]
-    given: Counter[str] = field(default_factory=Counter, compare=False)
+    connections: Counter[str] = field(default_factory=Counter, compare=False)
 
     def next(self) -> str:
-        """The Service that is furthest behind its share."""
-        shares = {name: (self.given[name] + 1) / weight for name, weight in self.weights.items() if weight}
+        """Return the Service that is furthest below its share, and count a connection to it."""
+        shares = {name: (self.connections[name] + 1) / weight for name, weight in self.weights.items() if weight}
         name = min(shares, key=lambda name: shares[name], default=next(iter(self.weights)))
-        self.given[name] += 1
+        self.connections[name] += 1
         return name
 
 
@@ -64,18 +63,18 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    rest: bytes = b""  # read, but taken by no server yet
-    asked: bool = False  # a server took bytes that it has not answered
-    last: float = field(default_factory=time.monotonic)  # when bytes came or went
+    rest: bytes = b""  # read from the client, but not by a server yet
+    asked: bool = False  # a server read bytes that it has not answered
+    last: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
 
     @property
     def sends(self) -> bool:
-        """True if bytes have arrived that no server has taken."""
-        return not self.reader.at_eof() and (bool(self.rest) or _polled(self.writer, select.POLLIN))
+        """True if bytes have arrived that no server has read."""
+        return not self.reader.at_eof() and (bool(self.rest) or _has_event(self.writer, select.POLLIN))
 
     @property
     def idle(self) -> bool:
-        """True if no answer is on its way."""
+        """True if no answer is pending."""
         return not self.asked and time.monotonic() - self.last > QUIET_S
 
 
@@ -87,12 +86,12 @@ class Supervisor:
         self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
         self.forwards: dict[Address, Forward] = {}
-        self.routes: dict[str, Route] = {}  # by the Service that clients ask
+        self.routes: dict[str, Route] = {}  # Service that clients connect to → route
         self.mirroring: set[asyncio.Task] = set()
         self.clients: set[Client] = set()
 
     async def run(self) -> None:
-        """Runs until SIGTERM, or until there is no Deployment any more."""
+        """Run until SIGTERM, or until all Deployments are deleted."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -103,14 +102,14 @@ class Supervisor:
                 self._reconcile(name, obj)
             busy = any(rollout.busy for rollout in self.rollouts.values())
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), INTERVAL if busy else 4 * INTERVAL)
+                await asyncio.wait_for(stopped.wait(), INTERVAL_S if busy else 4 * INTERVAL_S)
         for forward in self.forwards.values():
             forward.server.close()
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
-                if client.idle:  # else the servers would wait for its next request
+                if client.idle:  # otherwise the servers would wait for its next request
                     client.writer.close()
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(INTERVAL_S)
         for name, obj in self.deployments.objects().items():
             if name in self.rollouts:
                 self.rollouts[name].update_status(obj)
@@ -128,12 +127,12 @@ class Supervisor:
         rollout.update_status(obj)
 
     async def _listen(self, objects: dict[str, Object]) -> None:
-        """Listen exactly on the ports of the Services that select pods of a Deployment."""
+        """Listen on exactly the ports of the Services that select pods of a Deployment."""
         self._read_routes()
         desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
         for name, service in self.services.objects().items():
             if any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
-                host = self.cluster.address(f"service/{name}") if headless(service) else "127.0.0.1"
+                host = self.cluster.address(f"service/{name}") if is_headless(service) else "127.0.0.1"
                 for port in service["spec"]["ports"]:
                     target = port.get("targetPort", port["port"])
                     desired[host, port["port"]] = name, service["spec"]["selector"], target
@@ -148,11 +147,11 @@ class Supervisor:
                     lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
                 )
                 self.forwards[address] = Forward(server, name, selector, target)
-            except OSError as error:  # in use; retried
+            except OSError as error:  # in use: retried
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
-        """The HTTPRoutes as they are now; what a backend has had stays counted."""
+        """Read the HTTPRoutes. An unchanged route keeps the counts of its backends."""
         routes: dict[str, Route] = {}
         for obj in Controller(self.cluster, "HTTPRoute").objects().values():
             for rule in obj["spec"].get("rules", ()):
@@ -164,7 +163,7 @@ class Supervisor:
         self.routes = routes
 
     def _replica(self, selector: dict[str, str]) -> Replica | None:
-        """The ready pod with the fewest connections; of several one by chance, so that each gets its share."""
+        """Return the ready pod with the fewest connections, a random one of several."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
         return min(ready, key=lambda replica: (replica.connections, random()), default=None)
@@ -185,7 +184,7 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one of them ends; True if the next server has to answer the client."""
+        """Connect a client to a server until one ends. Return True if the next server must answer the client."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._selector(route.next()) or selector
@@ -193,14 +192,16 @@ class Supervisor:
             client.writer.transport.abort()
             return False
         replica.connections += 1
-        mirrors = [self._replica(found) for name in (route.mirrors if route else ()) if (found := self._selector(name))]
+        mirrors = [
+            self._replica(selected) for name in (route.mirrors if route else ()) if (selected := self._selector(name))
+        ]
         copies = [copy for mirror in mirrors if mirror and (copy := await self._mirror(forward, mirror))]
         asking = None
         try:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
             asking = asyncio.create_task(_ask(client, downstream, copies))
             await _answer(upstream, client)
-            await asyncio.sleep(0)  # so that `asking` looks at bytes that have just come
+            await asyncio.sleep(0)  # so that `asking` sees bytes that have just arrived
             if replica.pod.ending and not client.asked and not client.writer.is_closing() and client.sends:
                 asking.cancel()
                 downstream.close()
@@ -212,7 +213,7 @@ class Supervisor:
             replica.connections -= 1
 
     async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
-        """A connection whose answers nobody reads; None if there cannot be one."""
+        """Open a connection whose answers are discarded. Return None if that fails."""
         try:
             answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
         except OSError:
@@ -229,21 +230,21 @@ def _port(replica: Replica, forward: Forward) -> int:
 
 async def _discard(source: asyncio.StreamReader) -> None:
     with suppress(OSError):
-        while await source.read(CHUNK):
+        while await source.read(CHUNK_BYTES):
             pass
 
 
 async def _ask(client: Client, server: asyncio.StreamWriter, copies: Sequence[asyncio.StreamWriter]) -> None:
-    """Give a server what its client sends, until one of them ends. `copies` get what they take in time."""
+    """Copy bytes from a client to a server until one of them ends; slow `copies` are disconnected."""
     try:
-        while data := client.rest or await client.reader.read(CHUNK):
+        while data := client.rest or await client.reader.read(CHUNK_BYTES):
             client.rest = data
-            if not client.asked and _polled(server, select.POLLRDHUP):
-                return  # it does not read them any more
+            if not client.asked and _has_event(server, select.POLLRDHUP):
+                return  # it no longer reads them
             client.rest, client.asked, client.last = b"", True, time.monotonic()
             server.write(data)
             for copy in copies:
-                if copy.transport.get_write_buffer_size() < BEHIND:
+                if copy.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
                     copy.write(data)
                 else:
                     copy.transport.abort()
@@ -257,15 +258,15 @@ async def _ask(client: Client, server: asyncio.StreamWriter, copies: Sequence[as
 
 
 async def _answer(server: asyncio.StreamReader, client: Client) -> None:
-    """Give a client what its server sends, until the server ends."""
-    while data := await server.read(CHUNK):
+    """Copy bytes from a server to a client until the server ends."""
+    while data := await server.read(CHUNK_BYTES):
         client.asked, client.last = False, time.monotonic()
         client.writer.write(data)
         await client.writer.drain()
 
 
-def _polled(writer: asyncio.StreamWriter, event: int) -> bool:
-    """True if a connection has this event, or is closed: now, while asyncio tells it only later."""
+def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
+    """Return True if a connection has this event or is closed, earlier than asyncio reports it."""
     if writer.is_closing():
         return True
     poll = select.poll()

@@ -14,11 +14,11 @@ from argolocal.language import gofmt
 from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
 
-POLL = 0.2  # seconds between attempts to acquire a lock that another run may hold
+LOCK_POLL_S = 0.2  # between attempts to acquire a lock that another run may hold
 
 
-def admitted(context: Context) -> bool:
-    """Whether the workflow holds its locks or is completed."""
+def admit(context: Context) -> bool:
+    """Acquire the workflow's locks. Return True if it holds them or is completed."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -32,14 +32,14 @@ def admitted(context: Context) -> bool:
         return True
     context.status |= {"phase": "Pending" if message else "Running", "message": message}
     if message:
-        context.wake_at(context.table.now + POLL)
+        context.wake_at(context.table.now + LOCK_POLL_S)
     return not message
 
 
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
-    """The node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
+    """Return the node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
     node = context.table.get(name)
     retried = context.strategy(template) is not None
     type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
@@ -52,7 +52,7 @@ def synchronize_and_memoize(
             node["synchronizationStatus"] = {"waiting": waiting}
             context.table.active.discard(node["id"])
             if not context.locks.holds_all_slots(waiting, dict(locks)[waiting]):
-                context.wake_at(context.table.now + POLL)
+                context.wake_at(context.table.now + LOCK_POLL_S)
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
@@ -79,12 +79,12 @@ def synchronize_and_memoize(
 
 
 def timeout_at(node: Node, template: Template) -> float:
-    """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
+    """Return when a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
 
-def release(context: Context) -> None:
-    """Releases the locks of completed nodes."""
+def release_locks(context: Context) -> None:
+    """Release the locks of completed nodes."""
     for id in context.lock_holders - context.release_deferred:
         if not (node := context.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
@@ -93,25 +93,25 @@ def release(context: Context) -> None:
 
 
 def memoization_status(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
-    """`memoizationStatus` of a node."""
+    """Return the `memoizationStatus` of a node."""
     return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
 
 
 def save_outputs(context: Context, node: Node) -> None:
-    """Caches the outputs of a memoized node. Raises NodeError."""
+    """Cache the outputs of a memoized node. Raises NodeError."""
     memo = node["memoizationStatus"]
     context.locks.save(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
-    """`save_outputs` for a DAG or steps template, which in Argo succeeds even if caching fails."""
+    """Cache the outputs of a DAG or steps template, which in Argo succeeds even if caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             save_outputs(context, node)
 
 
 def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
-    """Raises Parallel if parallelism or failFast forbid running the node."""
+    """Raise Parallel if parallelism or failFast forbid running the node."""
     if node and context.table.orphaned:
         return
     limit = context.spec.get("parallelism")
@@ -121,7 +121,8 @@ def check_parallelism(context: Context, template: Template, node: Node | None, b
         _enforce(context, node, template, lambda id: _active_pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.nodes[boundary]
-        _enforce(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
+        parent_template = context.template_of(parent["name"]) or {}
+        _enforce(context, parent, parent_template, lambda id: context.table.tally[id, "active"])
 
 
 def _active_pods(context: Context, boundary: str) -> int:
@@ -129,7 +130,7 @@ def _active_pods(context: Context, boundary: str) -> int:
 
 
 def _enforce(context: Context, parent: Node, template: Template, count: Callable[[str], int]) -> None:
-    """Argo limits a DAG or steps node by its active pods, and its children by all active siblings."""
+    """Apply the limits of `parent`: on a DAG or steps node Argo counts active pods, on its children active siblings."""
     boundary, limit = parent["id"], template.get("parallelism")
     if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
         if not _active_pods(context, boundary):
@@ -144,13 +145,13 @@ def _enforce(context: Context, parent: Node, template: Template, count: Callable
 
 
 def _locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
-    return locks_of(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
+    return resolve_locks(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
 
 
-def locks_of(
+def resolve_locks(
     synchronization: dict[str, Any], namespace: str, configmap: Callable[[str], Mapping[str, str]]
 ) -> list[tuple[str, int]]:
-    """Name and limit of each lock, semaphores first. Raises NodeError."""
+    """Return the name and limit of each lock, semaphores first. Raises NodeError."""
     locks: list[tuple[str, int]] = []
     for semaphore in synchronization.get("semaphores") or []:
         reference = semaphore.get("configMapKeyRef") or {}
@@ -159,7 +160,7 @@ def locks_of(
         try:
             limit, reason = int(configmap(map)[key]), "it is 0"
         except KeyError:
-            limit, reason = 0, f"the ConfigMap {map} has no {key}"
+            limit, reason = 0, f"the ConfigMap {map} does not contain {key}"
         except ValueError as error:
             limit, reason = 0, str(error)
         if not limit:

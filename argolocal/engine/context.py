@@ -1,6 +1,6 @@
 """The state of one workflow that the engine's modules share: nodes, inputs, locks and pending actions.
 
-Each module takes a Context; the scheduler is one, and has its `execute`, so no module imports the scheduler.
+Each module takes a Context. The scheduler is a Context and implements `execute`, so no module imports the scheduler.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class Context:
         self.inputs = Inputs(workflow, self.status)
         self.depth = 0  # of the template that is advanced
         self.lock_holders: set[str] = set()  # ids of nodes with locks
-        self.release_deferred: set[str] = set()  # holders that failed before running: released on the next pass
+        self.release_deferred: set[str] = set()  # lock holders that failed before running: released on the next pass
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
@@ -95,20 +95,20 @@ class Context:
         return not self.shutdown or (self.shutdown == "Stop" and on_exit)
 
     def on_exit(self, node: Node) -> bool:
-        """Whether a node belongs to an exit handler."""
+        """Return True if a node belongs to an exit handler."""
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """The expansion of node `name`, created on first use."""
+        """Return the expansion of node `name`, created on first use."""
         return self.expansions.setdefault(name, Expansion())
 
-    def filled(self, name: str) -> Template | None:
-        """The template of the node `name` with its inputs filled in, if it was entered."""
+    def template_of(self, name: str) -> Template | None:
+        """Return the template of node `name` with its inputs bound, if the node was executed before."""
         expansion = self.expansions.get(name)
         return expansion.template if expansion else None
 
     def caller(self, node: Node) -> Task:
-        """The step, task or hook that called a node's template, as recorded on the node; not for inline templates."""
+        """Return the step, task or hook that called a node's template, recorded on the node; not for inline ones."""
         scope, name = node.get("templateScope", ""), node.get("templateName", "")
         plain = name if scope.startswith("local/") else f"{scope}/{name}"
         return {
@@ -117,11 +117,11 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """The template's retry strategy; an empty one retries forever."""
+        """Return the template's retry strategy; an empty one retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, deadlocked: bool = False) -> None:
-        """Completes the workflow, unless pods still run whose outputs Argo would wait for."""
+        """Complete the workflow, unless pods still run whose outputs Argo would wait for."""
         table = self.table
         running = {
             id for id in {*table.active, *self.daemons} if table.nodes[id]["phase"] == "Running" or id in table.restored
@@ -140,7 +140,7 @@ class Context:
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:
-        """Kills the daemons started by a completed DAG or steps template."""
+        """Kill the daemons started by a completed DAG or steps template."""
         for node in [self.table.nodes[id] for id in self.daemons]:
             if node.get("boundaryID") == boundary:
                 self.daemons.pop(node["id"], None)

@@ -1,8 +1,8 @@
 """DAG templates: which task may run, its scope, and the DAG's phase (assessDAGPhase).
 
 A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not satisfy it. The phase
-of a DAG is that of its targets (the leaves), where an omitted task has the phase of its parents. Source: Argo's
-dag.go and common/ancestry.go.
+of a DAG follows from the phases of its targets (the leaves), where an omitted task has the phase of its parents.
+Source: Argo's dag.go and common/ancestry.go.
 """
 
 import json
@@ -54,8 +54,8 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """The scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
-        scope = scopes.of_template(self.context.status, self.template)
+        """Return the scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
+        scope = scopes.template_scope(self.context.status, self.template)
         if task not in self.visible:
             self.visible[task] = self._visible_ancestors(task)
         for name in self.visible[task]:
@@ -85,14 +85,14 @@ class Dag:
         scopes.add_skipped(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
 
     def visit(self, name: str) -> State:
-        """Advances a task. Returns whether its dependents may start and whether it completed.
+        """Advance a task. Return (its dependents may start, it completed).
 
         Raises NodeError if a target cannot read a loop's outputs or its hook fails: the whole DAG is in error.
         """
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
-            try:  # once more: it may have completed in `_visit`
-                hooks.during(self.context, task, node, self.scope(name), self.options())
+            try:  # a second time: it may have completed in `_visit`
+                hooks.run_conditional(self.context, task, node, self.scope(name), self.options())
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
@@ -105,7 +105,7 @@ class Dag:
             return True, True
         if node and hooked and node["phase"] != "Pending":
             try:
-                if not hooks.during(self.context, task, node, self.scope(name), self.options()):
+                if not hooks.run_conditional(self.context, task, node, self.scope(name), self.options()):
                     return False, False
             except (NodeError, ValueError) as error:
                 self.table.mark(node["name"], "Error", str(error))
@@ -124,9 +124,9 @@ class Dag:
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
 
     def _no_longer_visited(self, name: str) -> bool:
-        """Whether Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
-        after = (self.node(dependent) for dependent in self.order.after[name])
-        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
+        """Return True if Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
+        dependents = (self.node(dependent) for dependent in self.order.after[name])
+        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in dependents)
 
     def _may_start(self, name: str, task: Task) -> bool:
         full = f"{self.name}.{name}"
@@ -142,22 +142,22 @@ class Dag:
         return bool(satisfied)
 
     def depends(self, name: str) -> bool | None:
-        """Whether `name` should run; None while undecided. Raises ExprError."""
+        """Return True if task `name` should run, None while undecided. Raises ExprError."""
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
             if not node or not fulfilled(node) or not self.table.hooks_completed(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
-            below = node.get("children", []) if node["type"] == "TaskGroup" else []
-            phases = [self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in below]
+            items = node.get("children", []) if node["type"] == "TaskGroup" else []
+            phases = [self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in items]
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[f"t{len(scope)}"] = results
         return evaluate_bool(self.logic[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
-        """Makes node `name` a child of the nodes that `task` depends on."""
+        """Make node `name` a child of the nodes that `task` depends on."""
         if group:
             self.table.child(group, name)
         elif not self.needs[task]:
@@ -170,7 +170,7 @@ class Dag:
                     self.table.child(self.table.nodes[id]["name"], name)
 
     def _run(self, name: str, task: Task) -> bool:
-        """Runs a task; returns whether a limit blocks all new tasks."""
+        """Run a task. Return True if a limit blocks all new tasks."""
         full = f"{self.name}.{name}"
         expansion = self.context.expansion(full)
         expanded = expansion.members
@@ -201,7 +201,7 @@ class Dag:
         unfinished, state = [], None
         for index, member in enumerate(pending):
             state = self._run_member(name, task, member, full if group else None)
-            if state is None and not self.table.orphaned:  # the rest wait for a later pass
+            if state is None and not self.table.orphaned:  # the others wait for a later pass
                 unfinished += pending[index:]
                 break
             unfinished += [] if state else [member]
@@ -211,9 +211,9 @@ class Dag:
         return state is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Runs one expanded task. Returns whether it and its exit hook completed; None where Argo ends the pass.
+        """Run one expanded task. Return True if it and its exit hook completed, None where Argo ends the pass.
 
-        It is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
+        The node is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
         """
         full, options = f"{self.name}.{member['name']}", self.options()
         node = self.node(member["name"])
@@ -244,14 +244,14 @@ class Dag:
         return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Whether the exit hook of a completed task completed; a hook that cannot run never does."""
+        """Run the exit hook of a completed task. Return True if it completed; a hook that cannot run never does."""
         try:
-            return hooks.after(self.context, self.tasks[name], node, self.scope(name), self.options())
+            return hooks.run_exit(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
     def assess_phase(self) -> str:
-        """The phase of the DAG, from its targets."""
+        """Return the phase of the DAG, from its targets."""
         live = (self.node(self.order.names[index]) for index in self.order.live)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
             return "Running"
@@ -270,28 +270,28 @@ class Dag:
                 branch = node["phase"]
             if id in targets and targets[id] not in FAILED:
                 targets[id] = branch
-            for below in self._next_nodes(node):
-                if (below, branch) not in seen:
-                    seen.add((below, branch))
-                    queue.append((below, branch))
-        result, fast = "Succeeded", self.template["dag"].get("failFast") is not False
+            for child in self._next_nodes(node):
+                if (child, branch) not in seen:
+                    seen.add((child, branch))
+                    queue.append((child, branch))
+        result, fail_fast = "Succeeded", self.template["dag"].get("failFast") is not False
         for name in self.targets:
             branch = targets[self.table.id(f"{self.name}.{name}")]
             if not branch:
                 result = "Running"
-                if not fast:
+                if not fail_fast:
                     break
             elif branch in FAILED:
                 continue_on = self.tasks[name].get("continueOn") or {}
                 if continue_on.get("failed" if branch == "Failed" else "error"):
                     continue
                 result = branch
-                if fast:
+                if fail_fast:
                     break
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """The phase of a loop with no running items, else ""; items that have not started never will."""
+        """Return the phase of a loop without running items, else ""; items that have not started never will."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not fulfilled(item) for item in nodes):
@@ -301,20 +301,20 @@ class Dag:
     def _next_nodes(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
-        below: list[str] = []
+        next_nodes: list[str] = []
         for child in (self.table.nodes[id] for id in reversed(node.get("children", [])) if id in self.table.nodes):
-            below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
-        return below
+            next_nodes += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
+        return next_nodes
 
 
 def _loop_phase(nodes: list[Node]) -> str:
-    """The phase of a loop with these items."""
+    """Return the phase of a loop with these items."""
     failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
     return failed[-1] if failed else "Succeeded"
 
 
-def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable: str = "") -> Task:
-    """A task or step with all tags replaced except loop items (`unable`: see `artifact_of`).
+def resolve_references(context: Context, task: Task, scope: scopes.Scope, prefix: str = "") -> Task:
+    """Return a task or step with all tags replaced except loop items (`prefix`: see `resolve_artifact`).
 
     Raises TemplateError, WhenError.
     """
@@ -329,16 +329,16 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable
         except WhenError:
             if not has_loop(task):
                 raise
-    body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
+    body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
-    files = [scopes.artifact_of(scope, artifact, unable) for artifact in body["arguments"].get("artifacts") or []]
+    files = [scopes.resolve_artifact(scope, artifact, prefix) for artifact in body["arguments"].get("artifacts") or []]
     if files:
         body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in files if artifact]}
     return body | hooks
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Advances a DAG node."""
+    """Advance a DAG node."""
     node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)
     dag: Dag = expansion.dag or Dag(context, name, template, options)
@@ -357,18 +357,18 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         return node
     if phase == "Succeeded":
         try:
-            scope = scopes.of_template(context.status, template)
+            scope = scopes.template_scope(context.status, template)
             for task in dag.tasks:
                 if task_node := dag.node(task):
                     dag.add(scope, task, task_node)
                     context.inputs.export(task_node.get("outputs") or {})
-            outputs = scopes.outputs_of(template, scope)
+            outputs = scopes.resolve_outputs(template, scope)
         except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
             node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs
         admission.try_save_outputs(context, node)
-    node["outboundNodes"] = [  # a DAG whose outputs fail to resolve gets none
+    node["outboundNodes"] = [  # not set if the DAG's outputs fail to resolve
         out
         for target in dag.targets
         if (target_node := dag.node(target))

@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Parallel, fulfilled
-from argolocal.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
+from argolocal.engine.scope import UNRESOLVED, Scope, add_outputs, mark_absent_arguments, resolve_artifact
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
 from argolocal.language.substitute import nest_scope, substitute
@@ -21,12 +21,12 @@ from argolocal.manifest.types import Node, Task
 EXIT, HOOKED = "exit", {"hooked": True}
 
 
-def of_workflow(context: Context) -> bool:
-    """Runs the workflow's hooks except exit; true when all started hooks completed."""
+def run_workflow_hooks(context: Context) -> bool:
+    """Run the workflow's hooks except exit. Return True when all started hooks completed."""
     done = True
     try:
         for name, hook in _conditional(context.spec, context.name):
-            if _holds(context, hook, Scope()) or context.table.get(name):
+            if _is_true(context, hook, Scope()) or context.table.get(name):
                 done &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOKED))
                 context.table.child(context.name, name)
     except NodeError as error:
@@ -35,8 +35,8 @@ def of_workflow(context: Context) -> bool:
     return done
 
 
-def of_exit(context: Context, caller: Task) -> Task | None:
-    """The exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
+def exit_hook(context: Context, caller: Task) -> Task | None:
+    """Return the exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT)
@@ -46,7 +46,7 @@ def of_exit(context: Context, caller: Task) -> Task | None:
 
 
 def failures(context: Context) -> str:
-    """`workflow.failures` of the exit handler: a JSON list."""
+    """Return the `workflow.failures` of the exit handler: a JSON list."""
     failed = [
         {
             "displayName": node["displayName"],
@@ -62,32 +62,32 @@ def failures(context: Context) -> str:
     return json.dumps(dump_structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
 
 
-def during(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Runs the hooks of a step or task except exit; true when all started hooks completed. Raises NodeError."""
+def run_conditional(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Run the hooks of a step or task except exit. Return True when all started hooks completed. Raises NodeError."""
     done, values = True, Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
     for name, hook in _conditional(caller, node["name"]):
-        if context.table.get(name) or _holds(context, hook, values):
+        if context.table.get(name) or _is_true(context, hook, values):
             outputs, arguments = context.table.last_attempt(node).get("outputs"), hook.get("arguments") or {}
             if outputs is not None:
-                arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
+                arguments = _resolve_arguments(context, arguments, values, options.kind, caller["name"], outputs)
             done &= _run(context, name, hook, arguments, Options(options.boundary, flag=HOOKED))
             context.table.child(node["name"], name)
     return done
 
 
-def after(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Runs the exit hook of a completed step or task; true if there is none or it completed.
+def run_exit(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Run the exit hook of a completed step or task. Return True if it completed or does not exist.
 
     Raises NodeError if it cannot run now: an error for a step group, ignored by a DAG.
     """
-    hook = of_exit(context, caller)
+    hook = exit_hook(context, caller)
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
         return True
     values = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
-    if hook.get("expression") and not _holds(context, hook, values):
+    if hook.get("expression") and not _is_true(context, hook, values):
         return True
     outputs = context.table.last_attempt(node).get("outputs") or {}
-    arguments = _resolved(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
+    arguments = _resolve_arguments(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
     name = f"{node['name']}.onExit"
     try:
         return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOKED))
@@ -95,12 +95,12 @@ def after(context: Context, caller: Task, node: Node, scope: Scope, options: Opt
         context.table.child(node["name"], name)  # even if it cannot start
 
 
-def _holds(context: Context, hook: Task, scope: Scope) -> bool:
+def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
     return evaluate_bool(hook["expression"], nest_scope(scope.parameters(context.inputs.globals)))
 
 
 def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options) -> bool:
-    """Whether the hook has completed. Raises NodeError."""
+    """Run a hook. Return True if it has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
     except Parallel as error:  # Argo treats its own limit as an error here
@@ -109,7 +109,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
 
 
 def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """The hooks of a workflow, step or task except exit, with the names of their nodes. Raises NodeError."""
+    """Yield the hooks of a workflow, step or task except exit, with their nodes' names. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT:
             continue
@@ -119,14 +119,14 @@ def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
         yield node, hook
 
 
-def _resolved(
+def _resolve_arguments(
     context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a hook, which can reference its own node's outputs. Raises NodeError."""
+    """Return the arguments of a hook, which can reference its own node's outputs. Raises NodeError."""
     if not arguments:
         return arguments
     add_outputs(scope, f"{kind}.{name}", outputs, missing="")
-    arguments = absent_arguments(scope, arguments)
+    arguments = mark_absent_arguments(scope, arguments)
     arguments = substitute(arguments, scope.parameters(context.inputs.globals))
-    files = [artifact_of(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
+    files = [resolve_artifact(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
     return {**arguments, "artifacts": [artifact for artifact in files if artifact]}

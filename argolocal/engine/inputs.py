@@ -24,7 +24,7 @@ STRFTIME = "BbmAadHIMSYypZzL"
 
 
 class Filled(dict[str, Any]):
-    """A template in which every tag is substituted."""
+    """A template without unsubstituted tags."""
 
 
 PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
@@ -40,7 +40,7 @@ class Inputs:
         self.globals = self._globals()
 
     def arguments(self) -> dict[str, Any]:
-        """The workflow's arguments, with their resolved values."""
+        """Return the workflow's arguments, with their resolved values."""
         arguments = self.spec.get("arguments") or {}
         values = [
             {"name": parameter["name"], "value": self.globals[f"workflow.parameters.{parameter['name']}"]}
@@ -79,23 +79,23 @@ class Inputs:
         return {f"workflow.{key}": value for key, value in values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
-        """Adds outputs with a globalName to the workflow's outputs and globals."""
+        """Add outputs with a globalName to the workflow's outputs and globals."""
         for kind in ("parameters", "artifacts"):
             for output in outputs.get(kind) or []:
                 name = output.get("globalName")
                 if not name or (kind == "parameters" and "value" not in output):
                     continue
-                kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
+                exported = self.status.setdefault("outputs", {}).setdefault(kind, [])
                 entry = {
                     **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
                     "name": name,
                 }
-                kept[:] = [old for old in kept if old["name"] != name] + [entry]
+                exported[:] = [old for old in exported if old["name"] != name] + [entry]
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
     def template(self, caller: Task) -> Template:
-        """The template that a step, task or hook calls. Raises NodeError."""
+        """Return the template that a step, task or hook calls. Raises NodeError."""
         if caller.get("inline"):
             return {"name": "", **caller["inline"]}
         template = self.templates.get(caller.get("template", ""))
@@ -104,46 +104,46 @@ class Inputs:
         return template
 
     def process_args(self, template: Template, args: dict[str, Any], local: dict[str, str]) -> Template:
-        """The template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
-        given = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
+        """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
+        arguments = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
         files = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
         inputs = template.get("inputs") or {}
         parameters = [
-            self._input(parameter, given.get(parameter["name"])) for parameter in inputs.get("parameters") or []
+            self._input(parameter, arguments.get(parameter["name"])) for parameter in inputs.get("parameters") or []
         ]
         artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
-        filled: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
-        return self.substitute_params(filled, local)
+        bound: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        return self.substitute_params(bound, local)
 
-    def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    def _input(self, parameter: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
-        if given is not None:
-            if given.get("value") == ABSENT:
+        if argument is not None:
+            if argument.get("value") == ABSENT:
                 if value is None:
                     raise NodeError(
                         f"inputs.parameters.{parameter['name']}: argument references an absent optional "
                         "(skipped/omitted node output with no default)"
                     )
             else:
-                value = given.get("value")
+                value = argument.get("value")
         if value is None:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
     def substitute_params(self, template: Template, local: dict[str, str]) -> Template:
-        """Substitutes globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
+        """Substitute globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local}
-        given, outputs = template["inputs"], template.get("outputs") or {}
+        inputs, outputs = template["inputs"], template.get("outputs") or {}
         text = replace(json.dumps(template), scope)
-        if "{{" in repr((given, outputs)):
+        if "{{" in repr((inputs, outputs)):
             new = parse_result(text)
-            given, outputs = new["inputs"], new.get("outputs") or {}
-        scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
+            inputs, outputs = new["inputs"], new.get("outputs") or {}
+        scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in inputs["parameters"]}
         if ALL_PARAMETERS.search(text):
-            scope["inputs.parameters"] = gofmt.dump_structs(given["parameters"], PARAMETER)
-        for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+            scope["inputs.parameters"] = gofmt.dump_structs(inputs["parameters"], PARAMETER)
+        for kind, files in (("inputs", inputs["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
             scope |= {
-                f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                f"{kind}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
                 for artifact in files
                 if artifact.get("path")
             }
@@ -154,41 +154,41 @@ class Inputs:
         return parse_result(text) if "{{" in text else Filled(parse_result(text))
 
 
-def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
-    """The workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
+def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
+    """Return the workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
 
     Source: Argo's updateWorkflowMetadata.
     """
-    metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
-    if not given.get("labelsFrom"):
+    metadata, workflow_metadata = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
+    if not workflow_metadata.get("labelsFrom"):
         return workflow
     env, labels = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
-    for name, source in given["labelsFrom"].items():
+    for name, source in workflow_metadata["labelsFrom"].items():
         where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:
             value = evaluate(source["expression"], env)
         except ExprError as error:
             raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
         if not isinstance(value, str) or not LABEL.fullmatch(value):
-            rule = "it must be a text of at most 63 letters, digits, -, _ and ., with no sign at its ends"
+            rule = "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends"
             raise ConfigError(f"{where} gives {value!r}: {rule}.")
         labels[name] = value
     return {**workflow, "metadata": {**metadata, "labels": labels}}
 
 
-def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+def _artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
     has_default = has_location(artifact)
     if not artifact.get("optional") and not has_default:
-        if given is None:
+        if argument is None:
             raise NodeError(f"inputs.artifacts.{artifact['name']} was not supplied")
-        if not has_location(given):
+        if not has_location(argument):
             raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
-    if given is None:
+    if argument is None:
         return artifact
     # all other fields, even archive and optional, come from the argument, as in Argo
-    return {**given} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
+    return {**argument} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
 
 
 def has_location(artifact: dict[str, Any]) -> bool:
-    """Whether an artifact names a storage location."""
+    """Return True if an artifact names a storage location."""
     return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

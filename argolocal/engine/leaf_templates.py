@@ -1,6 +1,4 @@
-"""Leaf templates: those that run as a pod or an HTTP request.
-
-    node = execute(context, name, caller, template, options)     # adds a Start to context.actions
+"""Leaf templates: templates that run as a pod or an HTTP request.
 
 Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 """
@@ -24,7 +22,7 @@ RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result""
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Requests the start of a node's pod, once. Raises NodeError."""
+    """Add a Start of the node's pod to `context.actions`, once. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
@@ -43,18 +41,18 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]
     }
     try:
-        known = {**context.inputs.globals, **scope, "pod.name": pod}
-        final = template if isinstance(template, Filled) else substitute(template, known)
-        patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
-        final = pod_patch.apply_patches(final, patches)
+        values = {**context.inputs.globals, **scope, "pod.name": pod}
+        resolved = template if isinstance(template, Filled) else substitute(template, values)
+        patches = substitute(context.spec.get("podSpecPatch"), values), resolved.get("podSpecPatch")
+        resolved = pod_patch.apply_patches(resolved, patches)
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
-    limits = [options.deadline] if options.deadline else []
+    deadlines = [options.deadline] if options.deadline else []
     try:
-        if (seconds := final.get("activeDeadlineSeconds")) is not None:
-            limits.append(context.table.now + retry.parse_int(seconds))
+        if (seconds := resolved.get("activeDeadlineSeconds")) is not None:
+            deadlines.append(context.table.now + retry.parse_int(seconds))
         if template.get("timeout"):
-            limits.append(admission.timeout_at(node, template))
+            deadlines.append(admission.timeout_at(node, template))
     except ValueError as error:
         raise NodeError(str(error)) from None
     context.started.add(node["id"])
@@ -62,19 +60,19 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         context.table.active.add(node["id"])
     context.table.orphaned.discard(node["id"])
     containers = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
-    deadline, capture = min(limits, default=None), _captures_result(context, name, options.boundary)
-    context.actions.append(Start(node["id"], pod, final, capture, deadline, containers))
+    deadline, capture = min(deadlines, default=None), _captures_result(context, name, options.boundary)
+    context.actions.append(Start(node["id"], pod, resolved, capture, deadline, containers))
     return node
 
 
 def _captures_result(context: Context, name: str, boundary: str) -> bool:
-    """Whether the parent's template references this step's outputs.result."""
+    """Return True if the parent's template references this step's outputs.result."""
     if not boundary:
         return False
-    above = context.nodes[boundary]
-    parent = context.filled(above["name"]) or context.inputs.templates.get(context.caller(above)["template"], {})
+    node = context.nodes[boundary]
+    parent = context.template_of(node["name"]) or context.inputs.templates.get(context.caller(node)["template"], {})
     kind = "tasks" if "dag" in parent else "steps"
-    expansion = context.expansion(above["name"])
+    expansion = context.expansion(node["name"])
     if expansion.results_read is None:
         references = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
         expansion.results_read = {plain or quoted for plain, quoted in references}
@@ -84,7 +82,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
 def _container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: Options
 ) -> dict[str, str]:
-    """Creates the containers' nodes, or resets them after a runner crash. Returns {container: node id}."""
+    """Create the containers' nodes, or reset them after a runner crash. Return {container: node id}."""
     names = {
         container["name"]: f"{node['name']}.{container['name']}" for container in template["containerSet"]["containers"]
     }
@@ -95,6 +93,6 @@ def _container_nodes(
         else:
             context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))
     for container in template["containerSet"]["containers"]:
-        for above in [names[need] for need in container.get("dependencies") or []] or [node["name"]]:
-            context.table.child(above, names[container["name"]])
+        for parent in [names[need] for need in container.get("dependencies") or []] or [node["name"]]:
+            context.table.child(parent, names[container["name"]])
     return {name: context.table.ids[full] for name, full in names.items()}

@@ -17,12 +17,12 @@ from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_NODES = 50_000  # per run: several times what fits into an Argo status; creating them takes about 10 s
+MAX_NODES = 50_000  # per run: several times the limit of an Argo status; creating them takes about 10 s
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def fulfilled(node: Node) -> bool:
-    """Whether dependents may start: the node completed, or is a running daemon."""
+    """Return True if dependents may start: the node completed, or is a running daemon."""
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
 
 
@@ -43,14 +43,14 @@ class TimedOut(NodeError):
 
 @dataclass(frozen=True)
 class Start:
-    """Run this node's pod. `deadline`: kill it then (unix seconds)."""
+    """Run this node's pod. `deadline`: when to kill it (unix seconds)."""
 
     id: str
     pod: str
     template: Any
     capture: bool = False  # stdout is an output
     deadline: float | None = None
-    containers: dict[str, str] = field(default_factory=dict)  # of a containerSet, with their nodes' ids
+    containers: dict[str, str] = field(default_factory=dict)  # of a containerSet: container → node id
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Options:
-    """The context in which a template is executed (Argo's executeTemplateOpts)."""
+    """Options of the execution of a template (Argo's executeTemplateOpts)."""
 
     boundary: str = ""
     on_exit: bool = False
@@ -112,7 +112,7 @@ class Options:
 
 @lru_cache(65536)
 def fnv32a(name: str) -> int:
-    """32-bit FNV-1a hash, as in node ids and pod names."""
+    """Return the 32-bit FNV-1a hash, as in node ids and pod names."""
     value = 0x811C9DC5
     for byte in name.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -120,13 +120,13 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Unix seconds → RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
+    """Convert unix seconds to RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @lru_cache(4096)
 def parse_time(text: str) -> float:
-    """RFC 3339 → unix seconds."""
+    """Convert RFC 3339 to unix seconds."""
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -154,7 +154,7 @@ class NodeTable:
         self.now, self.requeue = 0.0, False  # requeue: a node was fulfilled, so walk the templates again
 
     def drain_changes(self) -> dict[str, Any]:
-        """What changed since the last call: whole nodes, and new children of otherwise unchanged ones."""
+        """Return the changes since the last call: whole nodes, and new children of otherwise unchanged nodes."""
         changed, self.changed, added, self.added = self.changed, {}, self.added, {}
         nodes = {id: self.nodes[id] for id in changed}
         return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
@@ -171,10 +171,10 @@ class NodeTable:
         return self.nodes[id] if id is not None else None
 
     def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
-        """A new node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
+        """Create a node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
         if len(self.nodes) >= MAX_NODES:
-            way = "do templates call themselves more than once? Give them a `when` that ends it, or use several runs"
-            raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({way})")
+            hint = "if templates call themselves more than once, end the recursion by a `when`, or use several runs"
+            raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({hint})")
         boundary = self.nodes.get(options.boundary)
         relative = name[len(boundary["name"]) :] if boundary else name
         node: Any = {
@@ -202,7 +202,7 @@ class NodeTable:
     def get_or_create(
         self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
     ) -> Node:
-        """The node, created with the template's inputs if absent."""
+        """Return the node, created with the template's inputs if absent."""
         node = self.get(name)
         if not node:
             node = self.create(name, type, phase, caller, options)
@@ -210,7 +210,7 @@ class NodeTable:
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Sets phase and message, and `finishedAt` if the phase is fulfilled."""
+        """Set phase and message, and `finishedAt` if the phase is fulfilled."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed[node["id"]] = None
@@ -229,7 +229,7 @@ class NodeTable:
         return node
 
     def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
-        """Marks the node Error, creating it if absent."""
+        """Mark the node Error, creating it if absent."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -244,21 +244,21 @@ class NodeTable:
             self.added.setdefault(node["id"], []).append(id)
 
     def outbound(self, id: str) -> list[str]:
-        """The outbound nodes of node `id`: the parents of the nodes that follow it. Raises Crashed."""
+        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises Crashed."""
         if id not in self.nodes:
             raise Crashed("was unable to obtain node")
         node = self.nodes[id]
-        below = node.get("children", [])
+        children = node.get("children", [])
         named = node.get("templateName") or node.get("templateRef")  # Argo cannot look up an inline template
-        inside = below and named and self.nodes.get(below[0], {}).get("type") == "Container"
-        group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and inside)
-        cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
-        if cached or (node["type"] in LEAF_TYPES and not group) or (group and not below):
+        is_container_set = children and named and self.nodes.get(children[0], {}).get("type") == "Container"
+        is_group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and is_container_set)
+        is_cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
+        if is_cached or (node["type"] in LEAF_TYPES and not is_group) or (is_group and not children):
             return [id]
-        if group:
-            return [out for child in below for out in self._outbound_of(node, child)]
-        if node["type"] == "Retry" and below:
-            return below[-1:]
+        if is_group:
+            return [out for child in children for out in self._outbound_of(node, child)]
+        if node["type"] == "Retry" and children:
+            return children[-1:]
         return [out for child in node.get("outboundNodes", []) for out in self.outbound(child)]
 
     def _outbound_of(self, group: Node, child: str) -> list[str]:
@@ -269,7 +269,7 @@ class NodeTable:
         return self.outbound(child)
 
     def attempts(self, node: Node) -> list[Node]:
-        """The attempts of a Retry node, without its hooks; attempts of a retried hook are flagged as both.
+        """Return the attempts of a Retry node, without its hooks; attempts of a retried hook are flagged as both.
 
         Raises Crashed.
         """
@@ -280,7 +280,7 @@ class NodeTable:
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
     def last_attempt(self, node: Node) -> Node:
-        """A Retry node's last attempt; any other node itself."""
+        """Return a Retry node's last attempt, or any other node itself."""
         attempts = self.attempts(node) if node["type"] == "Retry" else []
         return attempts[-1] if attempts else node
 
@@ -295,7 +295,7 @@ class NodeTable:
 
 
 def _template_fields(caller: Task, local: str) -> dict[str, Any]:
-    """The fields of a node that name its template; `templateRef` for templates of other objects."""
+    """Return the fields of a node that name its template; `templateRef` for templates of other objects."""
     if reference := caller.get("templateRef"):
         return {"templateRef": reference, "templateScope": local}
     scope, _, name = caller.get("template", "").rpartition("/")
@@ -303,7 +303,7 @@ def _template_fields(caller: Task, local: str) -> dict[str, Any]:
 
 
 def record_inputs(node: Node, template: Template) -> None:
-    """Records the template's inputs on the node."""
-    kept = {kind: values for kind, values in template["inputs"].items() if values}
-    if kept:
-        node["inputs"] = kept
+    """Record the template's inputs on the node."""
+    inputs = {kind: values for kind, values in template["inputs"].items() if values}
+    if inputs:
+        node["inputs"] = inputs

@@ -1,9 +1,9 @@
-"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can change.
+"""Order of the visits of a pass to the tasks of a DAG: Argo's order, restricted to tasks that can change.
 
-    Order(targets, needs, eager).walk(visit, held)    # visit(task) → (dependents may start, completed); or HELD
+    Order(targets, needs, eager).walk(visit, held)    # visit(task) → (dependents may start, completed) or HELD
 
-On every pass Argo visits the ancestors of each target, then the target. A completed task, or one whose dependencies are
-unfinished, cannot change, so a pass here costs O(running tasks), not O(tasks).
+On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task with unfinished
+dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
 """
 
 import re
@@ -39,17 +39,17 @@ class Order:
                 self._push(name, self.live, 0)
 
     def walk(self, visit: Callable[[str], State], on_held: Callable[[str], object]) -> None:
-        """One pass over all tasks that can change, in order, including those that become ready during it.
+        """Visit all tasks that can change, in order, including tasks that become ready during the pass.
 
         Calls `on_held` once for each ready task that a limit blocks.
         """
         live, self.live = self.live, []
-        at, held = 0, False
+        position, is_held = 0, False
         while True:
-            if new := bool(self.fresh) and not held and (at == len(live) or self.fresh[0] < live[at]):
+            if new := bool(self.fresh) and not is_held and (position == len(live) or self.fresh[0] < live[position]):
                 index = heappop(self.fresh)
-            elif at < len(live):
-                index, at = live[at], at + 1
+            elif position < len(live):
+                index, position = live[position], position + 1
             else:
                 break
             name = self.names[index]
@@ -58,34 +58,34 @@ class Order:
             except Exception:  # the next pass visits it and the tasks after it
                 if new:
                     heappush(self.fresh, index)
-                self.live += live[at - (not new) :]
+                self.live += live[position - (not new) :]
                 raise
             if new and passed is None:
                 heappush(self.fresh, index)
-                held = True
+                is_held = True
                 continue
             if passed and name not in self.passed:
                 self.passed.add(name)
                 for dependent in self.after[name]:
                     self.waiting[dependent] -= 1
                     if not self.waiting[dependent]:
-                        self._push(dependent, live, at)
+                        self._push(dependent, live, position)
             if not completed:
                 self.live.append(index)
         unseen, self.unseen = self.unseen, []
-        for index in unseen if held else ():
+        for index in unseen if is_held else ():
             on_held(self.names[index])
 
-    def _push(self, name: str, live: list[int], at: int) -> None:
+    def _push(self, name: str, live: list[int], position: int) -> None:
         if name in self.eager:
-            insort(live, self.index[name], at)
+            insort(live, self.index[name], position)
         else:
             heappush(self.fresh, self.index[name])
             self.unseen.append(self.index[name])
 
 
 def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
-    """`names` and their ancestors, dependencies first."""
+    """Return `names` and their ancestors, dependencies first."""
     ordered: dict[str, None] = {}
     for target in names:
         entered = {target}
@@ -102,19 +102,19 @@ def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -
 
 
 def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """The dependencies of `task`, and its `depends` as an expression over them, in which they are t0, t1, ...
+    """Return the dependencies of `task`, and its `depends` as an expression that calls them t0, t1, ...
 
     Tasks with dependencies of the same form thus share one expression, which is parsed once.
     """
     aliases: dict[str, str] = {}
 
-    def aliased(match: re.Match[str]) -> str:
+    def to_alias(match: re.Match[str]) -> str:
         name, _, result = match[0].partition(".")
         alias = aliases.setdefault(name, f"t{len(aliases)}")
         return f"{alias}.{result}" if result else _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
-    logic = NAMES.sub(aliased, depends)
+    logic = NAMES.sub(to_alias, depends)
     return list(aliases), logic
 
 

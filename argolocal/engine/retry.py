@@ -1,9 +1,7 @@
 """Retry nodes: their attempts, and the decision after each failed attempt; template defaults.
 
-    node = execute(context, name, caller, template, strategy, options)
-
 Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that the
-policy does not retry still waits for one backoff, and without a limit there is no backoff.
+policy does not retry still waits for one backoff, and a strategy without a limit never waits.
 Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
 """
 
@@ -27,7 +25,7 @@ TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS hands
 
 @dataclass(frozen=True)
 class Outcome:
-    """Completed in `phase`, or another attempt: not before `wait`, killed at `deadline` (unix seconds)."""
+    """The final `phase`, or another attempt: not before `wait`, killed at `deadline` (unix seconds)."""
 
     phase: str = ""
     message: str = ""
@@ -38,7 +36,7 @@ class Outcome:
 def execute(
     context: Context, name: str, caller: Task, template: Template, strategy: dict[str, Any], options: Options
 ) -> Node:
-    """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
+    """Advance a Retry node. Raises Parallel, NodeError."""
     table = context.table
     parent = table.get(name)
     if not parent:
@@ -46,7 +44,7 @@ def execute(
         record_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
     child = None
-    for _ in range(2):  # once more when an attempt ends at once
+    for _ in range(2):  # a second time if an attempt ends immediately
         attempts = table.attempts(parent)
         if child:
             try:
@@ -63,7 +61,7 @@ def execute(
         else:
             number = max(len(attempts) - 1, 0)
         attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
-        if not context.filled(attempt):
+        if not context.template_of(attempt):
             local = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
             local |= last_retry_variables(attempts[number - 1] if number else None)
             try:
@@ -79,7 +77,7 @@ def execute(
 
 
 def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> float | None:
-    """The deadline of the attempt that follows the last one (0: none); None if none follows, or not yet.
+    """Return the deadline of the next attempt (0: unlimited), or None if no attempt may start now.
 
     Raises NodeError.
     """
@@ -103,7 +101,7 @@ def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy
 def _execute_attempt(
     context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
 ) -> Node | None:
-    """Runs one attempt below its Retry node. Raises Parallel, NodeError."""
+    """Run one attempt below its Retry node. Raises Parallel, NodeError."""
     table = context.table
     try:
         child = context.execute(attempt, caller, {}, options, retried=True)
@@ -122,7 +120,7 @@ def _execute_attempt(
 
 
 def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
-    """What follows a completed attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
+    """Decide how to continue after an attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
     last, now = attempts[-1], context.table.now
     if last["phase"] not in FAILED:
         return Outcome("Succeeded")
@@ -159,12 +157,12 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
 
 
 def policy(strategy: dict[str, Any]) -> str:
-    """The retry policy, with Argo's default."""
+    """Return the retry policy, with Argo's default."""
     return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
 def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
-    """duration × factor^(attempts-1), at most cap; in seconds."""
+    """Return duration × factor^(attempts-1), at most cap; in seconds."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = gofmt.parse_seconds(str(backoff["duration"]))
@@ -175,27 +173,27 @@ def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
 
 
 def parse_int(value: Any) -> int:
-    """An integer of the manifest. Raises ValueError with Argo's message."""
+    """Parse an integer of the manifest. Raises ValueError with Argo's message."""
     if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ValueError(f"value '{value}' cannot be resolved to an int")
     return int(value)
 
 
 def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str]:
-    """lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
+    """Return lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
     if last is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    ends = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
+    times = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
     return {
         "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
-        "lastRetry.duration": gofmt.format_g(ends[-1] - ends[0]),
+        "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),
         "lastRetry.status": last["phase"],
         "lastRetry.message": last.get("message", ""),
     }
 
 
 def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """The template merged over `templateDefaults`, without defaults for other template types."""
+    """Merge the template over `templateDefaults`, without defaults for other template types."""
     if not defaults:
         return template
     kinds = {kind for kind in TEMPLATE_TYPES if kind in template}

@@ -45,10 +45,10 @@ WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler(Context):
-    """One workflow, which `advance` brings as far as possible."""
+    """One workflow; `advance` executes all that can be executed now."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Applies the events and returns the actions to take; sets `wake`."""
+        """Apply the events and return the actions to take; sets `wake`."""
         self.table.now, self.wake, self.actions = now, None, []
         if self.status["phase"]:
             duration = f"{now - parse_time(self.status['startedAt']):.6f}"
@@ -59,7 +59,7 @@ class Scheduler(Context):
             self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
         for event in events:
             self._apply(event)
-        if not admission.admitted(self):
+        if not admission.admit(self):
             return []
         self._apply_limits()
         if self.spec.get("suspend") and not self.shutdown:
@@ -67,7 +67,7 @@ class Scheduler(Context):
         self.table.requeue = True
         while self.table.requeue and self.status["phase"] == "Running":
             self.table.requeue, self.blocked_reason = False, ""
-            admission.release(self)
+            admission.release_locks(self)
             try:
                 self._reconcile()
             except Crashed as error:
@@ -76,15 +76,15 @@ class Scheduler(Context):
                 for node in [self.nodes[id] for id in self.table.orphaned]:
                     self._restart_orphan(node)
         if self.status["phase"] == "Running" and not self._can_progress():
-            long = "until the deadline" if self.deadline else "for ever"
-            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait for it {long}"
+            duration = "until the deadline" if self.deadline else "for ever"
+            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait for it {duration}"
             self.finish("Error", message, deadlocked=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restarts a pod of a dead runner whose completed parent does not restart it."""
+        """Restart a pod of a dead runner whose completed parent does not restart it."""
         retries = (retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry")
         top = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
         options = Options(top.get("boundaryID", ""), self.on_exit(top), flag=dict(top.get("nodeFlag", {})))
@@ -110,7 +110,7 @@ class Scheduler(Context):
         if node["phase"] in FULFILLED:
             return
         if isinstance(event, PodStarted):
-            if (self.filled(node["name"]) or {}).get("daemon"):
+            if (self.template_of(node["name"]) or {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.daemons[node["id"]] = None
             if node["type"] == "Pod":
@@ -135,7 +135,7 @@ class Scheduler(Context):
         self.expansions.pop(node["name"], None)
 
     def _end_containers(self, id: str) -> None:
-        """Fails the unfinished containers of a completed pod."""
+        """Fail the unfinished containers of a completed pod."""
         node = self.nodes.get(id)
         if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED:
@@ -144,18 +144,18 @@ class Scheduler(Context):
                 self._end_containers(child)
 
     def _apply_limits(self) -> None:
-        """Kills the nodes that a shutdown or the workflow's deadline forbids."""
-        late = bool(self.deadline and self.table.now >= self.deadline)
-        if not (late or self.shutdown):
+        """Kill the nodes that a shutdown or the workflow's deadline forbids."""
+        is_overdue = bool(self.deadline and self.table.now >= self.deadline)
+        if not (is_overdue or self.shutdown):
             return
         for id, node in list(self.nodes.items()):
             if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
             exiting = self.on_exit(node)
             if self.shutdown and not self.may_run(exiting):
-                how = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
-                self.table.mark(node["name"], "Failed", how.format(self.shutdown))
-            elif late and not exiting:
+                text = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
+                self.table.mark(node["name"], "Failed", text.format(self.shutdown))
+            elif is_overdue and not exiting:
                 self.table.mark(node["name"], "Failed", "Step exceeded its deadline")
             else:
                 continue
@@ -173,11 +173,11 @@ class Scheduler(Context):
         self.inputs.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
             self.inputs.globals["workflow.failures"] = hooks.failures(self)
-        if not hooks.of_workflow(self) or node["phase"] not in FULFILLED:
+        if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED:
             return
         phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         exit_node = None
-        if hook := hooks.of_exit(self, self.spec):
+        if hook := hooks.exit_hook(self, self.spec):
             name = f"{self.name}.onExit"
             if self.table.get(name) or self.may_run(True):
                 try:
@@ -214,7 +214,7 @@ class Scheduler(Context):
             self.release_deferred.discard(node["id"])
             return node
         try:
-            template = self.filled(name) or self._enter(name, caller, arguments, options)
+            template = self.template_of(name) or self._enter(name, caller, arguments, options)
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
@@ -244,8 +244,8 @@ class Scheduler(Context):
 
     def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
         template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
-        if mounted := volumes.mounted_volumes(self.spec, self.status, template):
-            template = {**template, "volumes": mounted}
+        if declared_volumes := volumes.mounted_volumes(self.spec, self.status, template):
+            template = {**template, "volumes": declared_volumes}
         if self.spec.get("archiveLogs"):
             template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
         local = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}

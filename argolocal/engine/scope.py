@@ -1,6 +1,6 @@
 """The tags available to a step or task: inputs of its template, workflow outputs, preceding steps or ancestor tasks.
 
-A value is a string, None (the output of a skipped step that has no default), or an artifact (a dict).
+A value is a string, None (the output of a skipped step without a default), or an artifact (a dict).
 Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
 """
 
@@ -23,12 +23,12 @@ class Scope(dict[str, Any]):
     """Tag → value."""
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
-        """The string and absent values, with `globals` as fallback."""
+        """Return the string and absent values, with `globals` as fallback."""
         return Texts(self, globals or {})
 
 
 class Texts(Mapping[str, str | None]):
-    """A view, not a copy: of a thousand tags a step uses one or two."""
+    """A view of the texts, not a copy: of a thousand tags a step uses one or two."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope, self.globals = scope, globals
@@ -38,15 +38,15 @@ class Texts(Mapping[str, str | None]):
         return value if value is None or isinstance(value, str) else self.globals[name]
 
     def __iter__(self) -> Iterator[str]:
-        kept = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
-        return iter(dict.fromkeys((*self.globals, *kept)))
+        texts = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
+        return iter(dict.fromkeys((*self.globals, *texts)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def of_template(status: Mapping[str, Any], template: Template) -> Scope:
-    """The inputs of a template and the workflow outputs exported so far."""
+def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
+    """Return the inputs of a template and the workflow outputs exported so far."""
     scope = Scope(
         {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
     )
@@ -61,7 +61,7 @@ def of_template(status: Mapping[str, Any], template: Template) -> Scope:
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """`tasks.NAME.*` of one node; for a Retry node, of its last attempt."""
+    """Add the tags `tasks.NAME.*` of one node; for a Retry node, of its last attempt."""
     node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
@@ -80,13 +80,13 @@ def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -
 
 
 def check_named(caller: Mapping[str, Any]) -> None:
-    """Argo looks up the template of a completed loop by name; an inline one has none. Raises ValueError."""
+    """Raise ValueError for an inline template: Argo looks up the template of a completed loop by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
 
 def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
-    """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook can read of its own node (exit_handler.go)."""
+    """Add `tasks.NAME.outputs.parameters.*` and artifacts; all that a hook can read of its node (exit_handler.go)."""
     for parameter in outputs.get("parameters") or []:
         if (value := parameter.get("value", missing)) is not None:
             scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
@@ -95,7 +95,7 @@ def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: 
 
 
 def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
-    """The declared outputs of a node that never ran: their defaults, or None."""
+    """Add the declared outputs of a node that never ran: their defaults, or None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
     outputs = template.get("outputs") or {}
@@ -107,9 +107,9 @@ def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Templa
 
 
 def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
-    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
-    plain = (node for node in nodes if not node.get("nodeFlag"))
-    ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+    """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
+    items = (node for node in nodes if not node.get("nodeFlag"))
+    ordered = sorted(items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
     if not ordered:
         return
     rows, columns, results = [], {}, []
@@ -132,7 +132,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None
 
 
 def _structured(values: list[str]) -> list[Any]:
-    """The parsed values if all are JSON lists or maps, else the strings unchanged."""
+    """Return the parsed values if all are JSON lists or maps, else the strings unchanged."""
     try:
         parsed = [gofmt.parse_json(value, whole=float) for value in values]
     except ValueError:
@@ -140,10 +140,10 @@ def _structured(values: list[str]) -> list[Any]:
     return parsed if all(isinstance(value, (list, dict)) for value in parsed) else values
 
 
-def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Marks arguments that consist of one tag without a value as absent, so that the input's default applies."""
+def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Mark arguments that consist of one tag without a value as absent, so that the input's default applies."""
 
-    def marked(parameter: dict[str, Any]) -> dict[str, Any]:
+    def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
         if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
             tag = value[2:-2].strip()
@@ -153,13 +153,13 @@ def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
 
     if not arguments.get("parameters"):
         return arguments
-    return {**arguments, "parameters": [marked(parameter) for parameter in arguments["parameters"]]}
+    return {**arguments, "parameters": [mark(parameter) for parameter in arguments["parameters"]]}
 
 
-def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
-    """The artifact referenced by `from` or `fromExpression`; None if optional and absent.
+def resolve_artifact(scope: Scope, artifact: dict[str, Any], prefix: str = "") -> dict[str, Any] | None:
+    """Return the artifact referenced by `from` or `fromExpression`; None if optional and absent.
 
-    Raises TemplateError, whose message starts with the prefix `unable`.
+    Raises TemplateError, whose message starts with `prefix`.
     """
     source, expression = artifact.get("from") or "", artifact.get("fromExpression")
     if not source and not expression:
@@ -169,7 +169,7 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
     except NodeError as error:
         if artifact.get("optional"):
             return None
-        raise TemplateError(f"{unable}{error}") from None
+        raise TemplateError(f"{prefix}{error}") from None
     if not isinstance(resolved, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
     resolved = {**resolved, "name": artifact["name"]}
@@ -180,7 +180,7 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
 
 
 def _read(scope: Scope, source: str) -> Any:
-    """The value of a tag, or of an expression in braces. Raises NodeError."""
+    """Return the value of a tag, or of an expression in braces. Raises NodeError."""
     tag = source.removeprefix("{{").removesuffix("}}").strip()
     if tag.startswith("="):
         return evaluate(tag[1:], nest_scope(scope))
@@ -189,8 +189,8 @@ def _read(scope: Scope, source: str) -> Any:
     return scope[tag]
 
 
-def outputs_of(template: Template, scope: Scope) -> dict[str, Any] | None:
-    """The outputs of a DAG or steps template. Raises TemplateError."""
+def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
+    """Return the outputs of a DAG or steps template. Raises TemplateError."""
     declared = template.get("outputs") or {}
     outputs: dict[str, Any] = {}
     for parameter in declared.get("parameters") or []:
@@ -199,11 +199,11 @@ def outputs_of(template: Template, scope: Scope) -> dict[str, Any] | None:
             {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
         )
     for artifact in declared.get("artifacts") or []:
-        resolved = artifact_of(scope, artifact, "unable to resolve outputs from scope: ")
+        resolved = resolve_artifact(scope, artifact, "unable to resolve outputs from scope: ")
         if resolved and (artifact.get("from") or artifact.get("fromExpression")):
-            kept = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
+            global_name = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
             resolved = {key: value for key, value in resolved.items() if key != "globalName"}
-            outputs.setdefault("artifacts", []).append(resolved | kept)
+            outputs.setdefault("artifacts", []).append(resolved | global_name)
     return outputs or None
 
 

@@ -1,7 +1,7 @@
 """Steps templates: groups run in sequence, the steps of a group in parallel.
 
 A group completes when all its steps have. A group in phase Failed or Error fails the template, unless `continueOn`
-allows it; the template's phase is Failed either way. Source: Argo's steps.go.
+allows it; the template's phase is Failed in both cases. Source: Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
@@ -17,22 +17,22 @@ from argolocal.manifest.types import Node, Task, Template
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Advances a steps node."""
+    """Advance a steps node."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
-    scope |= scopes.of_template(context.status, template)
+    scope |= scopes.template_scope(context.status, template)
     inner = Options(node["id"], options.on_exit, "steps")
     complete = expansion.complete_groups
-    group, before = node, f"{name}[{complete - 1}]" if complete else ""
+    group, previous = node, f"{name}[{complete - 1}]" if complete else ""
     for index, steps in enumerate(template["steps"][complete:], complete):
         group_name = f"{name}[{index}]"
         if not (group := context.table.get(group_name)):
             group = context.table.create(group_name, "StepGroup", "Running", {}, inner)
-            _connect(context, name, before, group_name)
-        before = group_name
-        fulfilled_group = group["phase"] in FULFILLED and _children_fulfilled(context, group)
-        if not fulfilled_group and Group(context, group_name, scope, inner).run(steps):
+            _connect(context, name, previous, group_name)
+        previous = group_name
+        is_fulfilled = group["phase"] in FULFILLED and _children_fulfilled(context, group)
+        if not is_fulfilled and Group(context, group_name, scope, inner).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the template
             return node
@@ -47,9 +47,9 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         expansion.complete_groups = index + 1
-    group = context.nodes[context.table.ids[before]] if before else node
+    group = context.nodes[context.table.ids[previous]] if previous else node
     node["outboundNodes"] = _outbound(context, group)
-    if outputs := scopes.outputs_of(template, scope):
+    if outputs := scopes.resolve_outputs(template, scope):
         node["outputs"] = outputs
         context.inputs.export(outputs)
     admission.try_save_outputs(context, node)
@@ -57,21 +57,21 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 
 def _children_fulfilled(context: Context, node: Node) -> bool:
-    """Whether all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
+    """Return True if all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
     children = node.get("children", [])
     return all(_children_fulfilled(context, context.nodes[id]) for id in children if id in context.nodes) and (
         bool(children) or fulfilled(node)
     )
 
 
-def _connect(context: Context, name: str, before: str, group: str) -> None:
-    if not before:
+def _connect(context: Context, name: str, previous: str, group: str) -> None:
+    if not previous:
         context.table.child(name, group)
         return
-    previous = context.nodes[context.table.ids[before]]
-    if not previous.get("children"):
-        context.table.child(before, group)
-    for child in previous.get("children", []):
+    previous_node = context.nodes[context.table.ids[previous]]
+    if not previous_node.get("children"):
+        context.table.child(previous, group)
+    for child in previous_node.get("children", []):
         for out in context.table.outbound(child):
             if out not in context.nodes:
                 raise Crashed(f"could not obtain the out noden name for {out}")
@@ -83,7 +83,7 @@ def _outbound(context: Context, group: Node) -> list[str]:
 
 
 def _add(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
-    """Adds a completed step to the scope of later groups."""
+    """Add a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
     node = context.table.get(name)
     if node:
@@ -106,8 +106,8 @@ class Group:
         self.table, self.inputs = context.table, context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advances the group and marks it when it completes. Returns whether an exit hook could not run."""
-        expanded = self._expanded(steps)
+        """Advance the group and mark it when it completes. Return True if an exit hook could not run."""
+        expanded = self._expand_steps(steps)
         if expanded is None:
             return False
         expansion = self.context.expansion(self.name)
@@ -130,7 +130,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                if not node and not self.table.orphaned:  # a limit: later steps have not started either
+                if not node and not self.table.orphaned:  # a limit: the following steps have not started either
                     unfinished += pending[index:]
                     break
             except TimedOut as error:
@@ -148,7 +148,7 @@ class Group:
             return self._assess({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 
-    def _expanded(self, steps: list[Task]) -> list[Task] | None:
+    def _expand_steps(self, steps: list[Task]) -> list[Task] | None:
         expansion = self.context.expansion(self.name)
         if expansion.members is not None:
             return expansion.members
@@ -186,7 +186,7 @@ class Group:
             step: Task = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             hooked = step.get("hooks") or step.get("onExit")
             try:
-                if hooked and not hooks.during(self.context, step, node, self.scope, self.options):
+                if hooked and not hooks.run_conditional(self.context, step, node, self.scope, self.options):
                     return False
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
@@ -195,7 +195,7 @@ class Group:
                 if not fulfilled(node):
                     complete = False
                 elif hooked:
-                    complete &= hooks.after(self.context, step, node, self.scope, self.options)
+                    complete &= hooks.run_exit(self.context, step, node, self.scope, self.options)
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
                 return True

@@ -2,8 +2,8 @@
 
     suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; a missing one defaults to the output's default or to that of
-the input of the same name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+Values fill the outputs with `valueFrom: {supplied: {}}`; a missing value is the default of the output, or of the
+input of the same name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
 (ResumeWorkflow, updateSuspendedNode); v4.1.
 """
 
@@ -20,7 +20,7 @@ from argolocal.manifest.types import Node, Task, Template
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Advances a suspend node. Raises NodeError."""
+    """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # it waited for a lock
         context.table.mark(name, "Running")
@@ -35,7 +35,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 
 def resume(context: Context, event: Resumed) -> None:
-    """Resumes a node that is still suspended."""
+    """Resume a node that is still suspended."""
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
@@ -51,12 +51,12 @@ def resume(context: Context, event: Resumed) -> None:
 
 
 def suspended(status: Mapping[str, Any]) -> list[Node]:
-    """The suspended nodes."""
+    """Return the suspended nodes."""
     return [n for n in status.get("nodes", {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
 
 
 def resume_hint(name: str, node: Node) -> str:
-    """How to resume a suspended node of run `name`."""
+    """Return a sentence that says how to resume a suspended node of run `name`."""
     values = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
     )
@@ -64,16 +64,16 @@ def resume_hint(name: str, node: Node) -> str:
 
 
 def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """{node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and for missing values."""
+    """Return {node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and missing values."""
     nodes = suspended(status)
     expected = {parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _supplied(node)}
     for name in values:
         if name not in expected:
-            known = f"It waits for {', '.join(expected)}." if expected else "It waits for no value."
-            raise ConfigError(f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected))} {known}")
+            hint = f"It waits for {', '.join(expected)}." if expected else "It does not wait for values."
+            raise ConfigError(f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected))} {hint}")
     missing = [name for name, source in expected.items() if name not in values and source.get("default") is None]
     if missing:
-        raise ConfigError(f"a step waits for the value of {missing[0]!r}: give it, as with -p {missing[0]}=VALUE.")
+        raise ConfigError(f"a step waits for the value of {missing[0]!r}: pass it with -p {missing[0]}=VALUE.")
     return {
         node["id"]: {
             parameter["name"]: values[parameter["name"]] for parameter in _supplied(node) if parameter["name"] in values
@@ -111,9 +111,11 @@ def _complete(context: Context, node: Node) -> Node:
 
 
 def check(template: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
+    """Raise ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if supplied != ("suspend" in template):
-            rule = "is only for suspend templates" if supplied else "is missing: a suspended step has no other outputs"
+            rule = (
+                "is only for suspend templates" if supplied else "is missing: suspend templates have only such outputs"
+            )
             raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")

@@ -34,8 +34,8 @@ class ArtifactError(Exception):
 
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
-    """Loads an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # of a skipped step
+    """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the output of a skipped step
         if artifact.get("optional"):
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
@@ -51,7 +51,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                path.mkdir(exist_ok=True)  # where the kubelet would have mounted it
+                path.mkdir(exist_ok=True)  # the mount point that the kubelet would create
                 return
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
     archive = artifact.get("archive") or {}
@@ -73,15 +73,15 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
 def _get(artifact: dict[str, Any], into: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
-    headers = [header for header in headers if header[0].lower() != "host"]  # as Go, of which Argo asks the same
+    headers = [header for header in headers if header[0].lower() != "host"]  # as in Argo, because of Go
     failed = f"artifact {artifact['name']} failed to load"
     try:
         with web.request(http["url"], headers=headers, timeout=60) as answer:
             if not 200 <= answer.status < 300:
-                raise ArtifactError(f"{failed}: {web.visible(http['url'])}: {answer.status} {answer.reason}")
+                raise ArtifactError(f"{failed}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}")
             with into.open("wb") as file:
-                web.copy(answer, file, int(archives.SHARE * shutil.disk_usage(into.parent).free))
-    except (web.WebError, OSError) as error:  # OSError: of the file
+                web.copy(answer, file, int(archives.MAX_SHARE * shutil.disk_usage(into.parent).free))
+    except (web.WebError, OSError) as error:  # OSError: writing the file
         raise ArtifactError(f"{failed}: {error}") from None
 
 
@@ -95,10 +95,10 @@ def save(
     store: Any,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Uploads an output artifact; returns it with its key, or None if it is optional and absent. Raises ArtifactError.
+    """Upload an output artifact. Return it with its key; None if optional and absent. Raises ArtifactError.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `into`: where archives are built.
-    `location`: the S3 part of the template's archiveLocation, for artifacts without their own.
+    `link`: the path in the template, which may be a link to the file at `path`. `into`: where to build archives.
+    `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
     """
     archive = artifact.get("archive") or {}
     if missing := _missing_path(artifact, link, path):
@@ -107,51 +107,51 @@ def save(
         raise ArtifactError(f"{missing}: no such file or directory")
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
-    name, packed = link.name, path
+    name, file = link.name, path
     if "zip" in archive:
-        name, packed = f"{artifact['name']}.zip", into / f".{artifact['name']}.zip"
-        _zip(path, packed, artifact["name"])
+        name, file = f"{artifact['name']}.zip", into / f".{artifact['name']}.zip"
+        _zip(path, file, artifact["name"])
     elif "none" not in archive:
-        name, packed = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
-        asked = (archive.get("tar") or {}).get("compressionLevel")
+        name, file = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
+        requested_level = (archive.get("tar") or {}).get("compressionLevel")
         # Argo uses the level only for files in volumes, where `check` has validated it
-        level = asked if isinstance(asked, int) and asked in range(10) else 6
-        with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
+        level = requested_level if isinstance(requested_level, int) and requested_level in range(10) else 6
+        with gzip.GzipFile(file, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
             tar.add(link if path.is_dir() else path, arcname=link.name)
-    own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
-    where = {**base, "key": f"{base['key']}/{name}"} | own
-    if own.get("endpoint") and own.get("bucket"):
-        where = {**own, "key": where["key"]}
+    artifact_location, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
+    where = {**base, "key": f"{base['key']}/{name}"} | artifact_location
+    if artifact_location.get("endpoint") and artifact_location.get("bucket"):
+        where = {**artifact_location, "key": where["key"]}
     key = where["key"]
     try:
-        store(where).upload(packed, key, links=False)
+        store(where).upload(file, key, links=False)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
-        if packed != path:
-            packed.unlink()
+        if file != path:
+            file.unlink()
     return {**artifact, "s3": where}
 
 
 def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """The path that Argo does not find, or ""; it looks for a file to zip by the artifact's name."""
+    """Return the path that Argo does not find, or ""; Argo looks for a file to zip by the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
     if "none" in archive and path.is_dir() and link.is_symlink():
         return f"open {STAGED}/{link.name}"
-    lost = "zip" in archive and path.is_file() and link.name != artifact["name"]
-    return f"stat {STAGED}/{artifact['name']}" if lost else ""
+    is_missing = "zip" in archive and path.is_file() and link.name != artifact["name"]
+    return f"stat {STAGED}/{artifact['name']}" if is_missing else ""
 
 
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
-    """The location of artifacts without their own: a complete archiveLocation, or the default repository."""
-    whole = location and all(location.get(part) for part in ("endpoint", "bucket", "key"))
-    return dict(location) if location and whole else {"key": prefix}
+    """Return the location of artifacts without their own: a complete archiveLocation, or the default repository."""
+    is_complete = location and all(location.get(key) for key in ("endpoint", "bucket", "key"))
+    return dict(location) if location and is_complete else {"key": prefix}
 
 
 def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
-    """Uploads a container's log; returns it as an artifact. Raises StorageError."""
+    """Upload a container's log. Return it as an artifact. Raises StorageError."""
     base = _base(template["archiveLocation"].get("s3"), prefix)
     where = {**base, "key": f"{base['key']}/{container}.log"}
     store(where).upload(log, where["key"])
@@ -159,7 +159,7 @@ def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, s
 
 
 def _zip(path: Path, into: Path, name: str) -> None:
-    """Zips a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
+    """Zip a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
@@ -171,10 +171,10 @@ def _zip(path: Path, into: Path, name: str) -> None:
 
 
 def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
-    """Deletes the output artifacts with the strategy OnWorkflowCompletion; returns the ids of the changed nodes.
+    """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the changed nodes.
 
     A failure becomes a condition of the status. Workflows are never deleted here, so OnWorkflowDeletion does nothing.
-    Source: Argo's artifact_gc.go and the S3 driver, for which a key with a trailing / is a directory.
+    Source: Argo's artifact_gc.go and the S3 driver, which treats a key with a trailing / as a directory.
     """
     changed = []
     for id, node in status["nodes"].items():
@@ -200,28 +200,30 @@ def _delete(key: str, store: Any) -> None:
 
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """When an artifact is deleted: its own strategy, else the workflow's."""
+    """Return the strategy that deletes an artifact: its own, else the workflow's."""
     strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
     return next(filter(None, strategies), "Never")
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for a pod's artifact without a path, any other with one, and an invalid gzip level."""
-    leaf = not template.keys() & {"dag", "steps", "suspend"}
-    files = {way: (template.get(way) or {}).get("artifacts") or [] for way in ("inputs", "outputs")}
+    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, and invalid gzip levels."""
+    is_pod = not template.keys() & {"dag", "steps", "suspend"}
+    files = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
-    own = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in files["inputs"])]
-    numbered = [(f"{way}.artifacts[{index}]", artifact) for way in files for index, artifact in enumerate(files[way])]
-    for which, artifact in numbered:
-        path, place = artifact.get("path"), f"{where}.{which}"
-        if leaf and not path:
-            raise ConfigError(f"{place}.path is missing: give it.")
-        if path and not leaf:
-            raise ConfigError(f"{place}.path is {path!r}, but only pods have files. Remove it.")
+    mounted = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in files["inputs"])]
+    numbered = [
+        (f"{kind}.artifacts[{index}]", artifact) for kind in files for index, artifact in enumerate(files[kind])
+    ]
+    for name, artifact in numbered:
+        path, field = artifact.get("path"), f"{where}.{name}"
+        if is_pod and not path:
+            raise ConfigError(f"{field}.path is missing: set it.")
+        if path and not is_pod:
+            raise ConfigError(f"{field}.path is {path!r}, but only pods have files. Remove it.")
         level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
-        staged = which.startswith("outputs") and any(at and Path(path).is_relative_to(at) for at in own)
-        if staged and level is not None and level not in range(-2, 10):
-            raise ConfigError(f"{place}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
+        in_mount = name.startswith("outputs") and any(mount and Path(path).is_relative_to(mount) for mount in mounted)
+        if in_mount and level is not None and level not in range(-2, 10):
+            raise ConfigError(f"{field}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
 
 
 def _owner(path: Path) -> int | None:
@@ -231,19 +233,19 @@ def _owner(path: Path) -> int | None:
 
 
 def remove_directory(root: Path) -> None:
-    """Removes a pod's directory. Another thread may do so at the same time."""
-    ours = os.getuid() in (0, _owner(root))
+    """Remove a pod's directory. Another thread may do so at the same time."""
+    may_remove = os.getuid() in (0, _owner(root))
 
-    def failed(_function: Any, _path: str, error: Any) -> None:
-        if ours and not isinstance(error[1], FileNotFoundError):
+    def on_error(_function: Any, _path: str, error: Any) -> None:
+        if may_remove and not isinstance(error[1], FileNotFoundError):
             raise error[1]
 
     try:
-        shutil.rmtree(root, onerror=failed)
+        shutil.rmtree(root, onerror=on_error)
     except PermissionError:  # read-only directories, such as Go's module cache
         os.chmod(root, 0o700)
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):
                 if not os.path.islink(path):
                     os.chmod(path, 0o700)
-        shutil.rmtree(root, onerror=failed)
+        shutil.rmtree(root, onerror=on_error)

@@ -1,4 +1,4 @@
-"""Container images on this machine: images are not pulled; each stands for a command and an environment."""
+"""Container images on this machine: images are not pulled; each is mapped to a command and an environment."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ BASES = {  # images whose programs every machine has → the command of their Do
 
 @dataclass(frozen=True)
 class Image:
-    """What an image is on this machine: the interpreter that `python` means, and the variables that the image sets.
+    """An image on this machine: the interpreter for `python`, and the variables that the image sets.
 
-    `command` and `args` are its ENTRYPOINT and CMD, used where a container sets none; `directory` is its WORKDIR.
+    `command` and `args` are its ENTRYPOINT and CMD, the defaults of a container; `directory` is its WORKDIR.
     """
 
     python: str = sys.executable
@@ -32,7 +32,7 @@ class Image:
 
     @classmethod
     def table(cls, file: Path) -> "dict[str, Image]":
-        """The images of a YAML file: name → fields. Raises ConfigError."""
+        """Return the images of a YAML file: name → fields. Raises ConfigError."""
         if not file.exists():
             return {}
         from argolocal.language.yaml_text import parse_one, read_text
@@ -46,10 +46,10 @@ class Image:
                         rule = f"a {types[key].__name__}" if key in types else f"one of {', '.join(types)}"
                         raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
         except AttributeError as error:
-            raise ConfigError(f"{file} must map images to what they are here: {error}") from None
+            raise ConfigError(f"{file} must map images to their fields ({', '.join(types)}): {error}") from None
         return {name: cls(**fields) for name, fields in images.items()}
 
 
 def base_name(image: str) -> str:
-    """An image's name without registry, tag and digest."""
+    """Return an image's name without registry, tag and digest."""
     return image.split("@")[0].rpartition("/")[2].partition(":")[0]

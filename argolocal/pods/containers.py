@@ -1,4 +1,4 @@
-"""The containers of a template's pod: checks of the API server's rules and of what this machine supports.
+"""The containers of a template's pod: checks of the API server's rules and of the limits of this machine.
 
 check(template, where, cluster)     # before the run; raises ConfigError
 check_images(template, where, cluster)     # when the pod starts and parameters have values
@@ -19,7 +19,7 @@ Container = Mapping[str, Any]
 
 
 def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
-    """All containers, each with its path in the template."""
+    """Yield all containers, each with its path in the template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
             yield kind, template[kind]
@@ -31,13 +31,13 @@ def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]
 
 
 def port_number(container: Container, port: int | str) -> int:
-    """A port resources by number or by the name of a containerPort. Raises ValueError for an unknown name."""
+    """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
     numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
     return int(numbers.get(port, port))
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raises ConfigError for an image without a command, and for an invalid pod."""
+    """Raise ConfigError for an image without a command, and for an invalid pod."""
     for path, container in containers_of(template):
         _program(container, f"{where}.{path}", cluster)
         _environment(container, f"{where}.{path}.env")
@@ -46,55 +46,53 @@ def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raises ConfigError for an image whose programs this machine lacks: images are not pulled."""
+    """Raise ConfigError for an image whose programs do not exist on this machine: images are not pulled."""
     for path, container in containers_of(template):
         image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
-        ours = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
-        if "{{" in image or base_name(image) in BASES or ours or image in cluster.images:
+        runs_module = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
+        if "{{" in image or base_name(image) in BASES or runs_module or image in cluster.images:
             continue
-        known = [*BASES, *(f"those that run python -m {module}" for module in cluster.modules)]
+        supported = [*BASES, *(f"images for python -m {module}" for module in cluster.modules)]
         raise ConfigError(
-            f"{where}.{path}.image is {image!r}, and what it holds is not known on this machine: only "
-            f"{', '.join(known)} are. Use one of these, say what it is here in {cluster.home / 'images.yaml'} "
+            f"{where}.{path}.image is {image!r}, which this machine does not have: only {', '.join(supported)} are "
+            f"supported. Use one of these, map it to a command in {cluster.home / 'images.yaml'} "
             f"({image}: {{command: [...]}}), or submit to a cluster."
         )
 
 
 def other_pythons(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
-    """A sentence for each image `python:X.Y` in the spec of a workflow that is another Python here."""
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    """Yield a warning for each image `python:X.Y` of a workflow that runs on another Python here."""
+    local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     templates = [template for template, _ in all_templates(spec, "spec")]
     images = (str(container.get("image")) for template in templates for _, container in containers_of(template))
     for image in dict.fromkeys(images):
         version = re.search(r":(\d+\.\d+)", image)
-        if base_name(image) == "python" and version and version[1] != own and image not in cluster.images:
+        if base_name(image) == "python" and version and version[1] != local_version and image not in cluster.images:
             yield (
-                f"{image} runs here on Python {own}, not {version[1]}: what needs {version[1]} may fail. Name an "
-                f"interpreter for it in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+                f"{image} runs here on Python {local_version}, not {version[1]}: code for {version[1]} may fail. "
+                f"Set its interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
             )
 
 
 def _program(container: Container, where: str, cluster: Any) -> None:
     if not (image := container.get("image")):
-        raise ConfigError(f"{where}.image is missing: give it.")
+        raise ConfigError(f"{where}.image is missing: set it.")
     image_spec = cluster.image(image)
     if not (container.get("command") or image_spec.command or image_spec.args):
-        raise ConfigError(f"{where}.command is missing, and what {image} runs is not known here. Give it.")
+        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Set it.")
 
 
 def _environment(container: Container, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
-            raise ConfigError(
-                f"{where}[{index}] has both a value and valueFrom, and Kubernetes refuses that: give one."
-            )
+            raise ConfigError(f"{where}[{index}] has both value and valueFrom, and Kubernetes rejects that: set one.")
 
 
 def _mounts(container: Container, where: str) -> None:
-    first: dict[str, int] = {}
+    index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        if (other := first.setdefault(path := mount["mountPath"], index)) != index:
-            raise ConfigError(f"{where}[{index}].mountPath is {path!r}, as that of {where}[{other}]. Give it its own.")
+        if (other := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
+            raise ConfigError(f"{where}[{index}].mountPath is {path!r}, the path of {where}[{other}]. Choose another.")
 
 
 def _resources(container: Container, where: str) -> None:
@@ -104,5 +102,5 @@ def _resources(container: Container, where: str) -> None:
         if name in limits and quantity(request) > quantity(limits[name]):
             raise ConfigError(
                 f"{where}.requests.{name} is {request}: it must be at most limits.{name} ({limits[name]}), "
-                "or Kubernetes refuses the pod. Raise the limit, or ask for less."
+                "or Kubernetes rejects the pod. Raise the limit, or lower the request."
             )

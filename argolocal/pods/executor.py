@@ -28,7 +28,7 @@ from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import daemon, data, http
 from argolocal.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
 from argolocal.pods.kinds.sidecars import KILLED, KINDS, Sidecars
-from argolocal.pods.pod_run import GRACE, SCRIPT, Outputs, PodRun, paths, resolve_paths
+from argolocal.pods.pod_run import GRACE_S, SCRIPT, Outputs, PodRun, paths, resolve_paths
 from argolocal.pods.process import (
     ContainerRun,
     Process,
@@ -64,18 +64,18 @@ class Executor:
         self.store_lock, self.threads = threading.Lock(), list[threading.Thread]()
 
     def start(self, action: Start) -> None:
-        """Runs the pod of a node."""
+        """Run the pod of a node."""
         if "resource" in action.template:
             self.events += self.resources.start(action)
             return
         root = self.files.pods / action.pod
         self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
         if request := action.template.get("http"):
-            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._collected)
+            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._on_collected)
             return
         if source := action.template.get("data"):
             self.events.append(PodStarted(action.id))
-            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._collected)
+            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._on_collected)
             return
         pod.clean_up()
         root.mkdir(parents=True)
@@ -86,55 +86,56 @@ class Executor:
             if "image" in main:
                 pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
                 pod.expand = lambda text: expand_variables(text, container_environment(run, self.cluster))
-            load = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
+            loads = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
         except (ConfigError, OSError) as error:
             self._end(pod, "Error", str(error), None)
             return
-        if load:
-            self._run_in_thread(pod, lambda: [download() for download in load], self._loaded)
+        if loads:
+            self._run_in_thread(pod, lambda: [load() for load in loads], self._on_loaded)
         else:
             self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
-        """The next events; empty after `timeout` seconds."""
-        limits = [self.deadline - time.time()] if self.deadline is not None else []
-        limits += [timeout] if timeout is not None else []
-        limits.append(0.1 if self.resources.busy else 1.0)
+        """Return the next events; empty after `timeout` seconds."""
+        timeouts = [self.deadline - time.time()] if self.deadline is not None else []
+        timeouts += [timeout] if timeout is not None else []
+        timeouts.append(0.1 if self.resources.busy else 1.0)
         with self.interrupts.allowed():
-            ready = self.selector.select(0 if self.events else max(0.0, min(limits)))
+            ready = self.selector.select(0 if self.events else max(0.0, min(timeouts)))
         for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.wakeup)
             else:
-                self._exited(self.running[key.data[0]], key.data[1])
+                self._on_exit(self.running[key.data[0]], key.data[1])
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
                 (work, callback), pod.work = pod.work, None
                 callback(pod, work)
         self._enforce()
-        self.cluster.poll()  # a service that died mid-run
+        self.cluster.poll()  # restarts a service that died
         self.events += self.resources.poll()
         events, self.events = self.events, []
         return events
 
-    def kill(self, id: str, why: str = "", grace: float | None = None) -> None:
-        """Terminates a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
+    def kill(self, id: str, reason: str = "", grace: float | None = None) -> None:
+        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
         self.resources.forget(id)
         pod = self.running.get(id)
         if not pod or pod.killed is not None:
             return
-        own = pod.template.get("terminationGracePeriodSeconds")
-        pod.killed, pod.kill_at = why, time.time() + (grace if grace is not None else GRACE if own is None else own)
+        if grace is None and (grace := pod.template.get("terminationGracePeriodSeconds")) is None:
+            grace = GRACE_S
+        pod.killed, pod.kill_at = reason, time.time() + grace
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
         if pod.template.keys() & {"http", "data"}:
-            self._end(pod, "Failed", why, None)
+            self._end(pod, "Failed", reason, None)
         elif pod.group and not pod.group.completed:
             pod.group.kill()
             self._advance(pod)
 
     def halt(self, grace: float) -> None:
-        """Terminates all pods and waits; nothing is recorded, so the run can be resumed."""
+        """Terminate all pods and wait; nothing is recorded, so the run can be resumed."""
         for id in list(self.running):
             self.kill(id, "", grace)
         self.resources.stop(grace)
@@ -155,14 +156,14 @@ class Executor:
         self.running.clear()
 
     def close(self) -> None:
-        """Closes descriptors, except for the eventfd that a thread may still write to."""
+        """Close descriptors, except for the eventfd that a thread may still write to."""
         self.selector.close()
         if not any(thread.is_alive() for thread in self.threads):
             os.close(self.wakeup)
 
     @property
     def deadline(self) -> float | None:
-        """When `wait` must enforce the next deadline or retry."""
+        """Time of the next deadline or retry that `wait` must enforce."""
         times = [when for pod in self.running.values() for when in (pod.kill_at or pod.action.deadline,) if when]
         times += [pod.group.next_retry for pod in self.running.values() if pod.group and pod.group.next_retry]
         return min(times, default=None)
@@ -187,7 +188,7 @@ class Executor:
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """Runs slow `work` in a daemon thread, which does not delay Ctrl-C; then `callback` in the loop."""
+        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the loop."""
         done = Future[Any]()
         pod.work = done, callback
 
@@ -203,7 +204,7 @@ class Executor:
         with self.store_lock:  # the first call imports boto3 and may start the service
             return self.cluster.store(s3)
 
-    def _loaded(self, pod: PodRun, work: Future[Any]) -> None:
+    def _on_loaded(self, pod: PodRun, work: Future[Any]) -> None:
         try:
             work.result()
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
@@ -211,8 +212,8 @@ class Executor:
             return
         self._spawn(pod)
 
-    def _collected(self, pod: PodRun, work: Future[Any]) -> None:
-        """Ends a pod whose results are collected."""
+    def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
+        """End a pod whose results are collected."""
         prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
         ending: tuple[str, str, Outputs | None]
         try:
@@ -221,7 +222,7 @@ class Executor:
             ending = "Error", f"{prefix}{error}", None
         self._end(pod, *ending)
 
-    def _probed(self, pod: PodRun, work: Future[Any]) -> None:
+    def _on_probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
@@ -245,20 +246,20 @@ class Executor:
                     pod.sidecars.start_sidecars()
                 pod.process = start_container(run, self.cluster)
         except (*CANNOT_START, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
-            self._unstarted(pod, error)
+            self._end_unstarted(pod, error)
             return
         self._watch(pod, pod.process)
         if pod.sidecars and pod.sidecars.name:
             return
         if pod.template.get("daemon") and run.container.get("readinessProbe"):
             runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
-            self._run_in_thread(pod, lambda: daemon.ready(run, self.cluster, runs), self._probed)
+            self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, runs), self._on_probed)
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _prepare(self, pod: PodRun) -> ContainerRun:
-        """Prepares a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
-        containers.check_images(pod.template, pod.action.pod, self.cluster)  # its tag may come from a parameter
+        """Prepare a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
+        containers.check_images(pod.template, pod.action.pod, self.cluster)  # the tag may come from a parameter
         template = resolve_paths(pod.template, pod.root if pod.private is None else None)
         container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
@@ -282,24 +283,24 @@ class Executor:
             pod.sidecars = Sidecars(template, run, self.cluster)
         return run
 
-    def _unstarted(self, pod: PodRun, error: Exception) -> None:
-        """Ends a pod with a container that cannot start; Argo's executor reports all but init containers."""
+    def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
+        """End a pod with a container that cannot start; Argo's executor reports all except init containers."""
         init = pod.sidecars.name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
         if not isinstance(error, CANNOT_START):
             self._end(pod, "Error", str(error), None)
             return
-        why = str(error) if isinstance(error, StartError) else unknown_program(error)
+        cause = str(error) if isinstance(error, StartError) else unknown_program(error)
         with pod.log.open("a") as log:
-            log.write(f"{why}\n")
+            log.write(f"{cause}\n")
         code = START_ERROR if init or isinstance(error, StartError) else EMISSARY
         reason = "StartError" if code == START_ERROR else "Error"
         outputs = None if init else {"exitCode": str(code)}
-        self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
+        self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {cause}", outputs)
 
     def _advance(self, pod: PodRun) -> None:
-        """Starts the containers of a set that are ready, and reports those that ended."""
+        """Start the containers of a set that are ready, and report the containers that ended."""
         group = pod.group
         assert group
         try:
@@ -316,7 +317,7 @@ class Executor:
         group.events.clear()
         if group.completed:
             pod.kill_at = None
-            self._run_in_thread(pod, lambda: pod.collected(self.name, self._store), self._collected)
+            self._run_in_thread(pod, lambda: pod.collect(self.name, self._store), self._on_collected)
 
     def _run(self, pod: PodRun, container: dict[str, Any]) -> ContainerRun:
         namespace = self.workflow["metadata"]["namespace"]
@@ -343,7 +344,7 @@ class Executor:
     def _key(self, pod: PodRun, name: str) -> str:
         return pod.action.id if name == "main" else f"{pod.action.id} {name}"
 
-    def _exited(self, pod: PodRun, name: str) -> None:
+    def _on_exit(self, pod: PodRun, name: str) -> None:
         process = pod.group.running[name] if pod.group else pod.process
         assert process
         process.wait()
@@ -352,7 +353,7 @@ class Executor:
         if process.log_pipe.error:
             raise process.log_pipe.error
         if pod.group:
-            pod.group.exited(name, time.time())
+            pod.group.on_exit(name, time.time())
             self._advance(pod)
             return
         pod.kill_at = None
@@ -366,11 +367,11 @@ class Executor:
             else:
                 self._spawn(pod)
             return
-        collect = lambda: pod.collected(self.name, self._store)  # noqa: E731
+        collect = lambda: pod.collect(self.name, self._store)  # noqa: E731
         if pod.sidecars or pod.logs or (pod.template.get("outputs") or {}).get("artifacts"):
-            self._run_in_thread(pod, collect, self._collected)
+            self._run_in_thread(pod, collect, self._on_collected)
         else:
-            self._collected(pod, _complete(Future[Any](), collect))
+            self._on_collected(pod, _complete(Future[Any](), collect))
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)

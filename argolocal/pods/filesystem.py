@@ -1,14 +1,14 @@
-"""A pod's own file system tree without a container: `/` seen from its root directory, with private directories.
+"""A pod's own file system tree without a container: `/` with private directories, which are below its root directory.
 
-A pod sees all files of the machine, except that /tmp and the directories in which the manifest declares files are
+A pod sees all files of the machine, except that /tmp and the directories of files that the manifest declares are
 private to it. So the path /tmp/out.txt is a different file in each pod: the file of that name below the pod's root. In
-a system directory only the declared path is private, and its siblings are the machine's.
+a system directory only the declared path is private; its siblings are files of the machine.
 
 As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
-overlay (overlayfs, in memory) that ends with the pod. Where the kernel allows no overlay, and on file systems mounted
-below, the pod can only read. Where the kernel allows it (to root), one overlay covers the whole machine, and outputs
-behind links are read from it; else each directory of / has its own. /dev/shm is the machine's unless a volume is
-mounted there.
+overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not allow an overlay, and on file
+systems mounted below it, the pod can only read. If the kernel allows it (to root), one overlay covers the whole
+machine, and outputs behind links are read from it; otherwise each directory of / has its own. /dev/shm is shared with
+the machine unless a volume is mounted there.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ NEWNS, NEWUSER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep them
 DETACH = 2
-MAX_LINKS = 40  # as many as the kernel follows
+MAX_LINKS = 40  # the limit of the kernel
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
 KERNEL = {"dev", "proc", "sys"}
 SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
 PACKAGES = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
-OCTAL = re.compile(rb"\\([0-7]{3})")  # how mountinfo escapes spaces
+OCTAL = re.compile(rb"\\([0-7]{3})")  # an escaped space in mountinfo
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
 
 def unsupported_path(paths: Iterable[str]) -> str | None:
-    """The first path that cannot be private: a system directory, or a path below /dev, /proc or /sys."""
+    """Return the first path that cannot be private: a system directory, or a path below /dev, /proc or /sys."""
     for path in paths:
         top = _top(Path(path))
         if Path(path) != Path(SHM) and (top in KERNEL or (top in SYSTEM and os.path.isdir(path))):
@@ -49,32 +49,32 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 
 
 def path_in_root(root: Path, path: str) -> Path:
-    """The file on this machine that a pod with this root knows as `path`."""
+    """Return the file on this machine at `path` in a pod with this root."""
     parts = Path(os.path.normpath(path)).parts[1:]
     if parts[:1] and parts[0] in SYSTEM:  # /bin may be a link
         path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
     return root / os.path.normpath(path).lstrip("/")
 
 
-def resolve_links(path: str, seen: Callable[[Path], Path]) -> Path:
-    """`path` in a pod with all links resolved there; `seen` maps a path without links to a file on this machine.
+def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
+    """Resolve all links of `path` in a pod; `host_path` maps a path without links to a file on this machine.
 
     Raises OSError for a loop of links.
     """
-    at, left, links = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
-    while left:
-        part = left.pop()
-        here = seen(at / part)
-        if part == ".." or not here.is_symlink():
-            at = at.parent if part == ".." else at / part
+    resolved, remaining, link_count = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
+    while remaining:
+        name = remaining.pop()
+        file = host_path(resolved / name)
+        if name == ".." or not file.is_symlink():
+            resolved = resolved.parent if name == ".." else resolved / name
             continue
-        links += 1
-        if links > MAX_LINKS:
+        link_count += 1
+        if link_count > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        target = Path(os.readlink(here))
-        at = Path("/") if target.is_absolute() else at
-        left += reversed([part for part in target.parts if part != "/"])
-    return at
+        target = Path(os.readlink(file))
+        resolved = Path("/") if target.is_absolute() else resolved
+        remaining += reversed([name for name in target.parts if name != "/"])
+    return resolved
 
 
 def _top(path: Path) -> str:
@@ -82,7 +82,7 @@ def _top(path: Path) -> str:
 
 
 def succeeds_in_child(action: Callable[[], None]) -> bool:
-    """Whether `action` succeeds in a child process."""
+    """Run `action` in a child process. Return True if it succeeds."""
     child = os.fork()
     if child == 0:
         try:
@@ -95,47 +95,48 @@ def succeeds_in_child(action: Callable[[], None]) -> bool:
 
 @cache
 def available() -> bool:
-    """Whether this system allows mount namespaces; tried once."""
+    """Return True if this system allows mount namespaces; tried once."""
     return succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
 
 
 @cache
 def _root_overlay_supported() -> bool:
-    """Whether one overlay can cover the whole machine; tried once."""
+    """Return True if one overlay can cover the whole machine; tried once."""
 
-    def mounted() -> None:
+    def mount() -> None:
         _namespace(os.getuid(), os.getgid())
         _raise_on_error(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
         view = Path("/tmp/view")
         view.mkdir()
         _raise_on_error(not _mount_overlay(Path("/"), view, Path("/tmp/machine")), "mount")
 
-    return succeeds_in_child(mounted)
+    return succeeds_in_child(mount)
 
 
 class View:
-    """What one container sees as `/`: the declared `paths` below `root`, and everything else of the machine.
+    """The `/` of one container: the declared `paths` below `root`, and all other files of the machine.
 
     `binds`: (source, mount path, read only) of files and directories.
     """
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
-        self.root, self.binds = root, [(source, os.path.normpath(at), read_only) for source, at, read_only in binds]
+        self.root = root
+        self.binds = [(source, os.path.normpath(path), read_only) for source, path, read_only in binds]
         self.binds.sort(key=lambda bind: bind[1].count("/"))
-        named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
-        self.declared = [Path("/", path_in_root(root, path).relative_to(root)) for path in named]
+        all_paths = [*paths, *(mount_path for _, mount_path, _ in self.binds if mount_path != SHM)]
+        self.declared = [Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths]
         self.private = {"tmp"} | {_top(path) for path in self.declared} - SYSTEM
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
     def host_path(self, path: Path, must_exist: bool = False) -> Path:
-        """The file on this machine for a pod's `path`, in which only the last part may be a link.
+        """Return the file on this machine for a pod's `path`; only its last part may be a link.
 
-        With `must_exist`, raises OSError if the pod's overlay is gone or the file is the machine's.
+        With `must_exist`, raises OSError if the pod's overlay does not exist or the file belongs to the machine.
         """
-        for source, at, _ in reversed(self.binds):
-            if path.is_relative_to(at):
-                return source / path.relative_to(at)
+        for source, mount_path, _ in reversed(self.binds):
+            if path.is_relative_to(mount_path):
+                return source / path.relative_to(mount_path)
         if _top(path) in self.private or any(
             path.is_relative_to(declared) for declared in self.declared if declared.parts[1:]
         ):
@@ -145,60 +146,60 @@ class View:
         if not os.path.lexists(Path("/", *path.parts[1:2])):
             return path_in_root(self.root, str(path))
         if must_exist:
-            raise OSError(errno.ENOENT, "a link leads to it, out of the directories that the template names", str(path))
+            raise OSError(errno.ENOENT, "a link leads out of the directories that the template names", str(path))
         return path
 
     def prepare(self, keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepares the directories; returns what the new process calls, which makes system calls only.
+        """Prepare the directories. Return a function for the new process, which only makes system calls.
 
         `keep`: paths that must stay visible. Raises OSError.
         """
-        root, kept = self.root, self._make_mount_points(keep)
-        whole = _root_overlay_supported() and self._has_own_top_levels()  # after the mount points exist
+        root, kept_paths = self.root, self._make_mount_points(keep)
+        covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # after the mount points exist
         scratch, points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private]
-        if whole:
+        if covers_machine:
             view, layers = scratch / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
-        else:  # private files are next to mounts of the machine's, in root itself
+        else:  # private files are next to mounts of the machine, in root itself
             view, layers = root, [*_make_top_level(tops, root, self.declared)]
         mounted = _mounts_below(points, [top for top in tops if top.name not in KERNEL])
-        within = {path: _mounts_below(points, [path]) for path in kept}
-        own = [name for name in os.listdir(root) if whole and name in self.private]
-        seen = [*((path, str(path), None) for path in kept), *self.binds]
-        shown = [(source, path_in_root(view, at), read_only) for source, at, read_only in seen]
-        shown.sort(key=lambda bind: len(bind[1].parts))
+        within = {path: _mounts_below(points, [path]) for path in kept_paths}
+        private_names = [name for name in os.listdir(root) if covers_machine and name in self.private]
+        all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
+        view_binds = [(source, path_in_root(view, path), read_only) for source, path, read_only in all_binds]
+        view_binds.sort(key=lambda bind: len(bind[1].parts))
         uid, gid = os.getuid(), os.getgid()
-        self.sockets = ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        self.sockets = parent_socket, child_socket = socket.socketpair()
+        parent_socket.setblocking(False)
 
         def mirror(paths: list[Path]) -> None:
             for path in paths:
-                with contextlib.suppress(OSError):  # mounts may change meanwhile
+                with contextlib.suppress(OSError):  # mounts may change at the same time
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
             _namespace(uid, gid)
             _raise_on_error(LIBC.mount(b"none", os.fsencode(scratch), b"tmpfs", 0, None), "mount")
-            if whole:
+            if covers_machine:
                 view.mkdir()
                 _raise_on_error(not _mount_overlay(Path("/"), view, scratch / "machine"), "mount")
             for number, source in enumerate(layers):
                 _mount_layer(source, view / source.relative_to("/"), scratch / str(number))
-            for name in own:
+            for name in private_names:
                 if (view / name).is_symlink() or not (view / name).is_dir():
                     (view / name).unlink(missing_ok=True)
                     (view / name).mkdir()
                 _bind(root / name, view / name, read_only=False)
             mirror(mounted)
-            for number, (source, target, read_only) in enumerate(shown):
+            for number, (source, target, read_only) in enumerate(view_binds):
                 if read_only is None:
                     _mount_layer(source, target, scratch / f"kept{number}")
                     mirror(within[source])
                 else:
                     _bind(source, target, read_only)
-            if whole:
-                socket.send_fds(theirs, [b"/"], [os.open(view, os.O_PATH)])
+            if covers_machine:
+                socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
                 _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # still used by the overlays
             os.chroot(view)
@@ -207,24 +208,24 @@ class View:
         return enter
 
     def child_started(self) -> None:
-        """Called after the start, successful or not: keeps the overlay readable for as long as this object exists."""
-        ours, theirs = self.sockets
+        """Keep the overlay readable as long as this object exists. Call it after the start, successful or not."""
+        parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
-            _, fds, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
             self.fd = fds[0]
             weakref.finalize(self, os.close, self.fd)
-        ours.close()
-        theirs.close()
+        parent_socket.close()
+        child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Whether all private files are in private directories of /."""
+        """Return True if all private files are in private directories of /."""
         tops = [(_top(path), path) for path in self.declared]
         return all(top not in SYSTEM and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops)
 
     def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
-        """Makes the private directories and the mount points in them. Returns what of `keep` is mounted there."""
+        """Make the private directories and the mount points in them. Return the paths of `keep` to mount there."""
         home = Path(os.environ.get("HOME", "/"))
-        tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # /x is a file itself
+        tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # but not /x, a file
         for name in self.private:
             if (self.root / name).is_symlink():  # left by an earlier attempt of this pod
                 (self.root / name).unlink()
@@ -233,23 +234,23 @@ class View:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
-        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES, *packages}
-        kept = [path for path in needed if _top(path) in self.private]
-        for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
+        visible = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES, *packages}
+        kept = [path for path in visible if _top(path) in self.private]
+        for source, path in [*(bind[:2] for bind in self.binds), *((path, str(path)) for path in kept)]:
             if path == SHM:
                 continue
             _make_mount_point(source, path_in_root(self.root, path))
-            for outer, at, _ in self.binds:  # also in the volume mounted above it
-                if path != at and Path(path).is_relative_to(at):
-                    within = Path("/", Path(path).relative_to(at))
-                    if resolve_links(str(within), lambda part: outer / part.relative_to("/")) != within:  # noqa: B023
-                        raise OSError(errno.ELOOP, "a link leads out of the volume to where this is mounted", path)
-                    _make_mount_point(source, outer / Path(path).relative_to(at))
+            for outer, mount_path, _ in self.binds:  # also in a volume mounted above it
+                if path != mount_path and Path(path).is_relative_to(mount_path):
+                    within = Path("/", Path(path).relative_to(mount_path))
+                    if resolve_links(str(within), lambda inner: outer / inner.relative_to("/")) != within:  # noqa: B023
+                        raise OSError(errno.ELOOP, "a link leads from the mount path out of the volume", path)
+                    _make_mount_point(source, outer / Path(path).relative_to(mount_path))
         return kept
 
 
 def enter_process_root(pid: int) -> Callable[[], None]:
-    """What a new process calls to share the file system tree of the process `pid`. Raises OSError."""
+    """Return a function that moves a new process into the file system tree of process `pid`. Raises OSError."""
     root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
 
     def enter() -> None:
@@ -268,7 +269,7 @@ def _mount_points() -> set[bytes]:
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Mount points below the overlaid directories: an overlay does not show them."""
+    """Return the mount points below the overlaid directories, which an overlay does not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mounted: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
@@ -277,64 +278,64 @@ def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
     return [Path(os.fsdecode(point)) for point in mounted]
 
 
-def _mount_layer(source: Path, target: Path, own: Path) -> None:
-    """Mounts a directory of the machine at `target`; changes go to `own`."""
+def _mount_layer(source: Path, target: Path, layer: Path) -> None:
+    """Mount a directory of the machine at `target`; changes go to `layer`."""
     if _top(source) in KERNEL:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
-    elif not (source.is_dir() and _mount_overlay(source, target, own)):
+    elif not (source.is_dir() and _mount_overlay(source, target, layer)):
         _bind(source, target, read_only=True)
 
 
-def _mount_overlay(source: Path, target: Path, own: Path) -> bool:
-    for folder in (own, own / "upper", own / "work"):
+def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
+    for folder in (layer, layer / "upper", layer / "work"):
         folder.mkdir()
-    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, own))
+    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, layer))
     options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
     return not all(  # without privileges only with userxattr
-        LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also))
-        for also in ("", ",userxattr")
+        LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + extra))
+        for extra in ("", ",userxattr")
     )
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Bind-mounts `source` at `target`; read only with all mounts below it if `recursive`."""
-    at, how = os.fsencode(target), RECURSIVE if recursive else 0
-    _raise_on_error(LIBC.mount(os.fsencode(source), at, None, BIND | REC, None), "mount")
+    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below it."""
+    path, recursion = os.fsencode(target), RECURSIVE if recursive else 0
+    _raise_on_error(LIBC.mount(os.fsencode(source), path, None, BIND | REC, None), "mount")
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
-    if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, at, how, attributes, ctypes.sizeof(attributes)):
+    if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, path, recursion, attributes, ctypes.sizeof(attributes)):
         flags = os.statvfs(target).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
-        _raise_on_error(LIBC.mount(None, at, None, flags, None), "mount")
+        _raise_on_error(LIBC.mount(None, path, None, flags, None), "mount")
 
 
 def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
-    """Makes mount points in `root` for the entries of /; yields the directories to mount there."""
-    beside: dict[str, Any] = {}
+    """Make mount points in `root` for the entries of /. Yield the directories to mount there."""
+    private: dict[str, Any] = {}
     for path in declared:
         if _top(path) in SYSTEM - KERNEL:
-            place = beside
-            for part in path.parts[1:]:
-                place = place.setdefault(part, {})
+            subtree = private
+            for name in path.parts[1:]:
+                subtree = subtree.setdefault(name, {})
     for source in tops:
         target = root / source.name
         if target.is_symlink():
             continue
         if source.is_symlink():
             target.symlink_to(os.readlink(source))
-        elif source.name in beside:
-            yield from _mirror_around(source, target, beside[source.name])
+        elif source.name in private:
+            yield from _mirror_around(source, target, private[source.name])
         elif source.is_dir():
             target.mkdir(exist_ok=True)
             yield source
 
 
-def _mirror_around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
-    """Makes mount points for the entries of a system directory, except private ones; yields what to mount there."""
+def _mirror_around(source: Path, target: Path, private: dict[str, Any]) -> Iterator[Path]:
+    """Make mount points for the entries of a system directory, except private ones. Yield the paths to mount."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         inside = target / entry.name
-        if entry.name in own:
-            if own[entry.name] and entry.is_dir():
-                yield from _mirror_around(source / entry.name, inside, own[entry.name])
+        if entry.name in private:
+            if private[entry.name] and entry.is_dir():
+                yield from _mirror_around(source / entry.name, inside, private[entry.name])
         elif entry.is_symlink():
             if not inside.is_symlink():
                 inside.symlink_to(os.readlink(entry))
@@ -344,7 +345,7 @@ def _mirror_around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[
 
 
 def _make_mount_point(source: Path, target: Path) -> None:
-    """Makes an empty file or directory, as `source` is, to mount it on."""
+    """Make a mount point for `source`: an empty file or directory."""
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:
@@ -353,7 +354,7 @@ def _make_mount_point(source: Path, target: Path) -> None:
 
 
 def _namespace(uid: int, gid: int) -> None:
-    if uid or LIBC.unshare(NEWNS):  # not root, or root of a container that may not
+    if uid or LIBC.unshare(NEWNS):  # not root, or root of a container without the right
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)

@@ -1,8 +1,8 @@
-"""Memory limits of containers, where this system lets a process make cgroups next to or below its own.
+"""Memory limits of containers, if this system allows a process to create cgroups next to or below its own.
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
-    memory.enter()                              # in the container's process, before exec
-    memory.close()                              # after it exited; memory.exceeded: it was OOM-killed
+    memory.enter()                                    # in the container's process, before exec
+    memory.close()                                    # after it exited; memory.exceeded: it was OOM-killed
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
 have children that limit memory, so the new one is a sibling of the runner's, below a user's systemd app.slice.
@@ -26,9 +26,9 @@ from argolocal.pods.filesystem import succeeds_in_child
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
 PREFIX = "argolocal-"  # then the creator's pid and start time
-# where the kernel has it ("": the limit again)
+# written if the kernel has them ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
-PAUSES = [0.001 * 2**number for number in range(8)]  # seconds to wait for killed processes
+PAUSES_S = [0.001 * 2**number for number in range(8)]  # waiting for killed processes
 
 
 class Memory:
@@ -47,12 +47,12 @@ class Memory:
             raise
 
     def enter(self) -> None:
-        """Moves this process into the cgroup."""
+        """Move this process into the cgroup."""
         _write(self.folder / "cgroup.procs", "0")
 
     def close(self) -> None:
-        """Reads the OOM counter, kills the remaining processes, and removes the cgroup."""
-        for pause in PAUSES:
+        """Read the OOM counter, kill the remaining processes, and remove the cgroup."""
+        for pause in PAUSES_S:
             try:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
                 self.exceeded |= oom_kills(events) > 0
@@ -75,7 +75,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
-    """A cgroup for one container, or None. Raises OSError, and ValueError for an invalid quantity."""
+    """Create a cgroup for one container, or return None. Raises OSError, and ValueError for an invalid quantity."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
@@ -89,25 +89,25 @@ def _prefix() -> str:
 
 
 def limit_names(value: Any) -> Iterator[str]:
-    """The names of all limits in a spec, including those in patches, which are text."""
+    """Yield the names of all limits in a spec, also in patches, which are text."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
-    for key, part in value.items() if isinstance(value, Mapping) else ():
-        if key == "limits" and isinstance(part, Mapping):
-            yield from part
-        yield from limit_names(part)
-    for part in value if isinstance(value, list) else ():
-        yield from limit_names(part)
+    for key, child in value.items() if isinstance(value, Mapping) else ():
+        if key == "limits" and isinstance(child, Mapping):
+            yield from child
+        yield from limit_names(child)
+    for child in value if isinstance(value, list) else ():
+        yield from limit_names(child)
 
 
 def available() -> bool:
-    """Whether memory can be limited here."""
+    """Return True if memory can be limited here."""
     return _cgroup_parent() is not None
 
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """The folder in which cgroups can be made, and their version; tried once, by a child that enters one."""
+    """Return the folder for new cgroups, and their version. A child that enters a cgroup tests it once."""
     for folder, version in _candidates():
         _sweep(folder)
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ def _cgroup_parent() -> tuple[Path, int] | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes cgroups left by dead runners."""
+    """Remove cgroups left by dead runners."""
     for cgroup in folder.glob(f"{PREFIX}*-*-*"):
         pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
         if str(start_time(int(pid))) != since:
@@ -129,7 +129,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _candidates() -> Iterator[tuple[Path, int]]:
-    """The runner's cgroup and its parent, if they can limit memory."""
+    """Yield the runner's cgroup and its parent, if they can limit memory."""
     try:
         mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -139,13 +139,13 @@ def _candidates() -> Iterator[tuple[Path, int]]:
         version = 1 if controllers else 2
         if version == 1 and "memory" not in controllers.split(","):
             continue
-        for where, what in mounts:
-            type, *_, options = what.split(" ")
+        for mount, file_system in mounts:
+            type, *_, options = file_system.split(" ")
             if type != ("cgroup", "cgroup2")[version - 1] or (version == 1 and "memory" not in options.split(",")):
                 continue
-            root, point = where.split(" ")[3:5]
-            own = Path(point, os.path.relpath(path, root))
-            for folder in (own, own.parent):
+            root, point = mount.split(" ")[3:5]
+            own_folder = Path(point, os.path.relpath(path, root))
+            for folder in (own_folder, own_folder.parent):
                 control = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
                 if control.exists() and (version == 1 or "memory" in control.read_text().split()):
                     yield folder, version

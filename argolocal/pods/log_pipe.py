@@ -1,4 +1,4 @@
-"""Container output on its way to the logs, through pipes as with containers, so `> /dev/stdout` truncates nothing.
+"""Copies container output to logs through pipes, as container runtimes do, so `> /dev/stdout` does not truncate.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
@@ -19,15 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-CHUNK = 1 << 16
-MAX_FILES = 1 << 16
+CHUNK_BYTES = 1 << 16
+MAX_OPEN_FILES = 1 << 16
 READER_LOCK = threading.Lock()
 
 
 class LogPipe:
     """Copies the output of one process to `log`, and its stdout also to the file `copy`.
 
-    `out` and `err` are the write ends, open until the `with` block ends. `error`: why the log is incomplete.
+    `out` and `err` are the write ends, open until the `with` block ends. `error`: the reason for an incomplete log.
     """
 
     def __init__(self, log: Path, copy: Path | None = None) -> None:
@@ -56,9 +56,9 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copies at most one chunk; returns its size, -1 if nothing is available, 0 at the end."""
+        """Copy at most one chunk. Return its size, -1 if no data is available, 0 at the end."""
         try:
-            chunk = os.read(read_end, CHUNK)
+            chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
             return -1
         try:
@@ -71,11 +71,11 @@ class LogPipe:
         return len(chunk)
 
     def finish(self) -> None:
-        """Copies the remaining output and closes the pipes, although orphans may still have them open."""
+        """Copy the remaining output and close the pipes, although orphans may still have them open."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
-        """Copies what is available now, and not what is written meanwhile."""
+        """Copy the bytes that are available now, without those written during the copy."""
         (available,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
         while available > 0 and (size := self.read(read_end)) > 0:
             available -= size
@@ -93,7 +93,7 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Several threads may call this; all output has been copied when it returns."""
+        """Copy all output and close the pipes. Several threads may call this."""
         with self.lock:
             for read_end in [read_end for read_end in log_pipe.sinks if self.reads.get(read_end) is log_pipe]:
                 log_pipe.drain(read_end)
@@ -122,7 +122,7 @@ def _reader() -> _Reader:
 @cache
 def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    maximum = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
-    if 0 <= soft < maximum:  # each pod needs a few; containers on a cluster get as many
+    maximum = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if 0 <= soft < maximum:  # each pod needs a few; the limit is as high for containers on a cluster
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

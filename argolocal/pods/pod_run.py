@@ -1,9 +1,9 @@
-"""One running pod: where its files are on this machine, and its outputs.
+"""One running pod: the paths of its files on this machine, and its outputs.
 
-    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collected(name, store)
+    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collect(name, store)
 
-A pod's files are below its own root, which it sees as `/` (filesystem.py). Without mount namespaces, paths that the
-manifest takes from `{{inputs|outputs...path}}` are replaced in its text. As in Argo, a failed main container takes
+A pod's files are below its own root, which it sees as `/` (filesystem.py). Without mount namespaces, the paths that
+replace `{{inputs|outputs...path}}` in the manifest are paths on this machine. As in Argo, a failed main container takes
 precedence over missing outputs, and outputs are collected even then.
 """
 
@@ -26,16 +26,16 @@ from argolocal.pods.kinds.sidecars import KINDS, Sidecars
 from argolocal.pods.process import Process
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
-GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+GRACE_S = 10.0  # between SIGTERM and SIGKILL
 SCRIPT = "/argo/staging/script"
-RESULT = 256 << 10  # the last bytes of stdout, which become outputs.result
+MAX_RESULT_BYTES = 256 << 10  # outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
 class PodRun:
-    """One pod. `work`: what runs in a thread, and the callback for the event loop."""
+    """One pod. `work`: the result of a thread, and the callback for the event loop."""
 
     action: Start
     root: Path
@@ -46,7 +46,7 @@ class PodRun:
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
     directory: str = "/"  # working directory of the main container; relative output paths start here
-    expand: Callable[[str], str] = str  # expands that container's variables in a text
+    expand: Callable[[str], str] = str  # replaces variables of the main container in a text
     killed: str | None = None
     kill_at: float | None = None
 
@@ -68,7 +68,7 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed: not its sidecars, which end last."""
+        """The processes to signal when the pod is killed, without its sidecars, which end last."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
     @property
@@ -91,7 +91,7 @@ class PodRun:
         return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
 
     def clean_up(self) -> None:
-        """Removes files and logs of an earlier attempt whose runner died."""
+        """Remove files and logs of an earlier attempt whose runner died."""
         for container in [
             *self._members(),
             *(container for kind in KINDS for container in self.template.get(kind) or []),
@@ -105,12 +105,12 @@ class PodRun:
         """The file system tree of the main container."""
         if self.private is None:
             return None
-        begun = self.group.view if self.group else self.process.view if self.process else None
+        view = self.group.view if self.group else self.process.view if self.process else None
         mounts = main_container(self.template).get("volumeMounts") or []
-        return begun or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
+        return view or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
 
     def host(self, path: str, link: bool = False) -> Path:
-        """The file on this machine that the main container knows as `path`; `link`: do not follow its last part.
+        """Return the file on this machine at the main container's `path`; `link`: do not follow a link at its end.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
@@ -118,16 +118,16 @@ class PodRun:
         if not (view := self.view):
             return filesystem.path_in_root(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
-        at = (
+        resolved = (
             filesystem.resolve_links(parent, view.host_path) / name
             if link
             else filesystem.resolve_links(path, view.host_path)
         )
-        return view.host_path(at, must_exist=True)
+        return view.host_path(resolved, must_exist=True)
 
-    def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
-        """Phase, message and outputs of a pod whose processes have exited."""
-        beside = self.sidecars.stop(GRACE) if self.sidecars else ""
+    def collect(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
+        """Return phase, message and outputs of a pod whose processes have exited."""
+        sidecar_failure = self.sidecars.stop(GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
         if self.group:
@@ -150,9 +150,9 @@ class PodRun:
         failed: list[str] = []
         for artifact in declared.get("artifacts") or []:
             try:
-                place = (self.template.get("archiveLocation") or {}).get("s3")
+                location = (self.template.get("archiveLocation") or {}).get("s3")
                 link, file = self.host(artifact["path"], link=True), self.host(artifact["path"])
-                if saved := artifacts.save(artifact, link, file, self.root, self.action.pod, workflow, store, place):
+                if saved := artifacts.save(artifact, link, file, self.root, self.action.pod, workflow, store, location):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
@@ -166,8 +166,8 @@ class PodRun:
             return "Failed", self.killed or failure, outputs
         if errors:
             return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
-        if beside:
-            return "Failed", beside, outputs
+        if sidecar_failure:
+            return "Failed", sidecar_failure, outputs
         return "Succeeded", "", outputs
 
     def _parameter(self, parameter: dict[str, Any]) -> str | None:
@@ -185,7 +185,7 @@ class PodRun:
 
 
 def paths(template: dict[str, Any]) -> Iterator[str]:
-    """The paths that a template declares."""
+    """Yield the paths that a template declares."""
     yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
     outputs = template.get("outputs") or {}
     yield from (artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path"))
@@ -195,7 +195,7 @@ def paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """The template with its marked paths moved below `root`, or only unmarked."""
+    """Return the template with its marked paths moved below `root`, or with the marks removed."""
     text = json.dumps(template, ensure_ascii=False)
     if MARK not in text:
         return template
@@ -203,31 +203,31 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _result(stdout: Path) -> Outputs:
-    """The stdout as outputs.result; empty for a container that never started."""
+    """Return the stdout as outputs.result; empty for a container that never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as out:
-        out.seek(max(0, os.fstat(out.fileno()).st_size - RESULT - 1))
+        out.seek(max(0, os.fstat(out.fileno()).st_size - MAX_RESULT_BYTES - 1))
         text = out.read().removesuffix(b"\n")
-    return {"result": text[-RESULT:].decode(errors="replace")}
+    return {"result": text[-MAX_RESULT_BYTES:].decode(errors="replace")}
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raises ConfigError if a template (as written) names paths that cannot be private to its pods here."""
+    """Raise ConfigError if a template (as written) contains paths that cannot be private to its pods here."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
     literal = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
     declared = [*literal]
-    for way in ("inputs", "outputs"):
+    for direction in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
-            for entry in (template.get(way) or {}).get(kind) or []:
+            for entry in (template.get(direction) or {}).get(kind) or []:
                 if path := entry.get("path") or (entry.get("valueFrom") or {}).get("path"):
                     declared.append(path)
-                    if path in text or f"{way}.{kind}.{entry['name']}.path" not in text:
+                    if path in text or f"{direction}.{kind}.{entry['name']}.path" not in text:
                         literal.append(path)
-    if bad := filesystem.unsupported_path(declared):
-        raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
+    if invalid := filesystem.unsupported_path(declared):
+        raise ConfigError(f"{where}: the path {invalid} is in a system directory: use one below /tmp.")
     if literal and not filesystem.available():
         raise ConfigError(
-            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
-            "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."
+            f"{where} contains the path {literal[0]}, which its pods would share, because private mount namespaces are "
+            "not available here. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
         )

@@ -25,7 +25,7 @@ class Probe:
         self.successes = int(probe.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
-        """Whether the container answers the request with 2xx or 3xx, or accepts the connection. Blocks."""
+        """Return True if the container answers the request with 2xx or 3xx, or accepts the connection. Blocks."""
         target = self.http or self.tcp or {}
         host, port = target.get("host") or ip, port_number(self.container, target["port"])
         if not self.http:
@@ -49,7 +49,7 @@ class Probe:
             return False
 
     async def passes(self, ip: str) -> bool:
-        """`answers` in a thread of its own: one that hangs delays neither other probes nor the end of the process."""
+        """Call `answers` in a new thread: a blocked probe delays neither other probes nor the exit of the process."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[bool] = loop.create_future()
 

@@ -3,7 +3,7 @@
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
 Used for container and script templates, and by the controllers for the pods of jobs and deployments. `root` is the
-pod's own directory; `private` are the paths that are private to it, besides its volumes (see filesystem.py).
+pod's own directory; `private` are its private paths, in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -30,12 +30,12 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 
 class StartError(OSError):
-    """A container that no runtime can start; the kubelet reports exit code 128."""
+    """A container that no runtime can start: the kubelet reports exit code 128."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a pod has from the command that asked for it: its interpreter, and folders to import from (see Cluster)."""
+    """Properties of a pod that come from the command that applied it: interpreter and import path (see Cluster)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -44,9 +44,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, besides the log.
+    """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, in addition to the log.
 
-    `volumes`: the directories that it may mount. `inside`: a process whose file system tree it shares.
+    `volumes`: the directories that it may mount. `inside`: pid of a process whose file system tree it shares.
     """
 
     name: str
@@ -60,10 +60,10 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     inside: int | None = None
-    origin: Origin | None = None  # default: that of this process
+    origin: Origin | None = None  # default: this process
 
 
-MAX_MESSAGE = 4096  # bytes, as the kubelet reads
+MAX_MESSAGE_BYTES = 4096  # as the kubelet
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
@@ -74,7 +74,7 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """What a container tells the kubelet: a file in memory, which it finds by program.TERMINATION_LOG."""
+    """The termination message of a container: a file in memory, named by the variable program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -84,7 +84,7 @@ class TerminationMessage:
     def read(self) -> None:
         """Keep the text and close the file."""
         if self.file >= 0:
-            self.text = os.pread(self.file, MAX_MESSAGE, 0).decode(errors="replace")
+            self.text = os.pread(self.file, MAX_MESSAGE_BYTES, 0).decode(errors="replace")
             os.close(self.file)
             self.file = -1
 
@@ -100,16 +100,16 @@ class Process(subprocess.Popen[bytes]):
 
     def wait(self, timeout: float | None = None) -> int:
         code = super().wait(timeout)
-        self._over()
+        self._clean_up()
         return code
 
     def poll(self) -> int | None:
         code = super().poll()
         if code is not None:
-            self._over()
+            self._clean_up()
         return code
 
-    def _over(self) -> None:
+    def _clean_up(self) -> None:
         self.log_pipe.finish()
         self.message.read()
         if self.memory:
@@ -117,7 +117,7 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def code(self) -> int:
-        """As a container has it: 128 more than the signal that ended it."""
+        """The exit code of a container: 128 + N for signal N."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     @property
@@ -127,14 +127,14 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def failure(self) -> str:
-        """Argo's message for its failure: it ends with what the container has told the kubelet."""
+        """Argo's message for its failure, with the termination message."""
         return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
-    """Starts the process and returns at once.
+    """Start the process without waiting for it.
 
-    Raises ConfigError for a container that this machine cannot run, StartError, and OSError, ValueError for its limits.
+    Raises ConfigError for a container that this machine cannot run, StartError, and OSError or ValueError for limits.
     """
     container, origin = run.container, run.origin or Origin(path=cluster.path)
     environment = container_environment(run, cluster)
@@ -143,7 +143,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     args = container.get("args") or ([] if container.get("command") else image.args)
     if not (command or args):
         raise ConfigError(
-            f"{run.name}: container {container['name']} has no command, and its image's own is not known. Set it."
+            f"{run.name}: the command of container {container['name']} is missing, and unknown for its image. Set it."
         )
     arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
     directory = container.get("workingDir") or image.directory
@@ -153,7 +153,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     run.root.mkdir(parents=True, exist_ok=True)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
-    private = _private(run, directory) if directory else run.private
+    private = _private_paths(run, directory) if directory else run.private
     if private is not None and run.inside:
         enter = filesystem.enter_process_root(run.inside)
     elif private is not None:
@@ -175,7 +175,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
                 stdout=log_pipe.out,
                 stderr=log_pipe.err,
                 start_new_session=True,
-                preexec_fn=_child(os.getpid(), memory, enter, directory),
+                preexec_fn=_before_exec(os.getpid(), memory, enter, directory),
             )
         except BaseException:
             message.read()
@@ -191,14 +191,14 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
 
 
 def _check_nul(texts: list[tuple[str, str]]) -> None:
-    """Raise StartError for the first of (name, text) that no system call takes."""
+    """Raise StartError for the first (name, text) with a NUL byte."""
     for name, text in texts:
         if "\0" in text:
             raise StartError(f"{name} contains a NUL byte: {text!r}")
 
 
-def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """The private paths, plus a working directory that this machine lacks: container runtimes create it.
+def _private_paths(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
+    """Return the private paths, plus a missing working directory, because container runtimes create it.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -209,22 +209,22 @@ def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
     if os.path.exists(directory):
         return run.private
     if filesystem.unsupported_path([directory]) or not filesystem.available():
-        raise ConfigError(f"{run.name}: the working directory {directory} is not on this machine, and cannot be made.")
+        raise ConfigError(f"{run.name}: the working directory {directory} cannot be created here. Use one below /tmp.")
     return (*(run.private or ()), directory)
 
 
 def unknown_program(error: OSError) -> str:
-    """The message of Argo's executor (Go's exec.LookPath) for a missing command."""
-    name, why = str(error.filename), "permission denied"
+    """Return the message of Argo's executor (Go's exec.LookPath) for a missing command."""
+    name, reason = str(error.filename), "permission denied"
     if isinstance(error, FileNotFoundError):
-        why = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
-    return f'failed to find name in PATH: exec: "{name}": {why}'
+        reason = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
+    return f'failed to find name in PATH: exec: "{name}": {reason}'
 
 
-def _child(
+def _before_exec(
     parent: int, memory: limits.Memory | None, enter: Callable[[], None] | None, directory: str | None
 ) -> Callable[[], None]:
-    """What the new process does before exec."""
+    """Return the function that the new process calls before exec."""
 
     def begin() -> None:
         die_with_parent(parent)
@@ -235,14 +235,14 @@ def _child(
         if enter:
             enter()
             if directory:
-                os.makedirs(directory, exist_ok=True)  # a private directory: see _private
+                os.makedirs(directory, exist_ok=True)  # a private directory: see _private_paths
                 os.chdir(directory)
 
     return begin
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
-    """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
+    """Return PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, then `extra_env`."""
     container, origin = run.container, run.origin or Origin(path=cluster.path)
     variables = {
         "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -266,7 +266,7 @@ def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]
 
 
 def _check_names(run: ContainerRun) -> None:
-    """Raises ConfigError for a name that the API server refuses."""
+    """Raise ConfigError for a variable name that the API server rejects."""
     container = run.container
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
     names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
@@ -274,7 +274,7 @@ def _check_names(run: ContainerRun) -> None:
         for index, name in enumerate(names):
             if not ENVIRONMENT_NAME.fullmatch(name):
                 where = f'Pod "{run.name}" is invalid: {container["name"]}.{key}[{index}]'
-                raise ConfigError(f"{where} names {name!r}: it must be of printable ASCII characters other than '='")
+                raise ConfigError(f"{where} is {name!r}: it must consist of printable ASCII characters except '='.")
 
 
 def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
@@ -284,7 +284,7 @@ def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping
         if reference.get("optional"):
             return {}
         raise ConfigError(
-            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here."
+            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist here. Create it."
         ) from None
 
 
@@ -300,20 +300,20 @@ def _value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> 
             if reference.get("optional"):
                 return None
             raise ConfigError(
-                f"{run.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
+                f"{run.name}: {reference['name']} does not contain {reference['key']!r} (for {variable['name']})."
             )
     return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
 
 
 def field_value(run: ContainerRun, path: str, name: str) -> str:
-    """The value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
+    """Return the value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
     if path not in FIELDS:
-        raise ConfigError(f"{run.name}: the value of {name} cannot be had here: only {', '.join(FIELDS)} can.")
+        raise ConfigError(f"{run.name}: the fieldPath {path!r} of {name} must be one of {', '.join(FIELDS)}.")
     return FIELDS[path](run)
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced where NAME is known; `$$` is one `$` (kubelet's rule)."""
+    """Replace `$(NAME)` if NAME is known, and `$$` by `$` (kubelet's rule)."""
 
     def substitute(match: re.Match[str]) -> str:
         return "$" if match[1] is None else environment.get(match[1], match[0])

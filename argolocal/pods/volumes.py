@@ -1,9 +1,5 @@
 """Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected, downwardAPI and claims.
 
-    template["volumes"] = declared(spec, status, template)      # all volumes that its containers mount
-    volumes = create(template["volumes"], folder, cluster, field_value, ())   # name → VolumeDirectory
-    bind_mounts(volumes, mounts)                                # → [(source, mount path, read only)]
-
 A claim is a directory in the home that outlives pods and, unless deleted, runs. Sources: Argo's
 addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
@@ -34,14 +30,14 @@ class VolumeDirectory:
 
 
 def delete(cluster: Any, volume: Volume) -> None:
-    """Removes a claim and its contents."""
+    """Remove a claim and its contents."""
     shutil.rmtree(_claim(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
 def create(
     volumes: list[Volume], folder: Path, cluster: Any, field_value: FieldValue, run_claims: Collection[str]
 ) -> dict[str, VolumeDirectory]:
-    """Makes the directories of volumes; `run_claims`: the names of the run's claims.
+    """Create the directories of volumes; `run_claims`: the names of the run's claims.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
@@ -52,8 +48,8 @@ def create(
             path = _claim(cluster, claim["claimName"])
             if claim["claimName"] not in run_claims and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
                 raise ConfigError(
-                    f"volume {name}: there is no PersistentVolumeClaim {claim['claimName']!r} here: put it into the "
-                    "file of the Workflow, separated by ---, or use volumeClaimTemplates."
+                    f"volume {name}: the PersistentVolumeClaim {claim['claimName']!r} does not exist here: add it to "
+                    "the Workflow's file, separated by ---, or use volumeClaimTemplates."
                 )
             path.mkdir(parents=True, exist_ok=True)
             directories[name] = VolumeDirectory(path, bool(claim.get("readOnly")))
@@ -63,7 +59,7 @@ def create(
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
         for file, content, mode in _files(volume, cluster, field_value):
             if not (path / file).resolve().is_relative_to(path.resolve()):
-                raise ConfigError(f"volume {name}: the path {file!r} leads out of it.")
+                raise ConfigError(f"volume {name}: the path {file!r} leads out of it. Use a path below it.")
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
                 out.write(content)
@@ -74,7 +70,7 @@ def create(
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
 ) -> list[tuple[Path, str, bool]]:
-    """(source, mount path, read only) of a container's volume mounts; `expand` expands subPathExpr.
+    """Return (source, mount path, read only) of a container's volume mounts; `expand` is for subPathExpr.
 
     Raises ConfigError for a missing subPath in a read-only volume.
     """
@@ -83,13 +79,13 @@ def bind_mounts(
         volume = volumes.get(mount["name"])
         if volume is None:
             raise ConfigError(f"volume '{mount['name']}' not found in workflow spec")
-        part = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
-        path = volume.path / part
+        sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
+        path = volume.path / sub_path
         if not path.resolve().is_relative_to(volume.path.resolve()):
-            raise ConfigError(f"volume {mount['name']}: {part!r} leads out of it.")
+            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path below it.")
         if not path.exists():
             if volume.read_only:
-                raise ConfigError(f"volume {mount['name']}: there is no {part!r} in it.")
+                raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in it.")
             path.mkdir(parents=True)
         binds.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
     return sorted(binds, key=lambda bind: bind[1].count("/"))
@@ -97,27 +93,27 @@ def bind_mounts(
 
 def _claim(cluster: Any, name: str) -> Path:
     if not NAME.fullmatch(name):
-        raise ConfigError(f"the claim {name!r} can be none: a name is of a-z, 0-9, - and dots.")
+        raise ConfigError(f"the name of the claim {name!r} is invalid: it must consist of a-z, 0-9, - and dots.")
     return cluster.home / "claims" / name
 
 
 def _files(
     volume: Volume, cluster: Any, field_value: FieldValue, mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Path, content and mode of every file of a volume."""
+    """Yield path, content and mode of every file of a volume."""
     for kind in READ_ONLY:
         source = volume.get(kind) or {}
         default = mode if source.get("defaultMode") is None else int(source["defaultMode"])
         if kind == "projected":
-            for part in source.get("sources") or []:
-                yield from _files({"name": volume["name"], **part}, cluster, field_value, default)
+            for projection in source.get("sources") or []:
+                yield from _files({"name": volume["name"], **projection}, cluster, field_value, default)
         elif kind == "downwardAPI":
             for item in source.get("items") or []:
                 text = field_value(item["fieldRef"]["fieldPath"], item["path"])
                 yield item["path"], text.encode(), int(item.get("mode", default))
         elif source:
-            for path, content, own in _keys(kind, source, volume["name"], cluster):
-                yield path, content, default if own is None else own
+            for path, content, file_mode in _keys(kind, source, volume["name"], cluster):
+                yield path, content, default if file_mode is None else file_mode
 
 
 def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> Iterator[tuple[str, bytes, int | None]]:
@@ -127,18 +123,18 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
         return
     if data is None:
         raise ConfigError(
-            f"volume {volume}: there is no {kind} {name!r} here: put it into the file of the Workflow, after ---."
+            f"volume {volume}: the {kind} {name!r} does not exist here: add it to the Workflow's file, after ---."
         )
     items = source.get("items")
     for item in [{"key": key, "path": key} for key in data] if items is None else items:
         if item["key"] in data:
             yield item["path"], data[item["key"]], None if item.get("mode") is None else int(item["mode"])
         elif not source.get("optional"):
-            raise ConfigError(f"volume {volume}: the {kind} {name!r} has no key {item['key']!r}.")
+            raise ConfigError(f"volume {volume}: the {kind} {name!r} does not contain the key {item['key']!r}.")
 
 
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
-    """Raises ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
+    """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
     shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]) not in GC_STRATEGIES:
@@ -150,10 +146,10 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
                 raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
         for volume in [*(owner.get("volumes") or []), *(claims if owner is spec else [])]:
             if not NAME.fullmatch(volume["name"]):
-                raise ConfigError(f"{where} has a volume {volume['name']!r}: a name is of a-z, 0-9 and -.")
+                raise ConfigError(f"{where} has a volume {volume['name']!r}: its name must consist of a-z, 0-9 and -.")
     for template, where in templates:
         names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared, *claims]}
         for mount in mounts(template):
             if mount["name"] not in names:
-                known = ", ".join(sorted(names)) or "one of spec.volumes"
-                raise ConfigError(f"{where} mounts {mount['name']!r}, which is no volume here: it must be {known}.")
+                valid_names = ", ".join(sorted(names)) or "one of spec.volumes"
+                raise ConfigError(f"{where} mounts {mount['name']!r}, which is not a volume: it must be {valid_names}.")

@@ -1,9 +1,10 @@
-"""Requests to web addresses as Go's client sends them: http and https only, redirections that leak nothing.
+"""Requests to web addresses as Go's client sends them: http and https only; redirections do not leak credentials.
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
 
-A redirection to another host that is not a subdomain of the first loses the headers that log in, for good; ports do not
-count. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+A redirection to another host that is not a subdomain of the first removes the login headers for the rest of the
+request; ports are ignored. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
+shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -27,7 +28,7 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request without an answer; `url`, without its password, is the one that failed, `cause` what it failed of."""
+    """A request without an answer. `url`: the address that failed, without its password; `cause`: the error."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -44,7 +45,7 @@ def request(
     proxies: bool = True,
     leave_host: bool = True,
 ) -> HTTPResponse:
-    """Send a request and return the answer, whatever its status. Raises WebError.
+    """Send a request and return the answer, with any status. Raises WebError.
 
     Without `leave_host` a redirection to another host is itself the answer.
     """
@@ -53,15 +54,17 @@ def request(
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     first, referer = _split(url), ""
-    kept = {name.lower(): (name, value) for name, value in headers}
+    remaining_headers = {name.lower(): (name, value) for name, value in headers}
     for _ in range(MAX_REDIRECTS + 1):
-        sent = dict(kept.values()) | ({} if "referer" in kept or not referer else {"Referer": referer})
+        sent = dict(remaining_headers.values()) | (
+            {} if "referer" in remaining_headers or not referer else {"Referer": referer}
+        )
         answer = _send(url, method, sent, body, timeout, context, proxies)
         location = answer.headers.get("Location")
         if answer.status not in REDIRECTS or not location:
             return answer
-        before, url = url, _target(url, location)
-        last, parts = _split(before), _split(url)
+        previous_url, url = url, _target(url, location)
+        last, parts = _split(previous_url), _split(url)
         if not leave_host and parts.hostname != last.hostname:
             return answer
         answer.close()
@@ -71,18 +74,18 @@ def request(
             dropped += BODY_HEADERS
         if urllib.parse.urlsplit(location).netloc:
             dropped += ("host",)
-        kept = {name: header for name, header in kept.items() if name not in dropped}
-        referer = _without_user(before) if (last.scheme, parts.scheme) != ("https", "http") else ""
-    raise WebError(visible(url), f"stopped after {MAX_REDIRECTS} redirects")
+        remaining_headers = {name: header for name, header in remaining_headers.items() if name not in dropped}
+        referer = _without_user(previous_url) if (last.scheme, parts.scheme) != ("https", "http") else ""
+    raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
 
-def copy(answer: HTTPResponse, file: BinaryIO, most: int) -> None:
-    """Write the body of an answer to a file, if it is whole and has at most `most` bytes. Raises WebError, OSError."""
+def copy(answer: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
+    """Write the body of an answer to a file. Raises WebError if it is incomplete or too long, OSError."""
     size = 0
     while data := _read(answer):
         size += file.write(data)
-        if size > most:
-            raise WebError(answer.url, f"the response has more than {most / 1e6:,.0f} MB")
+        if size > max_bytes:
+            raise WebError(answer.url, f"the response has more than {max_bytes / 1e6:,.0f} MB")
 
 
 def _read(answer: HTTPResponse) -> bytes:
@@ -105,9 +108,9 @@ def _send(
 ) -> HTTPResponse:
     parts = _split(url)
     if parts.username is not None and not any(name.lower() == "authorization" for name in headers):
-        user, password = (urllib.parse.unquote(part or "") for part in (parts.username, parts.password))
+        user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
         headers = headers | {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    opener = urllib.request.OpenerDirector()  # without the handlers of files, of redirections, and of statuses
+    opener = urllib.request.OpenerDirector()  # without handlers of files, redirections and statuses
     handlers: list[Any] = [urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)]
     if proxies and not _is_local(parts.hostname or ""):
         handlers.append(urllib.request.ProxyHandler())
@@ -119,38 +122,38 @@ def _send(
             sent.add_header(name, value)
         return opener.open(sent, timeout=timeout)
     except (OSError, ValueError, HTTPException) as error:
-        raise WebError(visible(url), getattr(error, "reason", error)) from error
+        raise WebError(hide_password(url), getattr(error, "reason", error)) from error
 
 
 def _target(url: str, location: str) -> str:
     try:
         return urllib.parse.urljoin(url, urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1"))
     except ValueError as error:
-        raise WebError(visible(url), f"failed to parse Location header {location!r}: {error}") from None
+        raise WebError(hide_password(url), f"failed to parse Location header {location!r}: {error}") from None
 
 
 def _split(url: str) -> SplitResult:
-    """Raises WebError for an address that is none of http or https."""
+    """Parse an address. Raises WebError if it is not an http or https address."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port  # raises ValueError
     except ValueError as error:
         raise WebError(url, error) from None
     if parts.scheme not in ("http", "https"):
-        raise WebError(visible(url), f'unsupported protocol scheme "{parts.scheme}"')
+        raise WebError(hide_password(url), f'unsupported protocol scheme "{parts.scheme}"')
     if not parts.hostname:
         raise WebError(url, "no Host in request URL")
     return parts
 
 
 def _is_within(parts: SplitResult, first: SplitResult) -> bool:
-    """True for the host of `first` and its subdomains; an IPv6 address has none."""
+    """Return True for the host of `first` and its subdomains, which IPv6 addresses do not have."""
     host, parent = parts.hostname or "", first.hostname or ""
     return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
 
 
 def _is_local(host: str) -> bool:
-    """True if Go bypasses proxies for this host."""
+    """Return True if Go bypasses proxies for this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -162,6 +165,6 @@ def _without_user(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def visible(url: str) -> str:
-    """The address with its password starred, as Go shows it."""
+def hide_password(url: str) -> str:
+    """Replace the password of an address by ***, as Go does."""
     return PASSWORD.sub(r"\1***@", url)

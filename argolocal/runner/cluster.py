@@ -2,8 +2,8 @@
 
     cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
 
-All state is below the home directory: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`; `images.yaml`
-there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
+All state is below the home directory: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An optional
+`images.yaml` there maps images to local commands: `alpine/git:v2: {command: [git], env: {A: b}}`.
 """
 
 import base64
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
+MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older ones are reused
 
 
 class LocalCluster:
     """The cluster whose state is in `home` (default: the home of commands).
 
-    `images` says what an image is here (default: images.yaml), `kinds` what can be applied, and `store` gives the
-    object store of an artifact, from the `s3` of its manifest (default: a folder of the home for each bucket).
+    `images` maps images to local commands (default: images.yaml), `kinds` are the kinds that can be applied, and
+    `store` returns an artifact's object store from its `s3` (default: a folder of the home for each bucket).
     """
 
-    bucket = "argolocal"  # of artifacts that name none
-    modules: tuple[str, ...] = ()  # `python -m MODULE` may run here, whatever the image is called
+    bucket = "argolocal"  # of artifacts without a bucket
+    modules: tuple[str, ...] = ()  # `python -m MODULE` may run here, in any image
 
     def __init__(
         self,
@@ -61,58 +61,58 @@ class LocalCluster:
 
     @property
     def path(self) -> str:
-        """Folders that pods see where they are, and import from, separated as in PYTHONPATH."""
+        """Folders that pods see at the same path and import from, separated as in PYTHONPATH."""
         return os.environ.get(program.variable("PATH"), "")
 
     @cached_property
     def kinds(self) -> "Kinds":
-        """What can be applied: imported when something is."""
+        """The kinds that can be applied, imported on first use."""
         from argolocal.controllers.kinds import Kinds
 
         return self._kinds or Kinds()
 
     def poll(self) -> None:
-        """Restart what died, at most once a second."""
+        """Restart supervisors that died, at most once a second."""
         if time.monotonic() - self._polled_at > 1:
             self._polled_at = time.monotonic()
             self.keep_running()
 
     def keep_running(self) -> None:
-        """Restart what died."""
+        """Restart supervisors that died."""
         if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """The data of ConfigMaps and Secrets that exist without being stored, by kind and name."""
+        """Return the data of ConfigMaps and Secrets that exist without being stored, by kind and name."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
-        """The data of a ConfigMap; binaryData is only used for volumes, as by the kubelet. Raises KeyError if none."""
+        """Return the data of a ConfigMap; only volumes use binaryData, as with the kubelet. Raises KeyError."""
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         data = _texts(self.files("ConfigMap", name), name)
         return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
-        """The data of a Secret. Raises KeyError if there is none."""
+        """Return the data of a Secret. Raises KeyError."""
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
+        """Return the files of a volume with a ConfigMap or Secret; None if the object does not exist."""
         files, obj = {}, self.find(kind, name)
         if read := self.built_in().get((kind, name)):
             files = {key: value.encode() for key, value in read().items()}
         elif obj is None:
             return None
-        data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
-        files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
-        return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
+        encoded_field, plain_field = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
+        files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(encoded_field) or {}).items()}
+        return files | {key: value.encode() for key, value in ((obj or {}).get(plain_field) or {}).items()}
 
     def image(self, image: str) -> Image:
-        """What an image stands for on this machine."""
+        """Return the local command and environment of an image."""
         return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """The object store of an artifact, or that of artifacts that name none. Raises ConfigError, KeyError."""
+        """Return the object store of an artifact (default: without a bucket). Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         folder = self.home / "store"
@@ -120,34 +120,38 @@ class LocalCluster:
         return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
 
     def address(self, pod: str) -> str:
-        """A pod's loopback address: stable for its name, and unique to it."""
+        """Return a pod's loopback address: stable for its name, and unique to it."""
         homes.make(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            taken: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-            tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
-            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
-            address = next(candidate for candidate in candidates if taken.setdefault(candidate, pod) == pod)
-            write_atomically(path, json.dumps(dict(list(taken.items())[-MAX_ADDRESSES:])))
+            assigned: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+            digests = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
+            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
+            address = next(candidate for candidate in candidates if assigned.setdefault(candidate, pod) == pod)
+            write_atomically(path, json.dumps(dict(list(assigned.items())[-MAX_ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
-        """The variables that a kubelet sets in every pod for each Service, here for headless ones as well, instead of
-        a DNS record; HOST is where the supervisor listens, and ENDPOINTS where the pods do."""
+        """Return the variables that a kubelet sets in every pod for each Service: HOST is the supervisor's address.
+
+        Headless Services have them too here, instead of a DNS record, with the addresses of the pods as ENDPOINTS.
+        """
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = json.loads(path.read_text())
-            known = service["metadata"]["name"]
-            name, port = known.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
-            host = self.address(f"service/{known}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
+            service_name = service["metadata"]["name"]
+            name, port = service_name.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
+            host = (
+                self.address(f"service/{service_name}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
+            )
             variables |= {f"{name}_SERVICE_HOST": host, f"{name}_SERVICE_PORT": port}
             if service["spec"].get("clusterIP") == "None":
                 variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(self._endpoints(service["spec"]["selector"]))
         return variables
 
     def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
-        """The addresses of the pods of Deployments that a Service selects."""
+        """Return the addresses of the pods of Deployments that a Service selects."""
         addresses = []
         for path in sorted((self.home / "objects/Deployment").glob("*.json")):
             labels = json.loads(path.read_text())["spec"]["template"]["metadata"]["labels"]
@@ -157,42 +161,42 @@ class LocalCluster:
 
     @cached_property
     def deployments(self) -> "Deployments":
-        """Their controller: imported when something is asked of it."""
+        """The controller of the Deployments, imported on first use."""
         from argolocal.controllers.deployment import Deployments
 
         return Deployments(self)
 
     def revive(self) -> bool:
-        """Restart the supervisor of the Deployments if it died; whether it had."""
+        """Restart the supervisor of the Deployments if it died. Return True if it had died."""
         return self.deployments.revive()
 
     def down(self) -> list[str]:
-        """Stop the deployments and wait. Returns what was stopped. Raises Busy during a run."""
+        """Stop the deployments and wait. Return their names. Raises Busy during a run."""
         from argolocal.controllers.memory import sweep_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
-                f"{', '.join(running)}: still running, and needs what `{program.name} down` stops. Wait "
-                f"for the end, or `{program.name} stop {running[0]}` first."
+                f"{', '.join(running)}: still running, and needs the deployments and services that "
+                f"`{program.name} down` stops. Wait for the end, or `{program.name} stop {running[0]}` first."
             )
         sweep_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """The deployments: kind, name, address, whether it runs. Those that died are started again."""
+        """Return a row per deployment: kind, name, address, running. Restarts the supervisor if it died."""
         self.revive()
         return self.deployments.overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """A stored object, or None."""
+        """Return a stored object, or None."""
         path = self.home / "objects" / kind / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
-        """Whether the object exists and, if `key` is given, has that key."""
+        """Return True if the object exists and, if `key` is given, has that key."""
         built_in = (kind, name) in self.built_in()
         obj = {} if built_in else self.find(kind, name)
-        keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
+        keys = {data_key for field in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(field) or {}}
         return obj is not None and (key is None or key in keys or built_in)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
@@ -201,7 +205,7 @@ class LocalCluster:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} beside the Workflow: it must be a {', '.join(STORABLE)} with a name."
+                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE)} with a name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
@@ -211,12 +215,12 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Use a home that this user did not make there, such as a copy; what its original started is not the copy's.
+    """Use a home that this user did not create there, such as a copy; forget processes that the original started.
 
-    Raises ConfigError for one that does not exist, or belongs to another user.
+    Raises ConfigError for a home that does not exist or belongs to another user.
     """
     if not home.is_dir():
-        raise ConfigError(f"{home} is not a directory: give the home that you moved or copied.")
+        raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
         with suppress(OSError, ValueError, *WRONG_SHAPE):  # not the record of a process
@@ -231,15 +235,15 @@ def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
 
 
 def _check(obj: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for data that the API server refuses."""
+    """Raise ConfigError for data that the API server rejects."""
     kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
         encoded = key == "binaryData" or (key == "data" and kind == "Secret")
         for name, value in (obj.get(key) or {}).items():
             if not isinstance(value, str):
-                raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
+                raise ConfigError(f"{where}.{key}.{name} is not a string: quote it.")
             try:
                 base64.b64decode(value if encoded else "", validate=True)
             except ValueError:
-                way = "Encode it, or write it as it is below stringData (of a ConfigMap: data)."
-                raise ConfigError(f"{where}.{key}.{name} is not base64. {way}") from None
+                hint = "Encode it, or move the plain text to stringData (of a ConfigMap: data)."
+                raise ConfigError(f"{where}.{key}.{name} is not base64. {hint}") from None

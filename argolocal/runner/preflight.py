@@ -1,6 +1,6 @@
-"""The supported subset of the Argo API: anything the local runner cannot do as Argo does is refused before the start.
+"""The supported subset of the Argo API: rejects workflows that would not run as on Argo.
 
-    notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and what to do
+    notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and the remedy
 
 Fields and their types are checked by schema.py; this module checks their values.
 """
@@ -28,7 +28,7 @@ PODS = {*leaf_templates.KINDS} - {"http"}
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """Returns notes on ignored fields of a workflow and of the manifest that it comes from.
+    """Return notes on ignored fields of a workflow and of its manifest.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
@@ -37,46 +37,43 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
         ignored |= dict.fromkeys(walk(manifest, manifest["kind"], ""))
     for parameter in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if parameter.get("value") is None:
-            raise ConfigError(
-                f"the parameter {parameter['name']} has no value: give one, as with -p {parameter['name']}=..."
-            )
+            name = parameter["name"]
+            raise ConfigError(f"the parameter {name} does not have a value: pass one with -p {name}=...")
     ignored |= dict.fromkeys(_bodies(workflow["spec"], cluster))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
-    notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
-    named = dict.fromkeys(limits.limit_names(workflow["spec"]))
-    if beyond := [name for name in named if name != "memory" or not limits.available()]:
-        notes.append(
-            f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
-        )
+    notes = [f"ignored, because one machine does not need it: {', '.join(ignored)}"] if ignored else []
+    names = dict.fromkeys(limits.limit_names(workflow["spec"]))
+    if unenforced := [name for name in names if name != "memory" or not limits.available()]:
+        notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced)}")
     if not filesystem.available():
         notes.append(
-            "pods are processes of this machine with your rights, as it gives no mount namespaces: what leaves its "
-            "session and clears its environment there outlives them"
+            "pods are processes of this machine with your rights, as mount namespaces are not available: a process "
+            "that leaves its session and clears its environment outlives its pod"
         )
     return notes
 
 
 def _objects(spec: dict[str, Any], cluster: Any) -> None:
-    """Reports missing objects before pods wait for them, unless a resource template may create them during the run."""
+    """Raise ConfigError for missing objects that pods would wait for, unless a resource template may create them."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
     for where, kind, name, key in required_objects(spec):
         if not cluster.has(kind, name, key):
-            what = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
+            missing = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
-                f"{where}: there is no {what} here, and its pods would wait for it. Put it into the file of the "
-                "Workflow, separated by ---."
+                f"{where}: the {missing} does not exist here, and its pods would wait for it. Add it to the "
+                "Workflow's file, separated by ---."
             )
 
 
 def templates(spec: dict[str, Any], cluster: Any, path: str) -> None:
-    """The same checks for the spec of a referenced WorkflowTemplate."""
+    """Check the spec of a referenced WorkflowTemplate in the same way."""
     _bodies(spec, cluster, path)
 
 
 def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
-    """Checks all templates; returns the ignored fields of pod spec patches."""
+    """Check all templates. Return the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
     _holders(spec)
     for template, path in all_templates(spec, where):
@@ -95,17 +92,19 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     _paths(template, where)
     if template.get("daemon") and where.endswith(".inline"):
         raise ConfigError(
-            f"{where}.daemon is true, but Argo does not find an inline template again, and waits for its pod to end. "
-            "Put it with the other templates."
+            f"{where}.daemon is true, but Argo waits for the pod of an inline template to end. Move the template to "
+            "spec.templates."
         )
     if "resource" in template:
         kubectl.check(template["resource"], f"{where}.resource", cluster)
         kubectl.check_outputs(template, where)
     containers.check(template, where, cluster)
     containers.check_images(template, where, cluster)
-    _deadline(template, where)
+    seconds = template.get("activeDeadlineSeconds")
+    if template.keys() & PODS and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
+        raise ConfigError(f"{where}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline below 1.")
     if template.get("steps") == []:
-        raise ConfigError(f"{where}.steps is empty, which to Argo is a template of no type: give a step.")
+        raise ConfigError(f"{where}.steps is empty, and Argo sees a template without a type: add a step.")
     if "container" in template or "script" in template:
         pod_run.check(template)
         names = {"init", "main", "wait"}  # Argo's own
@@ -113,8 +112,8 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             for index, container in enumerate(template.get(kind) or []):
                 if container["name"] in names:
                     raise ConfigError(
-                        f"{where}.{kind}[{index}].name is {container['name']!r}, as another container of the pod is "
-                        "called, and Kubernetes refuses that. Give it a name of its own."
+                        f"{where}.{kind}[{index}].name is {container['name']!r}, the name of another container: "
+                        "Kubernetes rejects that. Choose another name."
                     )
                 names.add(container["name"])
         sidecars.check(template, where)
@@ -124,31 +123,23 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         pod_run.check(template)
 
 
-def _deadline(template: dict[str, Any], where: str) -> None:
-    seconds = template.get("activeDeadlineSeconds")
-    if template.keys() & PODS and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
-        raise ConfigError(
-            f"{where}.activeDeadlineSeconds is 0: Kubernetes refuses a pod whose deadline is not at least 1."
-        )
-
-
 def _paths(template: dict[str, Any], where: str) -> None:
-    """Input artifacts must not share a path, with each other or with a volume mount. Source: Argo's validateLeaf."""
+    """Raise ConfigError for an input artifact at the path of another one or of a volume mount (Argo's validateLeaf)."""
     mounts = (template.get("container") or {}).get("volumeMounts") or []
-    taken = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
+    owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
     for index, artifact in enumerate(files):
-        if other := taken.get(path := posixpath.normpath(artifact["path"])):
+        if other := owners.get(path := posixpath.normpath(artifact["path"])):
             raise ConfigError(
-                f"{where}.inputs.artifacts[{index}].path is {path!r}, where {other} lies. Give it a path of its own."
+                f"{where}.inputs.artifacts[{index}].path is {path!r}, as is the path of {other}. Choose another path."
             )
-        taken[path] = f"inputs.artifacts[{index}]"
+        owners[path] = f"inputs.artifacts[{index}]"
 
 
 def _holders(spec: dict[str, Any]) -> None:
     for holder, path in callers(spec, "spec"):
-        hook, expression = ".hooks." in path, holder.get("expression") or ""
-        if hook and not path.endswith(".hooks.exit") and not expression:
+        is_hook, expression = ".hooks." in path, holder.get("expression") or ""
+        if is_hook and not path.endswith(".hooks.exit") and not expression:
             raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
         if expression and "{{" not in expression:
             try:
@@ -156,17 +147,17 @@ def _holders(spec: dict[str, Any]) -> None:
             except ExprError as error:
                 raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
         sequence = holder.get("withSequence")
-        if sequence is not None and len([end for end in ("count", "end") if sequence.get(end) is not None]) != 1:
-            raise ConfigError(f"{path}.withSequence must have either a count or an end: give one of them.")
-        if sequence and "{{" not in (form := sequence.get("format") or "%d"):
+        if sequence is not None and len([field for field in ("count", "end") if sequence.get(field) is not None]) != 1:
+            raise ConfigError(f"{path}.withSequence must have either a count or an end: set one of them.")
+        if sequence and "{{" not in (number_format := sequence.get("format") or "%d"):
             try:
-                gofmt.sprintf(form, 0)
+                gofmt.sprintf(number_format, 0)
             except ValueError as error:
                 raise ConfigError(f"{path}.withSequence.format: {error}.") from None
 
 
 def _expressions(value: Any, where: str) -> None:
-    """Every function that an expression calls must exist: otherwise it fails late or, worse, stays as text."""
+    """Raise ConfigError for calls of unknown functions: they would fail late or, worse, stay as text."""
     if isinstance(value, dict):
         for key, child in value.items():
             _expressions(child, f"{where}.{key}")
@@ -174,22 +165,22 @@ def _expressions(value: Any, where: str) -> None:
         for index, child in enumerate(value):
             _expressions(child, f"{where}[{index}]")
     elif isinstance(value, str):
-        plain = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
-        for source in [*EXPRESSION.findall(value), *plain]:
+        sources = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
+        for source in [*EXPRESSION.findall(value), *sources]:
             _functions(source, where)
 
 
 def _functions(source: str, where: str) -> None:
     try:
-        called = expr.find_calls(source)
+        calls = expr.find_calls(source)
     except ExprError:
         return  # stays as text, or fails its node, as on Argo
-    for name, arguments in called:
+    for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
             _path(path, where)
-        known = set(SPRIG) if name.startswith("sprig.") else {*ARGO, *BUILTINS, *PREDICATES}
-        if (short := name.removeprefix("sprig.")) not in known:
-            hint = did_you_mean(short, known)
+        known_functions = set(SPRIG) if name.startswith("sprig.") else {*ARGO, *BUILTINS, *PREDICATES}
+        if (function := name.removeprefix("sprig.")) not in known_functions:
+            hint = did_you_mean(function, known_functions)
             raise ConfigError(f"{where} calls {name}(), which the local runner does not know.{hint}")
 
 

@@ -1,12 +1,12 @@
-"""Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
+"""Run a manifest on this machine: clocks, processes and the disk around the pure scheduler.
 
     status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
     status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
     release_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
-Everything is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
-process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods in order and
-leaves a run that can be resumed.
+Every change is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
+process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods gracefully
+and leaves a run that can be resumed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
 from argolocal.controllers.memory import sweep_shared_memory
 from argolocal.engine import suspend
-from argolocal.engine.inputs import labelled
+from argolocal.engine.inputs import add_labels
 from argolocal.engine.nodes import Kill, Resumed, Start, format_time
 from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ArgolocalError, ConfigError
@@ -41,22 +41,24 @@ from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
 from argolocal.runner import preflight
 from argolocal.runner.retry_workflow import reset
-from argolocal.state.journal import FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
+from argolocal.state.journal import DISK_FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
 from argolocal.state.locks import SharedLocks
 
-GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
+STOP_GRACE_S = 1.0  # between SIGTERM and SIGKILL when the run is stopped
 OnChange = Callable[[Status], None]
 
 
 def stop(name: str, cluster: Cluster) -> str:
-    """Stops a run as `argo stop` does: terminates its pods, then runs the exit handlers. Returns the name at the end.
+    """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers. Return the name at the end.
 
-    If the runner is dead, this process takes its place. Raises ConfigError for a completed run.
+    If the runner is dead, this process replaces it. Raises ConfigError for a completed run.
     """
     files = RunFiles(cluster.home, name)
     files.workflow()
     if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
-        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `{program.name} down` ends what serves.")
+        raise ConfigError(
+            f"{name} is completed ({phase}) and cannot be stopped. `{program.name} down` ends its deployments."
+        )
     (files.root / "stop").touch()
     try:
         while pid := files.runner():
@@ -74,7 +76,7 @@ def stop(name: str, cluster: Cluster) -> str:
 
 
 def release_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
-    """Resumes the suspended steps of a running workflow, with `values` as their outputs. False if no process runs it.
+    """Resume the suspended steps of a running workflow, with `values` as outputs. Return False if no process runs it.
 
     The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
     """
@@ -93,7 +95,7 @@ def release_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
 
 class LocalRun:
-    """One run, locked by this process. `name` and `files.root` are known before it runs."""
+    """One run, locked by this process. `name` and `files.root` are set before it runs."""
 
     def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
         self.files, self.workflow, self.cluster = files, workflow, cluster
@@ -101,7 +103,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.head = ""
-        self.resume_request = ""  # the content of the request that is not in the journal yet
+        self.resume_request = ""  # content of a request that is not in the journal yet
 
     @classmethod
     def new(
@@ -111,24 +113,24 @@ class LocalRun:
         cluster: Cluster,
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
-        """A run that is validated and on disk, but not started. Raises ConfigError."""
+        """Validate a manifest and create its run on disk, without starting it. Raises ConfigError."""
         identity = manifests.Identity(time.time(), str(uuid.uuid4()), manifests.random_suffix())
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
                 note(line)
         validate.check(workflow, find=cluster.find)
-        if manifest["kind"] == "CronWorkflow":  # Argo refuses one whose Workflow could not run
+        if manifest["kind"] == "CronWorkflow":  # Argo rejects it if its Workflow is invalid
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = store_templates(
-            labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
+            add_labels(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
         )
         files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
     def old(cls, name: str, cluster: Cluster) -> "LocalRun":
-        """A run from disk; processes left over from its last runner are killed. Raises ConfigError, Busy."""
+        """Load a run from disk; kills processes left over from its last runner. Raises ConfigError, Busy."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
         try:
@@ -136,13 +138,13 @@ class LocalRun:
             Resources(cluster, workflow, files.root).clean_up()
             now = format_time(time.time())
             if status["phase"] in FAILED:
-                status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
+                status = reset(status) | {"startedAt": now}  # as in Argo's FormulateRetryWorkflow
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
                 status = reset_interrupted(status, now)
             try:
                 files.snapshot(status)
-            except DiskFull:  # the directories of failed steps may be what fills it
+            except DiskFull:  # perhaps full of the directories of failed steps
                 artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
@@ -151,9 +153,9 @@ class LocalRun:
         return cls(files, workflow, status, cluster)
 
     def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
-        """Runs to the end and returns the status. KeyboardInterrupt stops it (see module).
+        """Run to the end and return the status. KeyboardInterrupt stops it (see module).
 
-        `interrupts`: the entered handlers of signals (default: its own).
+        `interrupts`: signal handlers that the caller has entered (default: new ones).
         """
         self.on_change = on_change
         sweep_shared_memory()
@@ -170,15 +172,15 @@ class LocalRun:
                 try:
                     return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
                 except KeyboardInterrupt:
-                    executor.halt(GRACE)
+                    executor.halt(STOP_GRACE_S)
                     if shutdown or not (self.files.root / "stop").exists():
                         raise
                     shutdown, self.status = "Stop", self.files.load()[0]
                 except BaseException as error:
-                    executor.halt(GRACE)
-                    if isinstance(error, OSError) and error.errno in FULL:
+                    executor.halt(STOP_GRACE_S)
+                    if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
-                    if isinstance(error, ArgolocalError):  # such as a service that ended
+                    if isinstance(error, ArgolocalError):  # such as a service that exited
                         self.files.check_space()
                     raise
                 finally:
@@ -191,13 +193,13 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            # else a newer request replaced it
+            # a newer request may have replaced it
             if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
                 self.files.resume_request.unlink()
             self.resume_request = ""
             if scheduler.done:
-                executor.halt(GRACE)
-                self._tidy(scheduler)
+                executor.halt(STOP_GRACE_S)
+                self._delete_leftovers(scheduler)
                 return scheduler.status
             for action in actions:
                 if isinstance(action, Kill):
@@ -208,7 +210,7 @@ class LocalRun:
             events = [*executor.wait(timeout), *self._resumed_nodes()]
 
     def _resumed_nodes(self) -> list[Resumed]:
-        """The request of `release_suspended`."""
+        """Return the events of a request by `release_suspended`."""
         if not self.files.resume_request.exists():
             return []
         self.resume_request = self.files.resume_request.read_text()
@@ -216,8 +218,8 @@ class LocalRun:
             write_atomically(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
-    def _tidy(self, scheduler: Scheduler) -> None:
-        """Deletes claims and artifacts that do not outlive the workflow; repeated when a completed run is resumed."""
+    def _delete_leftovers(self, scheduler: Scheduler) -> None:
+        """Delete claims and artifacts that do not outlive the workflow; repeated when a completed run is resumed."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -237,25 +239,26 @@ class LocalRun:
                 self.on_change(scheduler.status)
 
 
-def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
-    """Creates the run on disk. That of a CronWorkflow is named after a free second. Raises ConfigError."""
+def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
+    """Create the run on disk; a CronWorkflow's run is named after the next unused second. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
             files.create(workflow)
             return files
         except (ConfigError, Busy):
-            if not scheduled:
+            if not is_scheduled:
                 raise
             name, _, second = files.name.rpartition("-")
             workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Kills processes that pods left: of their sessions, with a pod's root as `/`, or with its environment."""
-    sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
+    """Kill processes left by pods: in their sessions, with a pod's root as `/`, or with its environment variable."""
+    sessions, pods_folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    survivors = {pid: start_time(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
+    left_over = (pid for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, pods_folder))
+    survivors = {pid: start_time(pid) for pid in left_over}
     for pid in survivors:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -264,17 +267,17 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     while any(since and is_alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > until:
             raise ArgolocalError(
-                f"processes {sorted(survivors)} that {files.name} left behind do not exit: they must first."
+                f"processes {sorted(survivors)} of {files.name} do not exit after SIGKILL: end them first."
             )
         time.sleep(0.01)
 
 
-def _is_left_over(pid: int, sessions: Mapping[int, int], folder: str) -> bool:
-    with contextlib.suppress(OSError):  # gone, or not ours
-        if os.readlink(f"/proc/{pid}/root").startswith(folder):
+def _is_left_over(pid: int, sessions: Mapping[int, int], pods_folder: str) -> bool:
+    with contextlib.suppress(OSError):  # exited, or of another user
+        if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
     with contextlib.suppress(OSError):
-        if f"\0{program.POD}={folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+        if f"\0{program.POD}={pods_folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
             return True
     try:
         since = sessions.get(os.getsid(pid))

@@ -1,9 +1,9 @@
 """A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
 
-The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
-`children` of nodes that only gained some) and which process runs which pod (`pods`: id → [pid, start time], null once
-it has exited). Each line is one write, made before anything relies on it; a torn last line is ignored.
-The manifest is the workflow as it runs, in YAML that is JSON.
+The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id, and new `children`
+of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid, start time], null after its exit). Each
+line is one write, made before it takes effect; an incomplete last line is ignored.
+The manifest is the resolved workflow, as JSON.
 """
 
 import errno
@@ -22,20 +22,20 @@ from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 from argolocal.manifest.kinds import FULFILLED
 
 Status = dict[str, Any]
-FULL = (errno.ENOSPC, errno.EDQUOT)
-NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised by data of another shape
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised for data of another shape
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
-LOCK_RELEASE = 2.0  # seconds until the lock of a dead runner is free
+LOCK_RELEASE_TIMEOUT_S = 2.0  # until the lock of a dead runner is free
 
 
 class DiskFull(ArgolocalError):
-    """No space is left for the state of a run."""
+    """The disk is too full for the state of a run."""
 
 
 class Busy(ArgolocalError):
-    """Another process runs this run."""
+    """Another process executes this run."""
 
 
 class RunFiles:
@@ -46,20 +46,20 @@ class RunFiles:
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
         self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
-        self.journal, self.owner = -1, -1
+        self.journal, self.lock_file = -1, -1
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
-        """The runs of a home."""
+        """Yield the runs of a home."""
         for path in (home / "runs").glob("*/manifest.yaml"):
             yield cls(home, path.parent.name)
 
     def create(self, workflow: dict[str, Any]) -> None:
-        """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
+        """Create the directory and acquire its lock. Raises ConfigError if the run exists already."""
         if (self.root / "manifest.yaml").exists():
             raise ConfigError(
-                f'there is a run "{self.name}" already: names are unique. Go on with it '
-                f"({program.name} resume {self.name}), remove {self.root}, or use metadata.generateName."
+                f'the run "{self.name}" exists already: names are unique. Continue it with '
+                f"`{program.name} resume {self.name}`, remove {self.root}, or use metadata.generateName."
             )
         try:
             homes.make(self.home)
@@ -72,7 +72,7 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
-        """Takes the lock of an existing run; returns its workflow, its status, and the pods that may still run."""
+        """Lock an existing run. Return its workflow, its status, and the pods that may still run."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -82,8 +82,9 @@ class RunFiles:
             raise
 
     def snapshot(self, status: Status) -> None:
-        """Starts a new journal with all of `status` and no pods."""
-        entry = {"status": _head(status), "nodes": status["nodes"]}
+        """Start a new journal with all of `status` and no pods."""
+        head = {key: value for key, value in status.items() if key != "nodes"}
+        entry = {"status": head, "nodes": status["nodes"]}
         try:
             write_atomically(self.root / "journal.jsonl", _line(entry))
         except OSError as error:
@@ -91,12 +92,12 @@ class RunFiles:
         self._open()
 
     def workflow(self) -> dict[str, Any]:
-        """The workflow of this run. Raises ConfigError if there is none."""
+        """Return the workflow of this run. Raises ConfigError if the run does not exist."""
         path = self.root / "manifest.yaml"
         try:
             workflow = json.loads(path.read_text())
             if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
-                raise ValueError("it has no name, entrypoint or templates")
+                raise ValueError("its name, entrypoint or templates are missing")
             return workflow
         except (ValueError, *WRONG_SHAPE) as error:
             raise self._corrupt(path, error) from error
@@ -105,11 +106,11 @@ class RunFiles:
                 raise
             runs = self.home / "runs"
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
-            hint = f"{did_you_mean(self.name, names)} `{program.name} status` has all."
-            raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
+            hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all."
+            raise ConfigError(f'the run "{self.name[:100]}" does not exist in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """The status and the pods that may still run. Raises ConfigError for a corrupt journal."""
+        """Return the status and the pods that may still run. Raises ConfigError for a corrupt journal."""
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
         path = self.root / "journal.jsonl"
@@ -134,44 +135,44 @@ class RunFiles:
         return status, {id: process for id, process in pods.items() if process}
 
     def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
-        missing = f"{error} is missing" if isinstance(error, KeyError) else "it has another shape"
-        why = missing if isinstance(error, WRONG_SHAPE) else error
+        shape = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
+        reason = shape if isinstance(error, WRONG_SHAPE) else error
         return ConfigError(
-            f"{where} is not as the runner wrote it ({why}): only the runner may change it. Put it back, or remove "
+            f"{where} was changed ({reason}): only the runner may change it. Restore it, or remove "
             f"{self.root} and start the run again."
         )
 
     def lock(self) -> None:
-        """Raises Busy if another process holds the lock. The kernel releases it when the process exits."""
-        self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        until = time.monotonic() + LOCK_RELEASE
-        while not _locked(self.owner):
-            pid = os.pread(self.owner, 32, 0).decode().strip()
-            # a pod that a killed runner was just forking holds the lock until its exec
+        """Acquire the lock; the kernel releases it when the process exits. Raises Busy if it is held."""
+        self.lock_file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        until = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
+        while not _try_lock(self.lock_file):
+            pid = os.pread(self.lock_file, 32, 0).decode().strip()
+            # a pod that a killed runner was forking holds the lock until its exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
                 time.sleep(0.01)
                 continue
-            os.close(self.owner)
+            os.close(self.lock_file)
             raise Busy(
                 f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
                 f"`{program.name} logs -f {self.name}`, or stop it with `{program.name} stop {self.name}`."
             )
-        os.ftruncate(self.owner, 0)
-        os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
+        os.ftruncate(self.lock_file, 0)
+        os.pwrite(self.lock_file, f"{os.getpid()}\n".encode(), 0)
 
     def runner(self) -> int | None:
-        """The pid of the process that holds the lock, or None."""
+        """Return the pid of the process that holds the lock, or None."""
         try:
             probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
-            return None if _locked(probe) else int(os.read(probe, 32) or 0) or None
+            return None if _try_lock(probe) else int(os.read(probe, 32) or 0) or None
         finally:
             os.close(probe)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Appends one line to the journal. Raises DiskFull; the journal is then unchanged."""
+        """Append one line to the journal. Raises DiskFull; the journal is then unchanged."""
         data = _line(entry).encode()
         size = os.fstat(self.journal).st_size
         try:
@@ -183,19 +184,19 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if next to nothing can be written any more: what fails then, fails of it."""
+        """Raise DiskFull if the disk is almost full: then this is the cause of any error."""
         disk = os.statvfs(self.root)
         free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
-            left = f"{free // 1000} kB are free" if free < MIN_FREE_BYTES else "no more files can be made"
-            raise write_error(OSError(errno.ENOSPC, left), self.root)
+            reason = f"{free // 1000} kB are free" if free < MIN_FREE_BYTES else "no more files can be created"
+            raise write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
-        """Closes the journal and releases the lock."""
-        for descriptor in (self.journal, self.owner):
+        """Close the journal and releases the lock."""
+        for descriptor in (self.journal, self.lock_file):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.journal = self.owner = -1
+        self.journal = self.lock_file = -1
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -203,18 +204,18 @@ class RunFiles:
 
 
 def _check(status: Status) -> None:
-    """Raises ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
+    """Raise ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
     nodes = status["nodes"]
     for id, node in nodes.items():
         if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
-            raise ValueError(f"node {id} has no name, type or known phase")
+            raise ValueError(f"the name, type or phase of node {id} is missing or unknown")
         if node.get("boundaryID", id) not in nodes:
-            raise ValueError(f"there is no node {node['boundaryID']}, to which {id} belongs")
+            raise ValueError(f"the boundaryID {node['boundaryID']} of node {id} does not exist")
     if status["phase"] not in PHASES | {""}:
-        raise ValueError(f"the phase {status['phase']!r} is none")
+        raise ValueError(f"{status['phase']!r} is not a phase")
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -222,33 +223,31 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _head(status: Status) -> Status:
-    return {key: value for key, value in status.items() if key != "nodes"}
-
-
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def write_error(error: OSError, root: Path) -> ArgolocalError:
-    """Why the state of a run in `root` cannot be written, and what to do."""
-    if error.errno in FULL:
-        way = (
-            f"then `{program.name} resume {root.name}`, which deletes what failed steps left in pods/ if it must"
+    """Return an error that says why the state of a run in `root` cannot be written, and how to fix it."""
+    if error.errno in DISK_FULL:
+        remedy = (
+            f"then `{program.name} resume {root.name}`, which deletes the files of failed steps in pods/ if needed"
             if (root / "manifest.yaml").exists()
             else "then start it again"
         )
         return DiskFull(
-            f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
-            f"Free some space, {way}."
+            f"no space is left for the state of the run in {root} ({error.strerror}): the run is interrupted. "
+            f"Free some space, {remedy}."
         )
-    return ArgolocalError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
+    return ArgolocalError(
+        f"{root} cannot be written ({error.strerror}): a run keeps its state there. Make it writable."
+    )
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """The status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
+    """Return the status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
 
-    Nodes after a daemon wait for it again: the step group or task group that it completed is running again.
+    Nodes that depend on a daemon wait for it again: the step group or task group that it completed is running again.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     for id, node in nodes.items():
@@ -257,7 +256,7 @@ def reset_interrupted(status: Status, now: str) -> Status:
             for group in (parent for parent in nodes.values() if id in parent.get("children", [])):
                 if group["type"] in ("StepGroup", "TaskGroup"):
                     group |= {"phase": "Running", "finishedAt": None}
-        begins = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
-        if begins and "synchronizationStatus" not in node:
+        restarts = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
+        if restarts and "synchronizationStatus" not in node:
             node |= {"phase": "Pending", "startedAt": now}
     return status

@@ -1,6 +1,6 @@
 """State shared by all runs in one home folder: mutexes, semaphores and memoized outputs.
 
-    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", locks_of(...)); locks.release("node")
+    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...)); locks.release("node")
 
 A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiters
 poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
@@ -34,31 +34,31 @@ class SharedLocks:
         self.held: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquires all locks or none. Returns the first unavailable lock and Argo's message, or two empty strings."""
+        """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two empty strings."""
         held = self.held.setdefault(caller, {})
-        before = set(held)
+        already_held = set(held)
         for name, limit in locks:
-            if name not in held and not self._take(held, name, limit):
-                for acquired in set(held) - before:
+            if name not in held and not self._try_acquire(held, name, limit):
+                for acquired in set(held) - already_held:
                     os.close(held.pop(acquired))
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
     def holds_all_slots(self, name: str, limit: int) -> bool:
-        """Whether this run holds every slot of a lock."""
+        """Return True if this run holds every slot of a lock."""
         return sum(name in held for held in self.held.values()) >= limit
 
     def release(self, caller: str) -> None:
-        """Releases all locks of `caller`."""
+        """Release all locks of `caller`."""
         for descriptor in self.held.pop(caller, {}).values():
             os.close(descriptor)
 
     def close(self) -> None:
-        """Releases all locks of this process."""
+        """Release all locks of this process."""
         for caller in list(self.held):
             self.release(caller)
 
-    def _take(self, held: dict[str, int], name: str, limit: int) -> bool:
+    def _try_acquire(self, held: dict[str, int], name: str, limit: int) -> bool:
         folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         for slot in range(limit):
@@ -73,7 +73,7 @@ class SharedLocks:
         return False
 
     def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the cache has an entry for `key`, and its outputs. Raises NodeError."""
+        """Return (hit, outputs) of the cache for `key`. Raises NodeError."""
         if not KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
@@ -90,7 +90,7 @@ class SharedLocks:
         return hit, entry["outputs"] if hit else None
 
     def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
-        """Caches the outputs of a succeeded node. Raises NodeError."""
+        """Cache the outputs of a succeeded node. Raises NodeError."""
         time = format_time(now)
         entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
         with self._configmap(cache) as configmap:
@@ -98,16 +98,16 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Opens a cache ConfigMap, creating it if absent, and writes it back if changed. Raises NodeError."""
+        """Open a cache ConfigMap, created if absent, and write it back if changed. Raises NodeError."""
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / f".{name}.lock", "a") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX)
+        with open(folder / f".{name}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             path = folder / f"{name}.json"
             labels = {CONFIG_MAP_TYPE: CACHE}
-            fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
-            before = path.read_text() if path.exists() else json.dumps(fresh)
-            configmap = json.loads(before)
+            empty = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
+            old_text = path.read_text() if path.exists() else json.dumps(empty)
+            configmap = json.loads(old_text)
             label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
                 raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
@@ -117,5 +117,5 @@ class SharedLocks:
                 )
             configmap["data"] = configmap.get("data") or {}
             yield configmap
-            if configmap["data"] and (after := json.dumps(configmap, indent=1)) != before:
-                write_atomically(path, after)
+            if configmap["data"] and (new_text := json.dumps(configmap, indent=1)) != old_text:
+                write_atomically(path, new_text)

@@ -3,7 +3,7 @@
     with display.show(name, LogErrors(name, logs).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both read only the workflow's status (plain data) and what `progress` reads of a step. Only the tree imports rich.
+Both read only the workflow's status (plain data) and the result of `progress`. Only the tree imports rich.
 """
 
 import json
@@ -42,16 +42,16 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY, REST = 200, 30  # with more steps than MANY, at most 1/REST of the time is spent on looking at them
+MANY_STEPS, MAX_SHARE = 200, 1 / 30  # share of the time for examining the steps of a run with MANY_STEPS
 NOT_RUN = ("Skipped", "Omitted")  # not a failure
 STARTING = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
-JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: the job's logs say why
+JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: its logs contain the cause
 MAX_CAUSE = 400  # characters
 ProgressOf = Callable[[Step], str]  # the progress of a running step, the error in the logs of a failed job, or ""
 
 
 class Shown(Protocol):
-    """Receives every new status; `tick` is called a few times per second; `say` prints a separate line."""
+    """Receives every new status. `tick` is called a few times per second; `say` prints a separate line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -60,15 +60,15 @@ class Shown(Protocol):
 
 @contextmanager
 def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
-    """The display that fits `out`."""
+    """Show a tree or lines, as `out` can display."""
     shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
     stop = threading.Event()
 
-    def ticking() -> None:
+    def tick() -> None:
         while not stop.wait(0.25):
             shown.tick()
 
-    ticker = threading.Thread(target=ticking, name="display", daemon=True)
+    ticker = threading.Thread(target=tick, name="display", daemon=True)
     ticker.start()
     try:
         with shown.live if isinstance(shown, Tree) else nullcontext():
@@ -81,7 +81,7 @@ def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: Text
 
 
 def is_terminal(out: TextIO) -> bool:
-    """Whether `out` can show a live tree."""
+    """Return True if `out` can show a live tree."""
     return out.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -103,15 +103,17 @@ class Lines:
 
     def __call__(self, status: Status) -> None:
         if not self.status:
-            before = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
-            self.seen = {row.name: row.phase for row in before}
-            self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps had completed before" if before else ""))
+            finished = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
+            self.seen = {row.name: row.phase for row in finished}
+            self.say(
+                f"{self.name} running" + (f"; {len(leaves(finished))} steps had completed before" if finished else "")
+            )
         self.status, self.changed = status, True
         if time.monotonic() >= self.due:
             self.look()
 
     def look(self) -> None:
-        """Print what has changed."""
+        """Print all changes."""
         with self.lock:
             began, self.changed = time.monotonic(), False
             rows = steps(self.name, self.status)
@@ -124,10 +126,10 @@ class Lines:
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                     cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
-                    if not row.label.startswith("("):  # an attempt, of which the step itself says it
+                    if not row.label.startswith("("):  # not an attempt: the step has the same warnings
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
-            self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
+            self.due = began + (time.monotonic() - began) / MAX_SHARE if len(rows) > MANY_STEPS else 0.0
 
     def _report_waiting(self, row: Step) -> None:
         """Print each reason once: an image that cannot be pulled, no node with capacity."""
@@ -139,14 +141,14 @@ class Lines:
     def tick(self) -> None:
         if self.changed and time.monotonic() >= self.due:
             self.look()
-        text, at = self.last_progress
-        if time.monotonic() - at < 5:
+        text, shown_at = self.last_progress
+        if time.monotonic() - shown_at < 5:
             return
         for row in self.running:
-            now = self.progress(row)
-            if now and now != text:
-                self.last_progress = (now, time.monotonic())
-                self.say(f"{row.name} {now}")
+            progress = self.progress(row)
+            if progress and progress != text:
+                self.last_progress = (progress, time.monotonic())
+                self.say(f"{row.name} {progress}")
 
     def say(self, line: str) -> None:
         with self.lock:
@@ -166,7 +168,7 @@ class Tree:
         self.causes: dict[str, str] = {}  # by name of a failed step
         self.began = time.time()
         self.console = Console(file=out, highlight=False)
-        self.live = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=4)
+        self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
     def __call__(self, status: Status) -> None:
         self.status = status
@@ -177,8 +179,8 @@ class Tree:
     def say(self, line: str) -> None:
         self.console.print(visible(line), markup=False)
 
-    def drawn(self) -> Any:
-        """The current tree. Columns: mark and step, duration, training progress or message."""
+    def draw(self) -> Any:
+        """Draw the current tree. Columns: mark and step, duration, training progress or message."""
         from rich.table import Table
         from rich.text import Text
 
@@ -204,13 +206,13 @@ class Tree:
 
 
 def cause_of(row: Step, progress: ProgressOf) -> str:
-    """Why a step failed, on one line: the error of its job, or its message."""
+    """Return the cause of a failure on one line: the error of the step's job, or its message."""
     error = progress(row) if JOB_FAILED in row.message else ""
     return " ".join((error or row.message).split())[:MAX_CAUSE]
 
 
 def task_of(row: Step) -> str:
-    """The task that a step or one of its attempts belongs to: `train` of `ship.train(0)`."""
+    """Return the task of a step or of one of its attempts: `train` of `ship.train(0)`."""
     return row.name.rpartition(".")[2].partition("(")[0]
 
 
@@ -226,12 +228,12 @@ class LogErrors:
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:
-    """A line of a log with its step, as text or as a JSON object."""
+    """Return a line of a log with its step, as text or as a JSON object."""
     return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 
 def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy logs whose names contain `stem` to `out`, each line with its pod, until `finished()` and all are read."""
+    """Copy logs with `stem` in their names to `out`, each line with its pod, until `finished()` and all are read."""
     offsets: dict[Path, int] = {}
     while True:
         completed = finished()
@@ -239,7 +241,7 @@ def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_js
         for path in sorted(matching, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
-                # an incomplete line waits for its end, unless no writer is left
+                # an incomplete line waits for its end, unless all writers have exited
                 for line in file:
                     if not line.endswith(b"\n") and not completed:
                         break

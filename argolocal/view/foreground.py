@@ -1,6 +1,6 @@
 """A run in the foreground: shows it, stops it on signals, prints its outcome as text or JSON, returns the exit code.
 
-    Foreground(begun(cluster, manifest, parameters)).run(as_json=False, ask=True)
+    Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
 With `as_json` stdout gets exactly one object; everything else goes to stderr.
@@ -24,28 +24,28 @@ from argolocal.runner.run import LocalRun, release_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-LONG = 3.0  # seconds that stopping does not take, unless something hangs
-TAIL = 8192  # bytes at the end of a log in which to look for errors
+STOP_HINT_AFTER_S = 3.0  # stopping takes longer only if something hangs
+TAIL_BYTES = 8192  # of a log that are searched for errors
 
 
-def begun(
+def create_run(
     cluster: LocalCluster,
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str],
     other_objects: Iterable[Mapping[str, Any]] = (),
     notes: bool = True,
 ) -> LocalRun:
-    """A run of a manifest that has not started yet. Raises ConfigError. `notes`: say what is ignored here."""
+    """Create the run of a manifest, without starting it. Raises ConfigError. `notes`: print the ignored fields."""
     cluster.keep(other_objects)
-    _ports_are_free(manifest, cluster)
+    _check_ports(manifest, cluster)
     local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if notes else None)
     for line in other_pythons(local.workflow["spec"], cluster):
         say(f"warning: {line}")
     return local
 
 
-def resumed(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
-    """A run to go on with; None if another process runs it, whose suspended steps are resumed.
+def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
+    """Load a run to resume. If another process runs it, resume its suspended steps and return None.
 
     Raises ConfigError, Busy.
     """
@@ -56,10 +56,10 @@ def resumed(cluster: LocalCluster, name: str | None, values: Mapping[str, str], 
     return LocalRun.old(name, cluster)
 
 
-def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
-    """Raise ConfigError for a Service whose port is taken, before the run rather than in it."""
+def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
+    """Raise ConfigError for a Service whose port is in use, before the run starts."""
     if any(shape_errors(manifest)):
-        return  # rejected when it is read
+        return  # LocalRun.new rejects it
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in text:
@@ -72,39 +72,39 @@ def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
 
 
 class Foreground:
-    """Runs one workflow. A subclass says more of those that it knows."""
+    """Runs one workflow. Subclasses can show more."""
 
     def __init__(self, local: LocalRun) -> None:
         self.local, self.name = local, local.name
 
     def begin(self) -> None:
-        """Called before the run starts."""
+        """Prepare the run; called before it starts."""
 
     def progress(self, row: Step) -> str:
-        """The progress of a running step, or the error of a failed job."""
+        """Return the progress of a running step, or the error of a failed job."""
         return display.LogErrors(self.name, self.local.files.logs).of(row)
 
     def exit_code(self, status: Status) -> int:
-        """The exit code of a run that has ended by itself."""
+        """Return the exit code of a run that was not interrupted."""
         return 0 if status.get("phase") == "Succeeded" else 1
 
     def succeeded(self, code: int) -> bool:
-        """True if the outcome of this exit code is no failure."""
+        """Return True if this exit code does not mean a failure."""
         return code == 0
 
     def as_json(self, status: Status) -> dict[str, Any]:
-        """The object that `-o json` prints."""
+        """Return the object that `-o json` prints."""
         return summary.as_json(self.name, status)
 
     def success(self, status: Status) -> str:
-        """What is printed of a run that is no failure."""
+        """Return the text to print for a run that did not fail."""
         return summary.success(status, summary.outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run it. `full_status`: add the status to the JSON output."""
+        """Run the workflow. `full_status`: add the status to the JSON output."""
         local, out = self.local, sys.stderr if as_json else sys.stdout
-        interrupts = StopSignals(local.files.root / "stop", ask, LONG)
-        status, why = local.status, ""
+        interrupts = StopSignals(local.files.root / "stop", ask, STOP_HINT_AFTER_S)
+        status, runner_error = local.status, ""
         with interrupts, display.show(self.name, self.progress, local.workflow, out) as shown:
             interrupts.say = shown.say
             try:
@@ -115,8 +115,8 @@ class Foreground:
             except ConfigError:
                 raise
             except (ArgolocalError, OSError) as error:  # the runner cannot continue, e.g. no space for its state
-                why = str(error)
-                status = {**local.status, "phase": "Error", "message": why}
+                runner_error = str(error)
+                status = {**local.status, "phase": "Error", "message": runner_error}
         code = 128 + interrupts.caught if interrupts.caught else self.exit_code(status)
         if as_json:
             print(json.dumps(self.as_json(status) | ({"status": status} if full_status else {})), flush=True)
@@ -124,21 +124,21 @@ class Foreground:
         if self.succeeded(code):
             out.write(self.success(status))
         elif interrupts.caught:
-            sys.stderr.write(f"\n{self.name} is stopped: none of its processes is left\nresume  {resume}\n")
+            sys.stderr.write(f"\n{self.name} is stopped, with all its processes\nresume  {resume}\n")
         else:
-            sys.stderr.write(f"\n{self._failure(status, why, resume)}\n")
+            sys.stderr.write(f"\n{self._failure(status, runner_error, resume)}\n")
         return code
 
-    def _failure(self, status: Status, why: str, resume: str) -> str:
+    def _failure(self, status: Status, runner_error: str, resume: str) -> str:
         logs, deployments = self.local.files.logs, self.local.cluster.home / "deployments"
         step = summary.failed_step(summary.steps(self.name, status))
         log = summary.log_of(self.name, status, step, logs, deployments)
-        tail, place = (summary.end_of(log, TAIL), os.path.relpath(log)) if log else ("", None)
-        return summary.failure(self.name, status, tail, place, resume, why)
+        tail, log_path = (summary.end_of(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
+        return summary.failure(self.name, status, tail, log_path, resume, runner_error)
 
 
 def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Status], None]:
-    """Wrap `shown`, so that it also prints once for each suspended step how to resume it."""
+    """Wrap `shown`: it also prints, once for each suspended step, how to resume it."""
     hinted: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         shown.say(f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal resumes it")

@@ -21,24 +21,24 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
 def names(home: Path) -> list[str]:
-    """The runs of this home, newest first."""
+    """Return the runs of this home, newest first."""
     runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
     return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """The newest run, if given in one of `phases`. Raises ConfigError if there is none."""
-    for name, status in _known(home):
+    """Return the newest run (in one of `phases`, if given). Raises ConfigError if it does not exist."""
+    for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
-    what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+    missing = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(
-        f"there is no {what} in {home}: `{program.name} status` lists all, `{program.name} run` starts one."
+        f"there is no {missing} in {home}: `{program.name} status` lists all, `{program.name} run` starts one."
     )
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
-    """The status of a run; `Interrupted` if its runner has exited. Raises ConfigError if there is none."""
+    """Return the status of a run; `Interrupted` if its runner has exited. Raises ConfigError if it does not exist."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
@@ -48,21 +48,21 @@ def state(home: Path, name: str) -> dict[str, Any]:
 
 
 def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> str:
-    """Runs, and what serves. `row` makes the row of a run (default: run_row)."""
-    make, known = row or run_row, _known(cluster.home)
-    runs = [make(name, status, status["phase"], status.get("startedAt")) for name, status in known]
+    """Return the tables of runs and deployments. `row` creates the row of a run (default: run_row)."""
+    make_row, runs_and_status = row or run_row, _runs(cluster.home)
+    runs = [make_row(name, status, status["phase"], status.get("startedAt")) for name, status in runs_and_status]
     tables = {"runs": runs, "serving": cluster.overview()}
     return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts one")
 
 
 def run(home: Path, name: str, as_json: bool) -> str:
-    """The steps of one run."""
+    """Return the steps of one run."""
     status = state(home, name)
     return json.dumps(summary.as_json(name, status), indent=2) if as_json else steps_table(name, status)
 
 
 def steps_table(name: str, status: Status) -> str:
-    """The steps of a run, each with its phase and duration."""
+    """Return the steps of a run, each with its phase and duration."""
     rows = [
         {
             "step": "  " * row.depth + row.label,
@@ -85,8 +85,8 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
 
 
-def _known(home: Path) -> Iterator[tuple[str, Status]]:
-    """The runs, newest first; one with unreadable files does not hide the others."""
+def _runs(home: Path) -> Iterator[tuple[str, Status]]:
+    """Yield the runs, newest first, including runs with unreadable files."""
     for name in names(home):
         try:
             yield name, state(home, name)
@@ -95,7 +95,7 @@ def _known(home: Path) -> Iterator[tuple[str, Status]]:
 
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
-    """The row of a run in the table of runs."""
+    """Return the row of a run in the table of runs."""
     began, ended = status.get("startedAt"), status.get("finishedAt")
     return {
         "run": name,
@@ -106,14 +106,14 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
 
 
 def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, empty: str) -> str:
-    """The tables as text, or as one JSON object; `empty` is the text if all are empty."""
+    """Return the tables as text, or as one JSON object; `empty` is the text if all are empty."""
     if as_json:
         return json.dumps(tables, indent=2)
     return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Columns under their headers, as `kubectl get` prints them."""
+    """Format rows as columns with headers, like `kubectl get`."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

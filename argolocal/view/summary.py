@@ -1,7 +1,7 @@
 """Summarizes a run as text and as a JSON object, from Argo's WorkflowStatus as plain data.
 
 Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
-retried node `NAME(N)`; so names encode the tree.
+retried node `NAME(N)`. So names encode the tree.
 """
 
 import json
@@ -21,7 +21,9 @@ from argolocal.manifest.kinds import FAILED, FULFILLED
 Status = Mapping[str, Any]
 
 FINISHED = FULFILLED | {"Cached"}
-KNOWN = re.compile(r"when ''([^' ]+)' == ''' evaluated false")  # Argo's message of a task that need not run
+CACHED_MESSAGE = re.compile(
+    r"when ''([^' ]+)' == ''' evaluated false"
+)  # Argo's message for a task with a cached result
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
@@ -42,44 +44,44 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """Its duration so far."""
+        """Its duration until now or its end."""
         if not self.started:
             return None
         return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
 
 
 def timestamp(text: str) -> float:
-    """RFC 3339 → unix seconds."""
+    """Convert RFC 3339 to unix seconds."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def _tasks(template: Mapping[str, Any]) -> list[str]:
-    """The names of its tasks or steps."""
+    """Return the names of the tasks or steps of a template."""
     groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
     return [task["name"] for group in groups for task in group]
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:
-    """The tasks of the entrypoint in the order of the manifest, so that a tree can show pending ones."""
+    """Return the tasks of the entrypoint in the order of the manifest, so that a tree can show pending tasks."""
     spec = manifest.get("spec", {})
     entries = (each for each in spec.get("templates", []) if each.get("name") == spec.get("entrypoint"))
     return _tasks(next(entries, {}))
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError if neither a task of the manifest nor one of these `logs` has `step` in its name."""
+    """Raise ConfigError if `step` is not in the name of a task of the manifest or of one of these `logs`."""
     spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
-    tasks = tasks or {name}  # a template of its own is all of the workflow
-    # a part of a task's name, or more than it: `ship.release`, `prepare(0)`, `train-worker-1`
+    tasks = tasks or {name}  # the workflow is a single leaf template
+    # part of a task's name, or an extension of it: `ship.release`, `prepare(0)`, `train-worker-1`
     longer = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
     if not any(step in name for name in (*tasks, *logs)) and not longer.search(step):
         hint = did_you_mean(step, tasks)
-        raise ConfigError(f'{name} has no step called "{step}".{hint} Steps: {", ".join(sorted(tasks))}.')
+        raise ConfigError(f'the step "{step}" does not exist in {name}.{hint} Steps: {", ".join(sorted(tasks))}.')
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
-    """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
+    """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
     unsorted = list((status.get("nodes") or {}).values())  # a copy: the runner may add nodes concurrently
     nodes = {n["name"]: n for n in sorted(unsorted, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
@@ -91,18 +93,20 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     def add(parent: str, depth: int) -> None:
         for child in children.get(parent, []):
             node = nodes[child]
-            tried_again = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
-            only_attempt = _attempt(child, nodes) and len(children[parent]) == 1 and not tried_again
-            hidden = node.get("type") == "StepGroup" or only_attempt
-            if not hidden:
+            will_be_retried = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
+            is_only_attempt = _attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
+            is_hidden = node.get("type") == "StepGroup" or is_only_attempt
+            if not is_hidden:
                 row = _step(name, parent, node, depth)
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
-                    # Argo leaves it running when it stops a run
-                    row = _step(name, parent, {**node, **_end(last_attempt(status, row))}, depth)
+                    # Argo does not complete it when it stops a run
+                    last = last_attempt(status, row)
+                    end = {key: last[key] for key in ("phase", "finishedAt", "message") if key in last}
+                    row = _step(name, parent, {**node, **end}, depth)
                 if row.kind == "Retry" and row.phase in FAILED:  # the cause, not the reason for not retrying
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
-            add(child, depth + (not hidden))
+            add(child, depth + (not is_hidden))
 
     add(name, 0)
     if name in nodes and all(row.name.startswith("onExit") for row in rows):
@@ -113,31 +117,27 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     return [row for row in rows if row not in exits] + waiting + exits
 
 
-def _end(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: node[key] for key in ("phase", "finishedAt", "message") if key in node}
-
-
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """The steps that did work: neither groups nor single attempts."""
+    """Return the steps that did work: neither groups nor single attempts."""
     return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
 
 
 def failed_step(rows: list[Step]) -> Step | None:
-    """The step that failed first, or else one that is running; failed attempts of a successful retry do not count."""
-    whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
-    failed = leaves(whole) or whole or leaves([row for row in rows if row.phase == "Running"])
+    """Return the step that failed first, else a running step. Failed attempts of a successful retry do not count."""
+    failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
+    failed = leaves(failed_steps) or failed_steps or leaves([row for row in rows if row.phase == "Running"])
     return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """The node that did the work of a step: that of its pod, not its Retry node."""
+    """Return the node of a step's pod (not its Retry node)."""
     name = step.node["name"] if step.node else ""
     attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
     return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """The object that `-o json` prints. `facts` adds or overrides keys before `steps`."""
+    """Return the object that `-o json` prints. `facts` adds or overrides keys before `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
     if status.get("message"):
         result["message"] = status["message"]
@@ -150,30 +150,30 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def outputs(node: Mapping[str, Any]) -> dict[str, str]:
-    """The output parameters of a node, or of the whole workflow (those with a globalName), by name."""
+    """Return the output parameters of a node, or of the workflow (with a globalName), by name."""
     return {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
 
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The texts of the outputs `warnings`, which are JSON lists, each once."""
+    """Return the texts of the outputs `warnings`, which are JSON lists, each once."""
     texts: list[str] = []
     for node in list(nodes):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             if p["name"] == "warnings":
                 with suppress(ValueError):
-                    found = json.loads(p.get("value") or "")
-                    texts += map(str, found) if isinstance(found, list) else []
+                    values = json.loads(p.get("value") or "")
+                    texts += map(str, values) if isinstance(values, list) else []
     return list(dict.fromkeys(texts))
 
 
 def pod_of(name: str, node: Mapping[str, Any]) -> str:
-    """The name of a node's pod."""
+    """Return the name of a node's pod."""
     root = node.get("name") == name
     return name if root else f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
-    """The log that explains the outcome of a step: of its pod, or of a pod of the job or deployment it applied."""
+    """Return the log that explains a step's outcome: of its pod, or of a pod of its job or deployment."""
     if step is None:
         return None
     node = last_attempt(status, step)
@@ -186,66 +186,66 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
 
 
 def with_first_error(paths: list[Path]) -> Path | None:
-    """The oldest of these logs that holds an error, else the oldest."""
+    """Return the oldest of these logs that contains an error, else the oldest."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def end_of(path: Path, size: int) -> str:
-    """The last `size` bytes of a file as text."""
+    """Return the last `size` bytes of a file as text."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
         return file.read().decode(errors="replace")
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """The last lines of a log; from the last `error: ...` line, if there is one."""
+    """Return the last lines of a log; from the last `error: ...` line, if it exists."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
     return nonempty[-lines:] if last is None else nonempty[last : last + lines]
 
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
-    """The outcome, one line per fact; then the duration, and the warnings."""
+    """Return the outcome, one line per fact; then the duration, and the warnings."""
     took = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warned = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
     return lines_of([*facts.items(), ("took", took), *warned])
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
-    """One line per fact that there is."""
+    """Return one line per fact that is not empty."""
     return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
 
 
-def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:
-    """At most 15 lines: the step, the cause, the end and location of its log, and the command that resumes the run.
+def failure(name: str, status: Status, log: str, log_path: str | None, resume: str, runner_error: str = "") -> str:
+    """Return at most 15 lines: the step, the cause, the end and path of its log, and the command to resume the run.
 
-    `why` (the error of the runner itself, if any) takes precedence over the failure of a step.
+    `runner_error` (the error of the runner itself, if any) takes precedence over the failure of a step.
     """
     row = failed_step(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
-    cause = why or last_error(log) or message
-    rest = str(message).replace(cause, "").rstrip(": ")  # which holds what the step told the kubelet
+    cause = runner_error or last_error(log) or message
+    rest = str(message).replace(cause, "").rstrip(": ")  # the termination message of the step
     cause += f" ({rest})" if rest else ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(cause).split())[:600]}",
-        f"log     {place}" if place else "",
+        f"log     {log_path}" if log_path else "",
         f"resume  {resume}",
     ]
     return visible("\n".join(line for line in lines if line))
 
 
 def last_error(log: str) -> str:
-    """The last error that a step of ours wrote in its log: of a job, more than its failed condition says."""
+    """Return the last `error: ...` of a log. It says more than the failed condition of a job."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
-    """The longest other node name that is a prefix of `name` before `.`, `[` or `(`."""
+    """Return the longest other node name that is a prefix of `name` before `.`, `[` or `(`."""
     cuts = [i for i, c in enumerate(name) if c in ".[("]
     return next((name[:i] for i in reversed(cuts) if name[:i] in nodes), None)
 
@@ -259,15 +259,15 @@ def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> St
     name = node["name"]
     path = re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".") or workflow
     label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
-    known = KNOWN.fullmatch(node.get("message") or "")
+    cached = CACHED_MESSAGE.fullmatch(node.get("message") or "")
     return Step(
         name=path,
         label=label,
         depth=depth,
         kind=node.get("type", ""),
-        phase="Cached" if known else node.get("phase") or "Pending",
+        phase="Cached" if cached else node.get("phase") or "Pending",
         started=node.get("startedAt"),
         finished=node.get("finishedAt"),
-        message=f"by {known[1]}" if known else node.get("message") or "",
+        message=f"by {cached[1]}" if cached else node.get("message") or "",
         node=node,
     )

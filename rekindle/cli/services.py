@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from argolocal import cli as local
-from argolocal.cli.group import of_program
+from argolocal.cli.group import for_program
 from argolocal.cli.options import File, Name, output_option
 from argolocal.cli.output import print_result
 from argolocal.common import homes
@@ -17,7 +17,7 @@ from rekindle.cli.group import command, commands
 from rekindle.cli.options import cluster_flag
 from rekindle.cluster.api import Cluster
 
-commands.add_command(of_program(local.trust, "rekindle"))
+commands.add_command(for_program(local.trust, "rekindle"))
 
 
 @command

@@ -1,6 +1,6 @@
 """Local objects that `rekindle rollback` and `rekindle scale` change."""
 
-from argolocal.controllers.kubectl import Object, patched
+from argolocal.controllers.kubectl import Object, apply_patch
 from argolocal.runner.cluster import LocalCluster
 
 
@@ -21,4 +21,4 @@ class LocalObjects:
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
         """Apply a merge patch; a dry run does nothing, as no admission check exists here. Raises Conflict."""
         if not dry_run:
-            self.controllers[kind].patch(name, lambda now: patched(now, change, "merge"))
+            self.controllers[kind].patch(name, lambda now: apply_patch(now, change, "merge"))

@@ -32,13 +32,13 @@ def run(
     `full_status`: print notes of `lint`, and add the status to the JSON output.
     """
     # notes on manifests that Rekindle rendered would only be noise
-    local = foreground.begun(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
+    local = foreground.create_run(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
     return Pipeline(local, manifest).run(as_json=as_json, ask=ask, full_status=full_status)
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
     """Resume a run, or its suspended steps if another process runs it. Raises ConfigError, Busy."""
-    if not (local := foreground.resumed(LocalCluster(home), name, values, as_json)):
+    if not (local := foreground.load_run(LocalCluster(home), name, values, as_json)):
         return 0
     pipeline = Pipeline(local, local.workflow)
     return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.is_rekindle)

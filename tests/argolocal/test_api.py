@@ -100,7 +100,7 @@ def test_a_resource_of_a_custom_kind_is_applied_and_awaited() -> None:
     with Workflow(generate_name="count-", entrypoint="main") as workflow:
         Resource(name="main", action="create", manifest=counter, success_condition="status.count > 2", outputs=count)
     assert argolocal.run(workflow, kinds=kinds).outputs == {"count": "3"}
-    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not have"):
+    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not support"):
         argolocal.run(workflow)
 
 

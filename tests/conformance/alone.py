@@ -1,8 +1,8 @@
-"""Workflows run by argolocal alone: here an import of torch, MLflow or rekindle fails.
+"""Run workflows with argolocal alone: imports of torch, MLflow or rekindle fail here.
 
     with Alone(folder) as alone: outcome = alone.run(manifest, "NAME")
 
-One process serves a process of tests, and forks one for each workflow.
+One server process per test process forks a process for each workflow.
 """
 
 import json
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Alone:
-    """The serving process. Each workflow has a home of its own below `folder`."""
+    """The server process. Each workflow has its own home below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -33,7 +33,7 @@ class Alone:
         self.process.communicate(timeout=60)
 
     def run(self, manifest: str, name: str) -> dict[str, Any]:
-        """The outcome of a manifest, whose files are of `name`. Fails with the traceback if the runner breaks."""
+        """Run a manifest named `name` and return its outcome. Fails with the traceback if the runner breaks."""
         assert self.process.stdin and self.process.stdout
         self.count += 1
         self.process.stdin.write(json.dumps([manifest, name, str(self.folder / f"{self.count}")]) + "\n")
@@ -42,39 +42,39 @@ class Alone:
         return outcome
 
 
-class Forbidding:
-    """The first finder of modules: it finds none of FORBIDDEN."""
+class ForbiddingFinder:
+    """A module finder that rejects FORBIDDEN modules."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] in FORBIDDEN:
-            raise ImportError(f"{name} is imported by what needs none of it")
+            raise ImportError(f"{name} must not be imported by argolocal")
 
 
 def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
-    """Run a manifest, and say what became of it; one that argolocal refuses is said to be."""
+    """Run a manifest and return its outcome, also if argolocal rejects it."""
     if name in FORBIDDEN:
         import_module(name)
     import argolocal
     from argolocal.manifest.read import documents, split
-    from tests.conformance.outcome import REFUSED, in_store, of_status
+    from tests.conformance.outcome import REJECTED, in_store, of_status
 
-    main, beside = split(documents(manifest))
+    main, others = split(documents(manifest))
     try:
-        outcome = argolocal.run(main, objects=beside, home=home)
+        outcome = argolocal.run(main, objects=others, home=home)
     except argolocal.ConfigError as error:
-        return {"phase": "Error", "message": f"{REFUSED}: {error}", "outputs": {}, "nodes": []}
+        return {"phase": "Error", "message": f"{REJECTED}: {error}", "outputs": {}, "nodes": []}
     return of_status(name, dict(outcome.status), in_store(outcome.store))
 
 
 def serve() -> None:
-    """Answer each line of stdin by a line."""
-    sys.meta_path.insert(0, Forbidding())  # type: ignore[arg-type]
+    """Answer each line of stdin with a line."""
+    sys.meta_path.insert(0, ForbiddingFinder())  # type: ignore[arg-type]
     sys.path.insert(0, str(ROOT))
-    import argolocal.api  # noqa: F401 - each fork has it
+    import argolocal.api  # noqa: F401 - imported once for all forks
     import tests.conformance.outcome  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nothing else is an answer
+    os.dup2(2, 1)  # keeps other output off the answers
     for line in iter(sys.stdin.readline, ""):
         if not (pid := os.fork()):
             manifest, name, home = json.loads(line)

@@ -1,4 +1,4 @@
-"""Choices: by hypothesis, which makes what fails small, or by a seeded generator, which needs no history."""
+"""Random choices: by hypothesis, which reduces failing examples, or by a seeded generator, which needs no history."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,9 +7,9 @@ T = TypeVar("T")
 
 
 class Chance:
-    """chance(30) is true 30 times in a hundred, chance.one("a", "b") one of these; the first is the simplest.
+    """chance(30) is true in 30 % of the calls; chance.one("a", "b") is one of the values, the first is the simplest.
 
-    `below(n)` gives a whole number from 0 up to n - 1.
+    `below(n)` returns an integer from 0 to n - 1.
     """
 
     def __init__(self, below: Callable[[int], int]) -> None:

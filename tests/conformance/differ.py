@@ -1,4 +1,4 @@
-"""Workflows run by both, side by side, and compared."""
+"""Run workflows with the local runner and with Argo, and compare the outcomes."""
 
 import json
 import re
@@ -16,11 +16,11 @@ from argolocal.manifest.read import documents
 from tests.conformance import recorded
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here
-from tests.conformance.outcome import Outcome, differences, refused
-from tests.conformance.workflows import NAME, some
+from tests.conformance.outcome import Outcome, differences, is_rejected
+from tests.conformance.workflows import NAME, random_workflows
 
-PAUSE = 1.0  # seconds between looks at the cluster
-LOCALLY = 1  # runs on this machine at once
+POLL_S = 1.0  # between polls of the cluster
+LOCAL_RUNS = 1  # at the same time on this machine
 
 
 class Plain(yaml.SafeDumper):
@@ -31,12 +31,12 @@ class Plain(yaml.SafeDumper):
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A manifest, what both made of it, in seconds, and where they differ."""
+class Comparison:
+    """A manifest, both outcomes with their duration, and the differences."""
 
     manifest: Path
     mine: Outcome
-    argos: Outcome
+    argo: Outcome
     differences: list[str]
     seconds_here: float
     seconds: float
@@ -45,19 +45,19 @@ class Compared:
     def name(self) -> str:
         return self.manifest.stem
 
-    def keep(self, folder: Path) -> None:
-        """As a folder: the manifest and both outcomes."""
+    def write(self, folder: Path) -> None:
+        """Write a folder with the manifest and both outcomes."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.yaml").write_text(self.manifest.read_text())
         (folder / "differences.txt").write_text("\n".join([*self.differences, ""]))
-        for who, outcome in (("here", self.mine), ("argo", self.argos)):
+        for who, outcome in (("here", self.mine), ("argo", self.argo)):
             (folder / f"{who}.json").write_text(json.dumps(outcome, indent=1) + "\n")
 
 
-def written(folder: Path, count: int, seed: int, artifacts: bool) -> list[Path]:
-    """Random manifests as files, each with a name of its own."""
+def random_manifests(folder: Path, count: int, seed: int, artifacts: bool) -> list[Path]:
+    """Write random manifests as files, each with a different name."""
     paths = []
-    for index, objects in enumerate(some(count, seed, artifacts)):
+    for index, objects in enumerate(random_workflows(count, seed, artifacts)):
         path = folder / f"random-{seed}-{index:03d}.yaml"
         path.write_text(yaml.dump_all(objects, Dumper=Plain, sort_keys=False).replace(NAME, path.stem))
         paths.append(path)
@@ -65,84 +65,89 @@ def written(folder: Path, count: int, seed: int, artifacts: bool) -> list[Path]:
 
 
 def compare(
-    manifests: Sequence[Path], here: Here, argo: Argo, at_once: int, on_each: Callable[[Compared], None]
-) -> list[Compared]:
-    """Runs all; `on_each` hears of each that is compared."""
-    comparisons: list[Compared] = []
+    manifests: Sequence[Path], here: Here, argo: Argo, at_once: int, on_each: Callable[[Comparison], None]
+) -> list[Comparison]:
+    """Run all manifests. Calls `on_each` with each comparison."""
+    comparisons: list[Comparison] = []
 
-    def timed(path: Path) -> tuple[Outcome, float]:
+    def run_timed(path: Path) -> tuple[Outcome, float]:
         since = time.monotonic()
         try:
             return here.run(path, path.stem), time.monotonic() - since
-        except (AssertionError, subprocess.TimeoutExpired) as error:  # the runner itself is at fault
+        except (AssertionError, subprocess.TimeoutExpired) as error:  # a bug of the runner
             return {"phase": "Broken", "message": str(error), "outputs": {}, "nodes": []}, time.monotonic() - since
 
-    with ThreadPoolExecutor(LOCALLY) as pool:
+    with ThreadPoolExecutor(LOCAL_RUNS) as pool:
         mine: dict[Path, Future[tuple[Outcome, float]]] = {}
 
-        def ended(path: Path, argos: Outcome, seconds: float) -> None:
+        def on_end(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = mine.pop(path).result()
-            comparisons.append(Compared(path, outcome, argos, differences(outcome, argos), seconds_here, seconds))
+            comparisons.append(Comparison(path, outcome, argos, differences(outcome, argos), seconds_here, seconds))
             on_each(comparisons[-1])
 
-        on_argo(manifests, argo, at_once, lambda path: mine.update({path: pool.submit(timed, path)}), ended)
+        run_on_argo(manifests, argo, at_once, lambda path: mine.update({path: pool.submit(run_timed, path)}), on_end)
     return comparisons
 
 
-def again(comparisons: Sequence[Compared], folder: Path, here: Here, argo: Argo, at_once: int) -> list[Compared]:
-    """Those that differ when they are run twice more, under other names, from `folder`: the rest was chance."""
-    copies: dict[Path, Compared] = {}
+def reproduced(
+    comparisons: Sequence[Comparison], folder: Path, here: Here, argo: Argo, at_once: int
+) -> list[Comparison]:
+    """Return the comparisons that differ again in two more runs, under other names, in `folder`."""
+    copies: dict[Path, Comparison] = {}
     for comparison in comparisons:
         for letter in "bc":
             path = folder / f"{comparison.name}-{letter}.yaml"
-            named = [
-                _renamed(document, comparison.name, path.stem)
-                for document in documents(comparison.manifest.read_text())
+            documents_of_copy = [
+                _rename(document, comparison.name, path.stem) for document in documents(comparison.manifest.read_text())
             ]
-            path.write_text(yaml.dump_all(named, Dumper=Plain, sort_keys=False))
+            path.write_text(yaml.dump_all(documents_of_copy, Dumper=Plain, sort_keys=False))
             copies[path] = comparison
-    compared = compare(list(copies), here, argo, at_once, lambda comparison: None)
-    alike = [rerun for rerun in compared if not rerun.differences]
-    same = [copies[rerun.manifest] for rerun in alike if refused(rerun.argos) == refused(copies[rerun.manifest].argos)]
-    return [comparison for comparison in comparisons if comparison not in same]
+    reruns = compare(list(copies), here, argo, at_once, lambda comparison: None)
+    equal_reruns = [rerun for rerun in reruns if not rerun.differences]
+    by_chance = [
+        copies[rerun.manifest]
+        for rerun in equal_reruns
+        if is_rejected(rerun.argo) == is_rejected(copies[rerun.manifest].argo)
+    ]
+    return [comparison for comparison in comparisons if comparison not in by_chance]
 
 
-def _renamed(value: Any, name: str, new: str) -> Any:
-    """With another name wherever it is in a value, as a whole word."""
+def _rename(value: Any, name: str, new: str) -> Any:
+    """Replace a name in a value, as a whole word."""
     if isinstance(value, dict):
-        return {key: _renamed(item, name, new) for key, item in value.items()}
+        return {key: _rename(item, name, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_renamed(item, name, new) for item in value]
+        return [_rename(item, name, new) for item in value]
     return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value) if isinstance(value, str) else value
 
 
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:
-    """Adds manifests and their outcomes on Argo to recorded.jsonl."""
+    """Add manifests and their outcomes on Argo to recorded.jsonl."""
 
-    def ended(path: Path, argos: Outcome, seconds: float) -> None:
+    def on_end(path: Path, argos: Outcome, seconds: float) -> None:
         recorded.write([*recorded.read(), recorded.Recording(path.stem, path.read_text(), argos)])
         say(f"{path.stem:24} {argos['phase']} {argos.get('message', '')}")
 
-    on_argo(manifests, argo, at_once, lambda path: None, ended)
+    run_on_argo(manifests, argo, at_once, lambda path: None, on_end)
 
 
-def on_argo(
+def run_on_argo(
     manifests: Sequence[Path],
     argo: Argo,
     at_once: int,
-    begun: Callable[[Path], None],
-    ended: Callable[[Path, Outcome, float], None],
+    on_submit: Callable[[Path], None],
+    on_end: Callable[[Path, Outcome, float], None],
 ) -> None:
-    """All manifests on the cluster, so many at once."""
+    """Run all manifests on the cluster, `at_once` at the same time."""
     waiting = list(manifests)
     running: dict[str, tuple[Path, float]] = {}
     while waiting or running:
         while waiting and len(running) < at_once:
             path = waiting.pop(0)
             argo.submit(path.stem, path.read_text())
-            begun(path)
+            on_submit(path)
             running[path.stem] = (path, time.monotonic())
-        time.sleep(PAUSE)
-        for name, outcome in argo.ended().items():
+        time.sleep(POLL_S)
+        for name, outcome in argo.collect_ended().items():
             path, since = running.pop(name)
-            ended(path, outcome, time.monotonic() - since)
+            on_end(path, outcome, time.monotonic() - since)

@@ -1,4 +1,4 @@
-"""The local runner as a user starts it, and what becomes of a workflow there.
+"""The local runner, started like by a user, and the outcome of a workflow in it.
 
 with Here(folder) as here:
     outcome = here.run(path, name)
@@ -13,16 +13,16 @@ from typing import Self
 
 from rekindle.local.services.services import BUCKET, Services
 from rekindle.storage import Store
-from tests.conformance.outcome import REFUSED, Contents, Outcome, in_store, of_status
+from tests.conformance.outcome import REJECTED, Contents, Outcome, in_store, of_status
 
-TIMEOUT = 600.0  # seconds: a workflow that waits for its retries takes its time on Argo too
-BAD = 2  # the exit code of what is refused
+TIMEOUT_S = 600.0  # a workflow that waits for its retries takes long on Argo too
+REJECTED_EXIT_CODE = 2
 
 
 class Here:
-    """A home of its own, whose services end with it."""
+    """A new home, whose services are stopped at the end."""
 
-    def __init__(self, home: Path, timeout: float = TIMEOUT) -> None:
+    def __init__(self, home: Path, timeout: float = TIMEOUT_S) -> None:
         self.home, self.services, self.timeout = home, Services(home, {}), timeout
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(("S3_", "AWS_"))}
         self.environment |= {"REKINDLE_HOME": str(home)}
@@ -34,13 +34,13 @@ class Here:
         self.services.down()
 
     def run(self, manifest: Path, name: str) -> Outcome:
-        """The outcome. Fails with what was printed if the runner breaks or hangs."""
+        """Run a manifest and return its outcome. Fails with stderr if the runner breaks or hangs."""
         program = Path(sys.executable).with_name("rekindle")
         command = [str(program), "run", "--manifest", str(manifest), "-o", "json", "--yes"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=self.timeout)
-        assert done.returncode in (0, 1, BAD) and "Traceback" not in done.stderr, done.stderr
-        if done.returncode == BAD:
-            return {"phase": "Error", "message": f"{REFUSED}: {done.stdout.strip()}", "outputs": {}, "nodes": []}
+        assert done.returncode in (0, 1, REJECTED_EXIT_CODE) and "Traceback" not in done.stderr, done.stderr
+        if done.returncode == REJECTED_EXIT_CODE:
+            return {"phase": "Error", "message": f"{REJECTED}: {done.stdout.strip()}", "outputs": {}, "nodes": []}
         return of_status(name, json.loads(done.stdout)["status"], self._contents)
 
     @property

@@ -1,6 +1,6 @@
-"""Random templates that run one pod, or none: what they do is decided by their text, never by their timing.
+"""Random leaf templates. Their behaviour depends on their text, never on timing.
 
-template, gives = leaf(chance, "echo")     # gives: what can be referred to (result, p, f)
+template, outputs = leaf(chance, "echo")     # outputs: result, p, f
 """
 
 from typing import Any
@@ -12,21 +12,21 @@ Template = dict[str, Any]
 IMAGE = "python:3.11"
 FACTS = ("007", "NaN", "True", "3", "5e-05", "-1", "''", "'a b'", "'ünï'", "'two\nlines'", '\'{"k": 1, "v": "x"}\'')
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
-PORT = 18347  # of a daemon, of which there is one in a workflow
+PORT = 18347  # of the only daemon of a workflow
 LIMITS = "{{workflow.name}}-limits"  # the ConfigMap of semaphores: one, two, and a text
-NOBODY = "http://127.0.0.2:1"
+UNREACHABLE = "http://127.0.0.2:1"
 LISTING = "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in || echo none"
 
 
 def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
-    """A template of that kind, without a name, and what it gives."""
-    template, gives = KINDS[kind](chance)
+    """Return a template of this kind, without a name, and its outputs."""
+    template, outputs = KINDS[kind](chance)
     template.setdefault("inputs", {})["parameters"] = [
         {"name": "a", **chance.one({"default": "x"}, {"default": ""}, {"default": "7"}, {"default": "a b"})}
     ]
     if kind not in BARE:
-        _dress(chance, template)
-    return template, gives
+        _add_fields(chance, template)
+    return template, outputs
 
 
 def sh(text: str, **container: Any) -> Template:
@@ -64,9 +64,11 @@ def fails(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def flaky(chance: Chance) -> tuple[Template, set[str]]:
-    """Good from some attempt on, which may be one too many."""
-    good, limit = chance.one(1, 2), chance.one("0", "1", "2", 2)
-    template = sh(f"[ {{{{retries}}}} -ge {good} ] && echo ok{{{{retries}}}} {{{{lastRetry.exitCode}}}} || exit 4")
+    """Succeed from some attempt on, which may exceed the limit."""
+    first_success, limit = chance.one(1, 2), chance.one("0", "1", "2", 2)
+    template = sh(
+        f"[ {{{{retries}}}} -ge {first_success} ] && echo ok{{{{retries}}}} {{{{lastRetry.exitCode}}}} || exit 4"
+    )
     strategy: dict[str, Any] = {"limit": limit}
     if chance(40):
         strategy["retryPolicy"] = chance.one("Always", "OnFailure", "OnError", "OnTransientError")
@@ -88,7 +90,7 @@ def parameter(chance: Chance) -> tuple[Template, set[str]]:
     text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
     output |= chance.one({}, {"globalName": "g"})
-    after = chance.one("", "; exit 2")  # outputs of what failed count, too
+    after = chance.one("", "; exit 2")  # outputs of failed steps count, too
     return sh(f"printf '{text}' > /tmp/o{after}") | {"outputs": {"parameters": [output]}}, {"p"}
 
 
@@ -99,7 +101,7 @@ def missing(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def file(chance: Chance) -> tuple[Template, set[str]]:
-    """An artifact: a file, a directory, one within another, a tarball, or nothing."""
+    """Write an artifact: a file, a directory, a nested directory, a tarball, or nothing."""
     make = chance.one(
         "echo {{inputs.parameters.a}} > /tmp/d",
         "mkdir -p /tmp/d/s; echo 1 > /tmp/d/one; echo 2 > /tmp/d/s/two",
@@ -133,17 +135,20 @@ def environment(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def suspend(chance: Chance) -> tuple[Template, set[str]]:
-    """Waits its time; a value that nobody supplies is its default, if there is one."""
+    """Wait; an output that is not supplied has its default, if it exists."""
     template: Template = {"suspend": {"duration": chance.one("1", "2s", "1s")}}
     if not chance(40):
         return template, set()
     source = {"supplied": {}, **chance.one({"default": "d"}, {"default": ""}, {})}
-    output = {"name": chance.one("p", "p", "a"), "valueFrom": source}  # the default of an input of that name holds, too
+    output = {
+        "name": chance.one("p", "p", "a"),
+        "valueFrom": source,
+    }  # the default of an input of that name applies, too
     return template | {"outputs": {"parameters": [output]}}, {"p"} if output["name"] == "p" else set()
 
 
 def daemon(chance: Chance) -> tuple[Template, set[str]]:
-    """Runs as long as what is around it, and may give a file to who asks for it by http."""
+    """Run until the enclosing template ends, and perhaps serve a file by HTTP."""
     retried = chance.one({}, {}, {"retryStrategy": {"limit": "1"}})
     if not chance(60):
         return sh("sleep 1000") | {"daemon": True} | retried, set()
@@ -153,8 +158,8 @@ def daemon(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def asks(chance: Chance) -> tuple[Template, set[str]]:
-    """A request by http, to what is its parameter or where nobody answers."""
-    http: dict[str, Any] = {"url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{NOBODY}/x")}
+    """Send an HTTP request to the address in the parameter, or to an unreachable one."""
+    http: dict[str, Any] = {"url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE}/x")}
     http |= chance.one({}, {}, {"method": "HEAD"}, {"headers": [{"name": "X-A", "value": "{{workflow.name}}"}]})
     conditions = ("response.statusCode == 200", "response.body contains 'one'", "response.statusCode == 404", "nope +")
     http |= chance.one({}, {}, {"successCondition": chance.one(*conditions)})
@@ -162,7 +167,7 @@ def asks(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def listing(chance: Chance) -> tuple[Template, set[str]]:
-    """The keys of what an earlier step kept; who calls it says where."""
+    """List the artifact keys of an earlier step; the caller sets the prefix."""
     expressions = (
         "map(data, {split(#, '/')[1]})",
         "filter(data, {# endsWith 'f'})",
@@ -177,18 +182,18 @@ def listing(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def companions(chance: Chance) -> tuple[Template, set[str]]:
-    """An init container that shares a volume, and a sidecar that would never end."""
+    """Use an init container that shares a volume, and a sidecar that never ends by itself."""
     mounts = [{"name": "work", "mountPath": "/work"}]
     code = chance.one(0, 0, 5)
     prepare = {"name": "prepare", "image": IMAGE, "command": ["sh", "-c"], "volumeMounts": mounts}
-    beside = {"name": "beside", "image": IMAGE, "command": ["sh", "-c"], "args": ["sleep 1000"]}
+    sidecar = {"name": "beside", "image": IMAGE, "command": ["sh", "-c"], "args": ["sleep 1000"]}
     template = sh("cat /work/x", volumeMounts=mounts) | {"volumes": [{"name": "work", "emptyDir": {}}]}
     template["initContainers"] = [prepare | {"args": [f"echo made > /work/x; exit {code}"]}]
-    return template | chance.one({}, {"sidecars": [beside]}), {"result"}
+    return template | chance.one({}, {"sidecars": [sidecar]}), {"result"}
 
 
 def containers(chance: Chance) -> tuple[Template, set[str]]:
-    """A set of containers, one after the other."""
+    """Run a set of containers in sequence."""
     code = chance.one(0, 0, 3)
     first = {"name": "first", "image": IMAGE, "command": ["sh", "-c"], "args": [f"echo 1; exit {code}"]}
     main = {"name": "main", "image": IMAGE, "command": ["sh", "-c"], "args": ["echo '{{inputs.parameters.a}}'"]}
@@ -196,7 +201,7 @@ def containers(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:
-    name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"  # its own: in a loop others would write to it meanwhile
+    name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"  # unique: the items of a loop run in parallel
     data = "v {{inputs.parameters.a}}"
     manifest = f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: '{name}'}}, data: {{x: '{data}'}}}}"
     condition = chance.one({}, {"successCondition": "data.x"})
@@ -212,7 +217,7 @@ def late(chance: Chance) -> tuple[Template, set[str]]:
     return sh("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
-KINDS = {each.__name__: each for each in (
+KINDS = {kind.__name__: kind for kind in (
     echo, fact, listed, script, fails, flaky, parameter, missing, file, reader, raw, environment, suspend, companions,
     containers, resource, late, daemon, asks, listing,
 )}  # fmt: skip
@@ -221,8 +226,8 @@ RARE = ("raw", "environment", "suspend", "companions", "containers", "resource")
 BARE = ("suspend", "resource", "late", "companions", "containers", "daemon", "asks", "listing")
 
 
-def _dress(chance: Chance, template: Template) -> None:
-    """What any pod may have besides."""
+def _add_fields(chance: Chance, template: Template) -> None:
+    """Add random fields that any pod may have."""
     if chance(8):
         template["memoize"] = {
             "key": chance.one("{{workflow.name}}-k", "{{workflow.name}}-{{inputs.parameters.a}}"),

@@ -1,10 +1,10 @@
-"""What became of a workflow, as plain data that two runners can be compared by.
+"""The outcome of a workflow, as plain data, and the comparison of two outcomes.
 
 outcome = of_status("NAME", status, contents)      # contents(key) → {path: text} of an artifact
-different = differences(mine, argos)               # one line each; none if they agree
+different = differences(mine, argo)                # one line each; empty if they are equal
 
-Phase, message, outputs, and of every node its name (WF for the workflow's), type, phase, message, outputs, exit code,
-input parameters, artifacts and children. What a recorded outcome does not say is not compared.
+An outcome is phase, message, outputs, and of every node its name (WF for the workflow's), type, phase, message,
+outputs, exit code, input parameters, artifacts and children. Only keys of the recorded outcome are compared.
 """
 
 import io
@@ -23,26 +23,26 @@ Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
 OVER = ("Succeeded", "Failed", "Error")
 LOGS = "main-logs"  # an artifact that only a cluster makes
-STUCK = "Stuck"  # it would never end
-REFUSED = "invalid spec"  # how the message of what Argo's own check refuses begins
-# messages whose rest is the words of a kubelet, a store or a Go library
+STUCK = "Stuck"  # never ends
+REJECTED = "invalid spec"  # prefix of the message of a workflow that Argo's check rejects
+# messages that end in texts of a kubelet, a store or a Go library
 CLASSES = (
-    r"(?P<said>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
-    r"(?P<said>invalid spec):.*",
-    r"(?P<said>.*error processing data step \d+): .*",
-    r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
-    r"(?P<said>.*error decoding patch): .*",
-    r"(?P<said>.*failed to initialize semaphore) .* with limit.*",
-    r"Waiting for [^/]+(?P<said>/.*)",
-    r"(?P<said>could not find node named .*, index \d+ in Children of node) .*",
-    r"(?P<said>failed to resolve references): .*",  # of parallel steps: which of them is heard first is chance
+    r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
+    r"(?P<text>invalid spec):.*",
+    r"(?P<text>.*error processing data step \d+): .*",
+    r"(?P<text>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
+    r"(?P<text>.*error decoding patch): .*",
+    r"(?P<text>.*failed to initialize semaphore) .* with limit.*",
+    r"Waiting for [^/]+(?P<text>/.*)",
+    r"(?P<text>could not find node named .*, index \d+ in Children of node) .*",
+    r"(?P<text>failed to resolve references): .*",  # random, if several parallel steps fail
 )
-# whose pod was killed: what it leaves, and with which code, is a matter of milliseconds
+# nodes with a killed pod: their result and exit code depend on milliseconds
 KILLED = ("Pod was active on the node longer than the specified deadline", "Step exceeded its deadline")
 
 
 def of_status(name: str, status: dict[str, Any], contents: Contents | None = None) -> Outcome:
-    """The outcome that a WorkflowStatus says."""
+    """Convert a WorkflowStatus to an outcome."""
     for ip in {node["podIP"] for node in (status.get("nodes") or {}).values() if node.get("podIP")}:
         status = json.loads(json.dumps(status).replace(ip, "IP"))
     outputs = (status.get("outputs") or {}).get("parameters") or []
@@ -81,7 +81,7 @@ def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Cont
 
 
 def in_store(store: ObjectStore) -> Contents:
-    """Artifacts in a bucket: what an archive holds, a file, or all below a key."""
+    """Return a reader of artifacts in a bucket: the files of an archive, a file, or all files below a key."""
 
     def contents(key: str) -> dict[str, str]:
         return {
@@ -122,30 +122,30 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
 
 
 def _text(data: bytes) -> str:
-    """What a file holds; of an archive within, what is in it."""
+    """Return the text of a file, or the files of a nested archive."""
     return data.decode() if data[:2] not in (b"\x1f\x8b", b"PK") else str(_files(data))
 
 
-def differences(mine: Outcome, argos: Outcome) -> list[str]:
-    """In which points the local runner's outcome is another than Argo's, a line each."""
-    return list(_differences(mine, argos))
+def differences(mine: Outcome, argo: Outcome) -> list[str]:
+    """Return a line for each difference between the outcomes of the local runner and of Argo."""
+    return list(_differences(mine, argo))
 
 
-def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
-    if refused(argos) or refused(mine):
-        if refused(argos) != refused(mine):
-            outcome, where = (mine, "here") if refused(mine) else (argos, "on Argo")
-            yield f"refused {where} only: {outcome['message']}"
+def _differences(mine: Outcome, argo: Outcome) -> Iterator[str]:
+    if is_rejected(argo) or is_rejected(mine):
+        if is_rejected(argo) != is_rejected(mine):
+            outcome, where = (mine, "here") if is_rejected(mine) else (argo, "on Argo")
+            yield f"rejected {where} only: {outcome['message']}"
         return
-    if argos["phase"] == STUCK:  # Argo waits for ever; here that is an end with its reason
+    if argo["phase"] == STUCK:  # Argo waits for ever; the local runner ends with a reason
         if mine["phase"] != "Error" or "Argo would wait" not in mine["message"]:
             yield f"phase: {mine['phase']} here ({mine['message']}), Argo never ends"
-        argos = argos.get("was") or argos
+        argo = argo.get("was") or argo
     else:
         for key in ("phase", "message"):
-            yield from _unequal(key, mine[key], argos.get(key, ""))
-    yield from _unequal("outputs", mine["outputs"], argos.get("outputs", {}))
-    here, there = ({node["name"]: node for node in side["nodes"]} for side in (mine, argos))
+            yield from _compare_values(key, mine[key], argo.get(key, ""))
+    yield from _compare_values("outputs", mine["outputs"], argo.get("outputs", {}))
+    here, there = ({node["name"]: node for node in side["nodes"]} for side in (mine, argo))
     killed = {name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")}
     killed |= {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
     for name in sorted({*here, *there}):
@@ -156,21 +156,21 @@ def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
         for key, value in there[name].items():
             if key in ("result", "exitCode") and name in killed:
                 continue
-            yield from _unequal(f"{name}: {key}", here[name].get(key), value)
+            yield from _compare_values(f"{name}: {key}", here[name].get(key), value)
 
 
-def refused(outcome: Outcome) -> bool:
-    """Whether nothing ran, as the manifest is none."""
-    return outcome.get("message", "").startswith(REFUSED)
+def is_rejected(outcome: Outcome) -> bool:
+    """Return True if the manifest was rejected."""
+    return outcome.get("message", "").startswith(REJECTED)
 
 
-def _unequal(what: str, mine: Any, argos: Any) -> Iterator[str]:
-    if (_class(mine) if isinstance(mine, str) else mine) != (_class(argos) if isinstance(argos, str) else argos):
-        yield f"{what}: {mine!r} here, {argos!r} on Argo"
+def _compare_values(name: str, mine: Any, argo: Any) -> Iterator[str]:
+    if (_class(mine) if isinstance(mine, str) else mine) != (_class(argo) if isinstance(argo, str) else argo):
+        yield f"{name}: {mine!r} here, {argo!r} on Argo"
 
 
 def _class(message: str) -> str:
     for pattern in CLASSES:
         if match := re.fullmatch(pattern, message, re.DOTALL):
-            return match["said"]
+            return match["text"]
     return message

@@ -18,12 +18,12 @@ class Recording:
 
 
 def read() -> list[Recording]:
-    """All recordings, by name."""
+    """Return all recordings, sorted by name."""
     with FILE.open() as lines:
         return [Recording(**json.loads(line)) for line in lines]
 
 
 def write(recordings: Iterable[Recording]) -> None:
-    """Replaces the file; lines are sorted by name, so that a change is a change of few lines."""
+    """Replace the file. Lines are sorted by name to keep diffs small."""
     ordered = sorted(recordings, key=lambda recording: recording.name)
     FILE.write_text("".join(json.dumps(asdict(recording), ensure_ascii=False) + "\n" for recording in ordered))

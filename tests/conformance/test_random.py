@@ -1,4 +1,4 @@
-"""Random workflows: whatever is written, the local runner comes to an end, and to Argo's end."""
+"""Random workflows: the local runner ends each of them, with the same outcome as Argo."""
 
 import os
 import re
@@ -17,12 +17,12 @@ from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from tests.argolocal.running import execute
-from tests.conformance.argo import STANDS_FOR, Argo
-from tests.conformance.differ import Plain, compare, written
+from tests.conformance.argo import DEFAULT_IMAGE, Argo
+from tests.conformance.differ import Plain, compare, random_manifests
 from tests.conformance.here import Here
 from tests.conformance.workflows import NAME, workflows
 
-SOME = 20
+COUNT = 20
 FINDINGS = re.compile(r"the manifest cannot run:(\nspec\.\S+: .{20,1000} \[\w+\])+")
 
 
@@ -36,29 +36,29 @@ FINDINGS = re.compile(r"the manifest cannot run:(\nspec\.\S+: .{20,1000} \[\w+\]
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(workflows())
-def test_a_workflow_of_any_shape_ends_or_is_refused_in_a_sentence(
+def test_any_workflow_ends_or_is_rejected_with_a_reason(
     s3: Store, tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]]
 ) -> None:
     text = yaml.dump_all(objects, Dumper=Plain).replace(NAME, f"w-{uuid.uuid4().hex[:8]}")
-    main, beside = split(list(yaml.safe_load_all(text)))
+    main, others = split(list(yaml.safe_load_all(text)))
     cluster = LocalCluster(tmp_path_factory.mktemp("home"))
-    cluster.keep(beside)
+    cluster.keep(others)
     try:
         status = execute(main, {}, cluster)
     except ConfigError as error:
         assert FINDINGS.fullmatch(str(error)), error
         return
     assert status["phase"] in ("Succeeded", "Failed", "Error")
-    if status["phase"] == "Succeeded":  # one that fails may leave a sibling of what failed as it is, as on Argo
+    if status["phase"] == "Succeeded":  # siblings of a failed node may stay unfinished, as on Argo
         assert all(node["phase"] in FULFILLED for node in status["nodes"].values())
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
-def test_random_workflows_end_here_as_they_end_on_argo(tmp_path: Path) -> None:
-    image = os.environ.get("REKINDLE_TEST_PYTHON", STANDS_FOR)
+def test_random_workflows_have_the_same_outcome_as_on_argo(tmp_path: Path) -> None:
+    image = os.environ.get("REKINDLE_TEST_PYTHON", DEFAULT_IMAGE)
     seed = int(os.environ.get("REKINDLE_TEST_SEED", "0"))
     with Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo, Here(tmp_path / "home") as here:
-        manifests = written(tmp_path, SOME, seed, bool(argo.store))
+        manifests = random_manifests(tmp_path, COUNT, seed, bool(argo.store))
         comparisons = compare(manifests, here, argo, 4, lambda comparison: None)
     assert not {comparison.name: comparison.differences for comparison in comparisons if comparison.differences}

@@ -1,4 +1,4 @@
-"""Manifests that a real Argo ran: every node must be named, end and say what it did there, by argolocal alone."""
+"""Manifests that a real Argo ran: every node must have the same name, phase and message with argolocal alone."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,18 @@ from tests.conformance.alone import FORBIDDEN, Alone
 from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.available}
-HERE = "argolocal"  # the bucket of argolocal; those of the manifests are Rekindle's
-SLOW = {  # their manifests wait for 5 seconds and more
+BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
+SLOW = {  # they take 5 seconds and more
     *("panic-beside-a-pod", "trap-exit-after-deadline", "trap-failfast", "trap-template-failfast"),
     *("random-3-029", "random-13-025", "random-21-122", "random-22-067", "random-27-067"),
 }
 
 
 def parameters() -> list[ParameterSet]:
-    waits = {name: pytest.mark.slow for name in SLOW}
-    return [pytest.param(it, id=it.name, marks=waits.get(it.name, ())) for it in recorded.read()]
+    marks = {name: pytest.mark.slow for name in SLOW}
+    return [
+        pytest.param(recording, id=recording.name, marks=marks.get(recording.name, ())) for recording in recorded.read()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +33,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
-def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, alone: Alone) -> None:
+def test_a_recorded_manifest_has_the_outcome_of_argo(recording: recorded.Recording, alone: Alone) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
-    mine = alone.run(recording.manifest.replace("bucket: rekindle", f"bucket: {HERE}"), recording.name)
+    mine = alone.run(recording.manifest.replace("bucket: rekindle", f"bucket: {BUCKET}"), recording.name)
     assert not differences(mine, recording.outcome)
 
 
 @pytest.mark.parametrize("module", FORBIDDEN)
-def test_what_only_a_training_needs_cannot_be_imported_there(module: str, alone: Alone) -> None:
-    with pytest.raises(AssertionError, match=f"{module} is imported by what needs none of it"):
+def test_argolocal_does_not_import_the_dependencies_of_training(module: str, alone: Alone) -> None:
+    with pytest.raises(AssertionError, match=f"{module} must not be imported by argolocal"):
         alone.run("", module)

@@ -1,10 +1,10 @@
-"""Random small workflows over all that the local runner does: a hypothesis strategy, and a seeded series.
+"""Random small workflows with all features of the local runner: a hypothesis strategy, and a seeded series.
 
 @given(workflows())
-def test_it(objects): ...            # the Workflow and what lies beside it, all named after NAME
-for objects in some(300, seed=1): ...
+def test_it(objects): ...            # the Workflow and its other objects, all named after NAME
+for objects in random_workflows(300, seed=1): ...
 
-What such a workflow comes to is decided by its text: nothing in it races. A few are slightly wrong, as users write.
+The outcome of such a workflow depends only on its text, never on timing. A few contain mistakes of users.
 """
 
 import random
@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.conformance.chance import Chance
-from tests.conformance.leaves import COMMON, LIMITS, NOBODY, PORT, RARE, Template, leaf
+from tests.conformance.leaves import COMMON, LIMITS, PORT, RARE, UNREACHABLE, Template, leaf
 
 NAME = "random-wf"
 ITEMS: tuple[list[Any], ...] = (
@@ -93,15 +93,15 @@ WHENS = (
 
 @dataclass(frozen=True)
 class Called:
-    """A step or task: what it can be asked for, and those before it. `place`: below which its artifact is kept."""
+    """A step or task. `outputs`: its available outputs; `key_prefix`: of its artifact; `ancestors`: their names."""
 
     name: str
     prefix: str
-    gives: set[str]
+    outputs: set[str]
     loops: bool
-    place: str = ""
+    key_prefix: str = ""
     nested: bool = False
-    before: frozenset[str] = frozenset()
+    ancestors: frozenset[str] = frozenset()
 
     def tag(self, path: str, expression: bool = False) -> str:
         if not expression:
@@ -110,18 +110,18 @@ class Called:
 
 
 @dataclass
-class Maker:
-    """One workflow on its way. `left`: so many templates are still to be called."""
+class Builder:
+    """Builds one workflow. `remaining`: number of templates that may still be called."""
 
     chance: Chance
     artifacts: bool = True
     slow: bool = True
-    left: int = 6
+    remaining: int = 6
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
     unlimited: bool = False  # a hook that finds a limit reached is an error
-    daemons: bool = False  # how one ends that is killed before the whole is over is a matter of milliseconds
+    daemons: bool = False  # a daemon killed before the end of the workflow ends at random
 
     def number(self) -> int:
         self.numbers += 1
@@ -130,7 +130,7 @@ class Maker:
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
-        if "memoize" in template:  # of a key of two templates it is a race who finds what the other gave
+        if "memoize" in template:  # two templates with the same key would race
             template["memoize"]["key"] += f"-{template['name']}"
         if kind == "file" and self.chance(40):
             key = f"{{{{workflow.name}}}}/{template['name']}/{{{{pod.name}}}}/f"
@@ -145,39 +145,41 @@ class Maker:
             template["steps"] = groups = []
             for _ in range(self.chance.between(1, 3)):
                 groups.append(group := [])
-                before = list(called)
+                ancestors = list(called)
                 for _ in range(self.chance.one(1, 1, 2)):
-                    self._call(group, called, before, "steps", depth)
+                    self._call(group, called, ancestors, "steps", depth)
         else:
             template["dag"] = {"tasks": (tasks := [])}
-            how = self.chance.one("depends", "dependencies")
+            style = self.chance.one("depends", "dependencies")
             for _ in range(self.chance.between(1, 4)):
-                self._task(tasks, called, how, depth)
+                self._task(tasks, called, style, depth)
             template["dag"] |= self.chance.one({}, {}, {}, {"failFast": False}, {"target": called[-1].name})
-        gives = self._outputs(template, called)
+        outputs = self._outputs(template, called)
         if self.chance(6) and not (self.daemons and depth == 0):
             template["retryStrategy"] = {"limit": "1"}
         if self.chance(5):
             template["synchronization"] = {"mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]}
         if self.chance(8) and not self.unlimited:
-            # what fails fast does not wait for what runs below its own steps
+            # a template that fails fast does not wait for pods of nested templates
             flat = steps and not any(callee.nested for callee in called)
             template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
-        return template, gives
+        return template, outputs
 
-    def _task(self, tasks: list[Any], called: list[Called], how: str, depth: int) -> None:
-        before = [callee for callee in called if self.chance(60)]
-        named = {callee.name for callee in before} | {name for callee in before for name in callee.before}
-        task = self._call(tasks, called, [callee for callee in called if callee.name in named], "tasks", depth)
-        called[-1] = replace(called[-1], before=frozenset(named))
-        if before and how == "dependencies":
-            task["dependencies"] = [callee.name for callee in before]
-        elif before:
-            task["depends"] = self.chance.one(" && ", " && ", " || ").join(map(self._depended, before))
-        if how == "depends" and not self.chance(1):  # Argo refuses it
+    def _task(self, tasks: list[Any], called: list[Called], style: str, depth: int) -> None:
+        ancestors = [callee for callee in called if self.chance(60)]
+        ancestor_names = {callee.name for callee in ancestors} | {
+            name for callee in ancestors for name in callee.ancestors
+        }
+        task = self._call(tasks, called, [callee for callee in called if callee.name in ancestor_names], "tasks", depth)
+        called[-1] = replace(called[-1], ancestors=frozenset(ancestor_names))
+        if ancestors and style == "dependencies":
+            task["dependencies"] = [callee.name for callee in ancestors]
+        elif ancestors:
+            task["depends"] = self.chance.one(" && ", " && ", " || ").join(map(self._depends_on, ancestors))
+        if style == "depends" and not self.chance(1):  # Argo rejects it
             task.pop("continueOn", None)
 
-    def _depended(self, called: Called) -> str:
+    def _depends_on(self, called: Called) -> str:
         results = ["Succeeded", "Failed", "Skipped", "Omitted", "Errored", "Daemoned"]
         results += ["AnySucceeded", "AllFailed"] if called.loops else []
         one = f"{called.name}.{self.chance.one(*results)}"
@@ -186,124 +188,124 @@ class Maker:
         )
 
     def _call(
-        self, into: list[Any], called: list[Called], before: list[Called], prefix: str, depth: int
+        self, into: list[Any], called: list[Called], ancestors: list[Called], prefix: str, depth: int
     ) -> dict[str, Any]:
-        """Adds a step or task of a new template."""
-        self.left -= 1
+        """Add a step or task with a new template."""
+        self.remaining -= 1
         name = f"t{self.chance.one('', '', '', '-')}{self.number()}"
-        holders = [callee for callee in before if "f" in callee.gives]
+        holders = [callee for callee in ancestors if "f" in callee.outputs]
         kinds = (*COMMON, *COMMON, *RARE, *(("file", "file") if self.artifacts else ()))
         kinds += ("late",) if self.slow else ()
         kinds += ("asks",) if self.chance(30) else ()
         kinds += ("daemon", "daemon") if depth == 0 and not self.daemons else ()
-        places = [callee.place for callee in before if callee.place]
-        serving = [callee for callee in before if "serves" in callee.gives]
-        if places and self.chance(60):
+        key_prefixes = [callee.key_prefix for callee in ancestors if callee.key_prefix]
+        serving = [callee for callee in ancestors if "serves" in callee.outputs]
+        if key_prefixes and self.chance(60):
             kinds = ("listing",)
         elif holders and self.chance(70):
             kinds = ("reader",)
         elif serving and self.chance(70):
             kinds = ("asks",)
         kind = ""
-        if depth < 2 and self.left > 1 and self.chance(25):
-            template, gives = self.composite(depth + 1)
+        if depth < 2 and self.remaining > 1 and self.chance(25):
+            template, outputs = self.composite(depth + 1)
         else:
-            kind, template, gives = self.leaf(kinds)
+            kind, template, outputs = self.leaf(kinds)
         if kind == "flaky" and self.chance(10):
-            gives = set()
-        place = ""
+            outputs = set()
+        key_prefix = ""
         if kind == "file" and "s3" in template["outputs"]["artifacts"][0]:
-            place = f"{{{{workflow.name}}}}/{template['name']}"
+            key_prefix = f"{{{{workflow.name}}}}/{template['name']}"
         elif kind == "listing":
-            template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(*places)
-        elif kind == "suspend" and prefix == "steps":  # an error ends the group, whatever runs beside
+            template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(*key_prefixes)
+        elif kind == "suspend" and prefix == "steps":  # an error ends the group, although other steps run
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
-            self.daemons = self.unlimited = True  # it takes a place where there is a limit
-        holder: dict[str, Any] = {"name": name, **self._place(template)}
-        loops = "serves" not in gives and self._loop(holder, before)
-        self._arguments(holder, before, prefix, loops)
+            self.daemons = self.unlimited = True  # it counts for a limit
+        holder: dict[str, Any] = {"name": name, **self._put_template(template)}
+        loops = "serves" not in outputs and self._loop(holder, ancestors)
+        self._arguments(holder, ancestors, prefix, loops)
         if kind == "asks":
             urls = [f"http://{callee.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}" for callee in serving]
-            url = self.chance.one(*urls) if urls else NOBODY
+            url = self.chance.one(*urls) if urls else UNREACHABLE
             holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
-            if url.endswith("nope"):  # what it says then is the server's own
+            if url.endswith("nope"):  # the body of a 404 depends on the server
                 template["http"]["method"] = "HEAD"
         if kind == "reader":
             artifact = {"name": "f", "from": self.chance.one(*holders).tag("outputs.artifacts.f")}
             holder.setdefault("arguments", {})["artifacts"] = [artifact]
         if self.chance(25):
-            holder["when"] = self._when(before, loops)
+            holder["when"] = self._when(ancestors, loops)
         if self.chance(30):
             holder["continueOn"] = self.chance.one({"failed": True}, {"error": True}, {"failed": True, "error": True})
         if prefix == "steps" and self.chance(10):
-            holder["hooks"] = self._hooks(Called(name, prefix, gives, loops), conditional=not loops)
+            holder["hooks"] = self._hooks(Called(name, prefix, outputs, loops), conditional=not loops)
         elif kind and not loops and not holder.keys() & {"when", "arguments"} and self.chance(30):
-            # a DAG may be over before it looks at the hooks of what never ran, or of a loop
-            holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
+            # a DAG may end before it reads the hooks of skipped tasks, or of a loop
+            holder["hooks"] = self._hooks(Called(name, prefix, outputs, loops))
         into.append(holder)
-        called.append(Called(name, prefix, gives - {"f"} if loops else gives, loops, place, not kind))
+        called.append(Called(name, prefix, outputs - {"f"} if loops else outputs, loops, key_prefix, not kind))
         return holder
 
-    def _place(self, template: Template) -> dict[str, Any]:
-        """Where a template is: with the others, in the step itself, or in a WorkflowTemplate."""
-        where = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
+    def _put_template(self, template: Template) -> dict[str, Any]:
+        """Put a template into the templates, the step itself, or a WorkflowTemplate. Return the reference."""
+        location = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
         if (
-            where == "inline"
+            location == "inline"
             and "daemon" not in template
             and "pod.name" not in repr(template)
             and "steps" not in template
             and "dag" not in template
         ):
             return {"inline": {key: value for key, value in template.items() if key != "name"}}
-        if where == "elsewhere" and "steps" not in template and "dag" not in template:
+        if location == "elsewhere" and "steps" not in template and "dag" not in template:
             self.elsewhere.append(template)
             return {"templateRef": {"name": f"{NAME}-lib", "template": template["name"]}}
         self.templates.append(template)
         return {"template": template["name"]}
 
-    def _loop(self, holder: dict[str, Any], before: list[Called]) -> bool:
+    def _loop(self, holder: dict[str, Any], ancestors: list[Called]) -> bool:
         if not self.chance(20):
             return False
-        lists = [callee.tag("outputs.result") for callee in before if "list" in callee.gives and not callee.loops]
+        lists = [callee.tag("outputs.result") for callee in ancestors if "list" in callee.outputs and not callee.loops]
         kind = self.chance.one("withItems", "withParam", "withSequence")
         values = {"withItems": ITEMS, "withParam": (*lists, *lists, *PARAMS), "withSequence": SEQUENCES}
         holder[kind] = self.chance.one(*values[kind])
         return True
 
-    def _arguments(self, holder: dict[str, Any], before: list[Called], prefix: str, loops: bool) -> None:
+    def _arguments(self, holder: dict[str, Any], ancestors: list[Called], prefix: str, loops: bool) -> None:
         values: list[Any] = [*VALUES, f"{{{{{prefix}.name}}}}"]
         if loops and self.chance(70):
             values = list(OF_ITEM)
-        elif before and self.chance(60):
-            values = [tag for callee in before for tag in self._tags(callee)]
+        elif ancestors and self.chance(60):
+            values = [tag for callee in ancestors for tag in self._tags(callee)]
         if self.chance(80):
             holder["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*values)}]}
 
     def _tags(self, called: Called) -> list[str]:
         paths = ["status"]
-        paths += ["outputs.result", "exitCode"] if "result" in called.gives else []
-        paths += ["outputs.parameters.p"] * 2 if "p" in called.gives else []
+        paths += ["outputs.result", "exitCode"] if "result" in called.outputs else []
+        paths += ["outputs.parameters.p"] * 2 if "p" in called.outputs else []
         plain = [called.tag(path) for path in paths]
         computed = [f"{{{{={called.tag(path, True)}}}}}" for path in paths]
         return [*plain, *computed, f"{{{{={called.tag(paths[-1], True)} ?? 'none'}}}}", f"<{plain[-1]}>"]
 
-    def _when(self, before: list[Called], loops: bool) -> str:
-        found = list(WHENS)
+    def _when(self, ancestors: list[Called], loops: bool) -> str:
+        conditions = list(WHENS)
         if loops and self.chance(60):
-            found = ["{{item}} != 2", "'{{item}}' == 'i1'", "{{item.n}} > 1", "{{=item == 'i1'}}"]
-        elif before and self.chance(60):
-            one = self.chance.one(*before)
-            found = [f"{one.tag('status')} == Succeeded", f"{{{{={one.tag('status', True)} != 'Failed'}}}}"]
-            if "result" in one.gives:
-                found += [f"{one.tag('outputs.result')} == 3", f"'{one.tag('outputs.result')}' != ''"]
-                found += [f"{one.tag('exitCode')} == 0"]
-        return self.chance.one(*found)
+            conditions = ["{{item}} != 2", "'{{item}}' == 'i1'", "{{item.n}} > 1", "{{=item == 'i1'}}"]
+        elif ancestors and self.chance(60):
+            one = self.chance.one(*ancestors)
+            conditions = [f"{one.tag('status')} == Succeeded", f"{{{{={one.tag('status', True)} != 'Failed'}}}}"]
+            if "result" in one.outputs:
+                conditions += [f"{one.tag('outputs.result')} == 3", f"'{one.tag('outputs.result')}' != ''"]
+                conditions += [f"{one.tag('exitCode')} == 0"]
+        return self.chance.one(*conditions)
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
-        template.pop("synchronization", None)  # an error of its lock comes before or after what runs beside
+        template.pop("synchronization", None)  # the error of its lock would race with parallel steps
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
         if self.chance(50):
@@ -315,31 +317,31 @@ class Maker:
         return {"exit": hook}
 
     def _outputs(self, template: Template, called: list[Called]) -> set[str]:
-        gives = set()
-        if (sources := [callee for callee in called if "p" in callee.gives]) and self.chance(60):
+        outputs = set()
+        if (sources := [callee for callee in called if "p" in callee.outputs]) and self.chance(60):
             one = self.chance.one(*sources)
-            given = self.chance.one(
+            source = self.chance.one(
                 {"parameter": one.tag("outputs.parameters.p")},
                 {"parameter": one.tag("outputs.parameters.p"), "default": "d"},
                 {"expression": one.tag("outputs.parameters.p", True)},
                 {"expression": f"{one.tag('outputs.parameters.p', True)} ?? 'none'"},
             )
-            template.setdefault("outputs", {})["parameters"] = [{"name": "p", "valueFrom": given}]
-            gives.add("p")
-        if (sources := [callee for callee in called if "f" in callee.gives]) and self.chance(60):
+            template.setdefault("outputs", {})["parameters"] = [{"name": "p", "valueFrom": source}]
+            outputs.add("p")
+        if (sources := [callee for callee in called if "f" in callee.outputs]) and self.chance(60):
             artifact = {"name": "f", "from": self.chance.one(*sources).tag("outputs.artifacts.f")}
             artifact |= self.chance.one({}, {"optional": True})
             template.setdefault("outputs", {})["artifacts"] = [artifact]
-            gives.add("f")
-        return gives
+            outputs.add("f")
+        return outputs
 
     def workflow(self) -> list[dict[str, Any]]:
         top, _ = self.composite(0)
         self.templates.append(top)
         parameters = {"wp": self.chance.one("prod", "dev-1", "a b"), "num": self.chance.one("1", "5", "0.5")}
         parameters |= {"js": '{"a": {"b": [1, 2]}}', "list": self.chance.one('["p", "q"]', "[]", "[1, {}]")}
-        given = [{"name": name, "value": value} for name, value in parameters.items()]
-        spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": given}}
+        arguments = [{"name": name, "value": value} for name, value in parameters.items()]
+        spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": arguments}}
         limit = {} if self.unlimited else {"parallelism": 1}
         spec |= self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900})
         if self.chance(4):
@@ -359,36 +361,36 @@ class Maker:
 
     def _objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         version = {"apiVersion": "argoproj.io/v1alpha1"}
-        beside = []
+        others = []
         if LIMITS in repr((self.templates, self.elsewhere)):
             limits = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{NAME}-limits"}}
-            beside.append(limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}})
+            others.append(limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}})
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
-            beside.append(version | library | {"spec": {"templates": self.elsewhere}})
+            others.append(version | library | {"spec": {"templates": self.elsewhere}})
         unique = len({template["name"] for template in self.templates}) == len(self.templates)
-        if unique and self.chance(5):  # of what a workflowTemplateRef names, Argo does not check this
+        if unique and self.chance(5):  # Argo does not check this in a workflowTemplateRef
             whole = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
-            beside.append(version | whole | {"spec": spec})
+            others.append(version | whole | {"spec": spec})
             spec = {"workflowTemplateRef": {"name": f"{NAME}-whole"}}
-        return [version | {"kind": "Workflow", "metadata": {"name": NAME}, "spec": spec}, *beside]
+        return [version | {"kind": "Workflow", "metadata": {"name": NAME}, "spec": spec}, *others]
 
     def _spoil(self, spec: dict[str, Any], top: Template) -> None:
-        """One thing that Argo's own check refuses."""
+        """Add a mistake that Argo's check rejects."""
         holders = [caller for group in top["steps"] for caller in group] if "steps" in top else top["dag"]["tasks"]
         holder = self.chance.one(*holders)
-        how = self.chance.between(0, 5)
-        if how == 0:
+        mistake = self.chance.between(0, 5)
+        if mistake == 0:
             holder |= {"template": "nowhere"}
             holder.pop("inline", None)
             holder.pop("templateRef", None)
-        elif how == 1:
+        elif mistake == 1:
             spec["entrypoint"] = "nowhere"
-        elif how == 2:
+        elif mistake == 2:
             holder["arguments"] = {"parameters": [{"name": "a", "value": "{{inputs.parameters.nope}}"}]}
-        elif how == 3:
+        elif mistake == 3:
             holders.append(holder) if "dag" in top else top["steps"].append([holder])
-        elif how == 4:
+        elif mistake == 4:
             spec["templates"].append(spec["templates"][0])
         else:
             holder["arguments"] = {"parameters": [{"name": "a"}]}
@@ -396,11 +398,11 @@ class Maker:
 
 @st.composite
 def workflows(draw: st.DrawFn, artifacts: bool = True, slow: bool = False) -> list[dict[str, Any]]:
-    """`artifacts`: with those that need a store; `slow`: with those that end by a deadline, seconds later."""
-    return Maker(Chance(lambda count: draw(st.integers(0, count - 1))), artifacts, slow).workflow()
+    """Draw the objects of a workflow; `artifacts`: use a store; `slow`: use deadlines of some seconds."""
+    return Builder(Chance(lambda count: draw(st.integers(0, count - 1))), artifacts, slow).workflow()
 
 
-def some(count: int, seed: int, artifacts: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """`count` of them, each the same for the same seed and place."""
-    for place in range(count):
-        yield Maker(Chance(random.Random(f"{seed}/{place}").randrange), artifacts).workflow()
+def random_workflows(count: int, seed: int, artifacts: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """Yield `count` workflows; each is determined by seed and index."""
+    for index in range(count):
+        yield Builder(Chance(random.Random(f"{seed}/{index}").randrange), artifacts).workflow()

@@ -1,9 +1,9 @@
 """containerSet templates: the containers of one pod as processes, started in the order of their dependencies.
 
     group = ContainerSet(template, run, cluster)
-    for name, process in group.start_ready(now): ...    # then group.exited(name, now), until group.completed
+    for name, process in group.start_ready(now): ...    # then group.on_exit(name, now), until group.completed
 
-Each has its own root and shares the volumes; the outputs are those of the container `main`. `retries` is the total
+Each container has its own root and shares the volumes; the container `main` has the outputs. `retries` is the total
 number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
 inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
@@ -27,7 +27,7 @@ RESERVED = ("wait", "supervisor")
 
 
 def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The containers, each with the shared volume mounts."""
+    """Return the containers, each with the shared volume mounts."""
     group = template["containerSet"]
     shared = group.get("volumeMounts") or []
     return [
@@ -37,7 +37,7 @@ def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def main_container(template: dict[str, Any]) -> dict[str, Any]:
-    """The container whose outputs are collected; {} if there is none."""
+    """Return the container whose outputs are collected, or {}."""
     if "containerSet" in template:
         return next((container for container in members(template) if container["name"] == "main"), {})
     return template.get("container") or template.get("script") or {}
@@ -54,9 +54,9 @@ class ContainerSet(Sidecars):
         strategy = template["containerSet"].get("retryStrategy") or {}
         self.retry_delay = gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
-        self.retry_at: dict[str, float] = {}  # when failed containers are retried
+        self.retry_at: dict[str, float] = {}  # container → time of its retry
         self.codes: dict[str, int] = {}  # exit codes of completed containers
-        self.visible_codes: dict[str, int] = {}  # the exit codes as their dependents see them
+        self.visible_codes: dict[str, int] = {}  # the exit codes that their dependents see
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # of the container `main`
@@ -71,37 +71,37 @@ class ContainerSet(Sidecars):
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Starts the containers that are ready. Raises ConfigError, OSError."""
-        again = True
-        while again:
-            again = False
+        """Start the containers that are ready. Raises ConfigError, OSError."""
+        is_changed = True
+        while is_changed:
+            is_changed = False
             for name in self._pending():
                 if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
-                    again |= name in self.codes
+                    is_changed |= name in self.codes
                     continue
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
                 if self.attempts_left[name] < 0:  # retries: 0
                     self._end(name, 0)
                 else:
-                    self._try(name)
+                    self._try_start(name)
                 if name in self.running:
                     yield name, self.running[name]
                 else:
-                    again = True
+                    is_changed = True
 
-    def _try(self, name: str) -> None:
+    def _try_start(self, name: str) -> None:
         try:
             self.running[name] = self._run(name)
         except StartError as error:
             self._end(name, START_ERROR, str(error))
         except (FileNotFoundError, PermissionError) as error:
             # Argo loses the exit code of a container with dependencies
-            seen = 0 if self.containers[name].get("dependencies") else EMISSARY
-            self._end(name, EMISSARY, unknown_program(error), seen)
+            visible_code = 0 if self.containers[name].get("dependencies") else EMISSARY
+            self._end(name, EMISSARY, unknown_program(error), visible_code)
 
-    def exited(self, name: str, now: float) -> None:
-        """The process of `name` has exited: retry the container, or complete it."""
+    def on_exit(self, name: str, now: float) -> None:
+        """Retry or complete the container `name`, whose process has exited."""
         process = self.running.pop(name)
         if process.code and self.attempts_left[name] > 0:
             self.retry_at[name] = now + self.retry_delay
@@ -110,14 +110,14 @@ class ContainerSet(Sidecars):
             self._end(name, process.code)
 
     def kill(self) -> None:
-        """Completes containers that have not started; cancels retries."""
+        """Complete containers that have not started, and cancel retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
             self._end(name, KILLED)
 
     def failure(self) -> str:
-        """Argo's message for the first failed container by name, or ""; `main` comes first in inline templates."""
+        """Return Argo's message for the first failed container by name, or ""; in inline templates, `main` is first."""
         failed = sorted(
             (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
         )
@@ -142,9 +142,9 @@ class ContainerSet(Sidecars):
             return process
         return self._start(self.containers[name])
 
-    def _end(self, name: str, code: int, why: str = "", seen: int | None = None) -> None:
-        self.codes[name], self.visible_codes[name] = code, code if seen is None else seen
-        self.errors[name] = why
+    def _end(self, name: str, code: int, error: str = "", visible_code: int | None = None) -> None:
+        self.codes[name], self.visible_codes[name] = code, code if visible_code is None else visible_code
+        self.errors[name] = error
         phase = {0: "Succeeded", EMISSARY: "Error"}.get(code, "Failed")
         self.events.append((name, phase, self._message(name) if code else ""))
 
@@ -153,29 +153,29 @@ class ContainerSet(Sidecars):
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for sets that Argo refuses or that this system does not support."""
+    """Raise ConfigError for sets that Argo rejects or that this system does not support."""
     group, where = template["containerSet"], f"{where}.containerSet"
     needs = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
     if not needs or len(needs) != len(group["containers"]):
-        raise ConfigError(f"{where}.containers must be at least one, each with a name of its own.")
+        raise ConfigError(f"{where}.containers must be at least one, each with a different name.")
     for index, container in enumerate(group["containers"]):
         if container["name"] in RESERVED or container["name"].startswith("artifact-plugin-"):
             name = f"{where}.containers[{index}].name is {container['name']!r}"
-            raise ConfigError(f"{name}, as Argo calls a container of its own. Give it another.")
+            raise ConfigError(f"{name}, the name of a container of Argo. Choose another.")
         if unknown := next((need for need in needs[container["name"]] if need not in needs), None):
             raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
-        raise ConfigError(f"{where}.containers wait for each other: {' → '.join(error.args[1])}.") from None
+        raise ConfigError(f"{where}.containers depend on each other: {' → '.join(error.args[1])}.") from None
     files = [(template.get("inputs") or {}).get("artifacts"), *(template.get("outputs") or {}).values()]
     if any(files) and "main" not in needs:
-        raise ConfigError(f'{where}.containers must have one named "main": input artifacts and outputs are its own.')
+        raise ConfigError(f'{where}.containers must include one named "main" if there are input artifacts or outputs.')
     if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
-        raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would run no container at all. 1 is one try.")
+        raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one attempt.")
     if template.get("daemon"):
-        raise ConfigError(f"{where} as a daemon is not supported by the local runner: make its server a template.")
-    if beside := [kind for kind in KINDS if template.get(kind)]:
-        raise ConfigError(f"{where} beside {beside[0]} is not supported by the local runner: put them into the set.")
+        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a template for its server.")
+    if others := [kind for kind in KINDS if template.get(kind)]:
+        raise ConfigError(f"{where} with {others[0]} is not supported by the local runner: add them to the set.")
     if not filesystem.available():
-        raise ConfigError(f"{where} needs private mount namespaces, which this system does not give.")
+        raise ConfigError(f"{where} needs private mount namespaces, which are not available on this system.")

@@ -1,9 +1,7 @@
 """Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-    ready(run, cluster, lives)      # blocks; False if the container exits first
-
-A failed probe is repeated after `periodSeconds`, but at most one second: like the kubelet, which probes more often
-while a container is not ready. Source: Argo's operator.go (assessNodeStatus).
+A failed probe is repeated after `periodSeconds`, at most one second, because the kubelet probes more often while a
+container is not ready. Source: Argo's operator.go (assessNodeStatus).
 """
 
 import os
@@ -25,14 +23,14 @@ from argolocal.pods.process import ContainerRun, start_container
 KINDS = ("exec", "httpGet", "tcpSocket")
 
 
-def ready(run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> bool:
-    """Whether the probe passes while the container `lives`."""
+def wait_until_ready(run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]) -> bool:
+    """Wait until the probe passes. Return False if the container exits first."""
     probe, passed = Probe(run.container, "readinessProbe"), 0
     time.sleep(probe.delay)
-    while lives():
+    while is_running():
         passed = passed + 1 if _passes(probe, run, cluster) else 0
         if passed >= probe.successes:
-            return lives()
+            return is_running()
         time.sleep(min(probe.period, 1.0))
     return False
 
@@ -40,8 +38,8 @@ def ready(run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> boo
 def _passes(probe: Probe, run: ContainerRun, cluster: Cluster) -> bool:
     if not probe.command:
         return probe.answers(run.ip)
-    again = replace(run, container={**run.container, "command": probe.command, "args": []})
-    return _exec(again, cluster, probe.timeout)
+    probe_run = replace(run, container={**run.container, "command": probe.command, "args": []})
+    return _exec(probe_run, cluster, probe.timeout)
 
 
 def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
@@ -59,7 +57,7 @@ def _exec(run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for a readiness probe that is not supported here."""
+    """Raise ConfigError for a readiness probe that is not supported here."""
     kind = "container" if "container" in template else "script"
     container = template.get(kind) or {}
     if not template.get("daemon"):
@@ -76,6 +74,6 @@ def check(template: dict[str, Any], where: str) -> None:
     for index, sidecar in enumerate(template.get("sidecars") or []):
         if sidecar.get("readinessProbe"):
             raise ConfigError(
-                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner beside a daemon: give "
-                "the probe to the daemon."
+                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner in the pod of a "
+                "daemon: move the probe to the daemon."
             )

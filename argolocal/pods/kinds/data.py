@@ -13,11 +13,11 @@ from argolocal.errors import ConfigError, StorageError
 from argolocal.language import gofmt
 from argolocal.language.expr import ExprError, evaluate
 
-Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 
 
-def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
-    """Lists the keys and applies the transformations. A missing bucket is a failure like any other."""
+def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:
+    """List the keys and apply the transformations. A missing bucket fails the node, too."""
     try:
         result = _keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
@@ -31,8 +31,8 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
 
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """All keys below a key. Raises StorageError, also if there are none."""
-    if not s3.get("bucket"):  # the one bucket where Argo does not fill in the artifact repository's
+    """Return all keys below a key. Raises StorageError, also if no key exists."""
+    if not s3.get("bucket"):  # Argo does not use the artifact repository's bucket here
         raise StorageError("Bucket name cannot be empty")
     key, bucket = s3.get("key") or "", store(s3)
     prefix = f"{posixpath.normpath(key)}/" if key else ""
@@ -42,6 +42,6 @@ def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[st
     return keys
 
 
-def _failed(why: str) -> Answer:
-    message = f"main: Error (exit code 64): unable to process data template: {why}"
+def _failed(reason: str) -> Result:
+    message = f"main: Error (exit code 64): unable to process data template: {reason}"
     return "Failed", message, {"exitCode": "64"}

@@ -16,25 +16,25 @@ from typing import Any
 from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
-MAX_BODY_SIZE = 10_000_000  # bytes; a cluster keeps less than two million of a whole workflow
-Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+MAX_BODY_BYTES = 10_000_000  # a cluster stores less than two million for a whole workflow
+Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 Secret = Callable[[str], Mapping[str, str]]
 
 
-def send(http: Mapping[str, Any], secret: Secret) -> Answer:
-    """Sends the request and checks the response. Without `timeoutSeconds` there is no timeout, as in Argo."""
+def send(http: Mapping[str, Any], secret: Secret) -> Result:
+    """Send the request and check the response. Without `timeoutSeconds` it waits for ever, as Argo."""
     try:
         headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
-        failed = error if isinstance(error, web.WebError) else web.WebError(web.visible(http["url"]), error)
+        failed = error if isinstance(error, web.WebError) else web.WebError(web.hide_password(http["url"]), error)
         method = (http.get("method") or "GET").capitalize()
         return "Failed", f'{method} "{failed.url}": {_go_error(failed)}', None
     condition = http.get("successCondition")
     if not condition:
-        succeeded, why = 200 <= status < 300, f"received non-2xx response code: {status}"
+        succeeded, reason = 200 <= status < 300, f"received non-2xx response code: {status}"
     else:
         request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
         response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
@@ -42,8 +42,8 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
             succeeded = evaluate_bool(condition, {"request": request, "response": response})
         except ExprError as error:
             return "Failed", str(error), None
-        why = f"successCondition '{condition}' evaluated false"
-    return ("Succeeded", "", {"result": body}) if succeeded else ("Failed", why, {"result": body})
+        reason = f"successCondition '{condition}' evaluated false"
+    return ("Succeeded", "", {"result": body}) if succeeded else ("Failed", reason, {"result": body})
 
 
 def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
@@ -52,7 +52,7 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
     seconds, verify = http.get("timeoutSeconds"), not http.get("insecureSkipVerify")
     method, timeout = http.get("method") or "GET", seconds and float(seconds)
     with web.request(http["url"], method, headers, body, timeout, verify) as response:
-        web.copy(response, text := io.BytesIO(), MAX_BODY_SIZE)
+        web.copy(response, text := io.BytesIO(), MAX_BODY_BYTES)
         return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
 
 
@@ -72,8 +72,8 @@ def _value(header: Mapping[str, Any], secret: Secret) -> str:
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """As Go's http.Header: `Content-Type` → all its values."""
+    """Return headers like Go's http.Header: `Content-Type` → all its values."""
     canonical: dict[str, list[str]] = {}
     for name, value in headers:
-        canonical.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
+        canonical.setdefault("-".join(word.capitalize() for word in name.split("-")), []).append(value)
     return canonical

@@ -1,9 +1,9 @@
-"""initContainers, which run one after the other before the main container, and sidecars, which run beside it.
+"""initContainers, which run in sequence before the main container, and sidecars, which run in parallel with it.
 
     sidecars = Sidecars(template, run, cluster)
     process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
 
-Each has its own root; they share the volumes.
+Each container has its own root; all share the volumes.
 """
 
 import contextlib
@@ -31,19 +31,16 @@ class Sidecars:
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         self.run, self.cluster = run, cluster
         self.main = template.get("container") or template.get("script") or {}
-        self.inputs = [
-            artifact["path"]
-            for artifact in (template.get("inputs") or {}).get("artifacts") or []
-            if artifact.get("path")
-        ]
+        artifacts = (template.get("inputs") or {}).get("artifacts") or []
+        self.inputs = [artifact["path"] for artifact in artifacts if artifact.get("path")]
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
         self.name = ""  # the running init container
-        self.log_error: OSError | None = None  # why a sidecar's log is incomplete
+        self.log_error: OSError | None = None  # the reason for an incomplete log of a sidecar
 
     def next_init(self) -> Process | None:
-        """Starts the next init container, if any. Raises ConfigError, OSError."""
+        """Start the next init container, if any. Raises ConfigError, OSError."""
         if not self.init_specs:
             self.name = ""
             return None
@@ -52,13 +49,13 @@ class Sidecars:
         return self._start(container)
 
     def start_sidecars(self) -> None:
-        """Raises ConfigError, OSError."""
+        """Start all sidecars. Raises ConfigError, OSError."""
         for container in self.sidecar_specs:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminates the sidecars and waits. Returns Argo's message if one had failed by itself, else ""."""
-        running = dict(self.running)  # the collecting thread and a stopping run may both do this
+        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed by itself, else ""."""
+        running = dict(self.running)  # the collecting thread and a stopping run may both call this
         for process in running.values():
             signal_group(process.pid, signal.SIGTERM)
         until = time.monotonic() + grace
@@ -80,26 +77,27 @@ class Sidecars:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> Process:
-        mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
-        own = [*(container.get("volumeMounts") or []), *mirrored]
+        mirrored, inputs = self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
+        mounts = [*(container.get("volumeMounts") or []), *mirrored]
         log = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
-        main = {**container, "name": "main", "volumeMounts": own}
+        main = {**container, "name": "main", "volumeMounts": mounts}
         run = replace(self.run, container=main, root=self._root(container), log=log, private=(), stdout=None)
         return start_container(replace(run, volumes={**self.run.volumes, **inputs}), self.cluster)
 
-    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """The mounts of the main container: its volumes, and its input artifacts, each a mount in Argo."""
+    def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
+        """Return the mounts of the main container: its volumes, and its input artifacts, which are mounts in Argo."""
         mounts = [*(self.main.get("volumeMounts") or [])]
-        outside = [
+        unmounted = [
             path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
         ]
-        places = {path: filesystem.path_in_root(self.run.root, path) for path in outside}
-        made = {f"input-artifacts{path}": VolumeDirectory(place) for path, place in places.items() if place.exists()}
-        return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
+        host_paths = {path: filesystem.path_in_root(self.run.root, path) for path in unmounted}
+        existing = {path: host for path, host in host_paths.items() if host.exists()}
+        mounts += [{"name": f"input-artifacts{path}", "mountPath": path} for path in existing]
+        return mounts, {f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing.items()}
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError if pods of several containers are not supported on this system."""
+    """Raise ConfigError if pods of several containers are not supported on this system."""
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not filesystem.available():
-        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")
+        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which is not available on this system.")

@@ -208,7 +208,7 @@ class TrainJobs(Controller):
         if reference.get("kind") != "TrainingRuntime" or not runtimes.read(str(reference.get("name"))):
             raise ConfigError(f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist: apply it.")
 
-    def written(self, stored: Object) -> Object:
+    def on_write(self, stored: Object) -> Object:
         self.others["JobSet"].apply(self._job_set(stored))
         return stored
 

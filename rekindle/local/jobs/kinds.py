@@ -11,7 +11,7 @@ from rekindle.local.jobs.training_job import TrainingJobs
 class ModelServices(Services):
     """Services of models; their port is a setting."""
 
-    way = " (--set serve.port=...)"
+    hint = " (--set serve.port=...)"
 
 
 def kinds() -> Kinds:

@@ -16,7 +16,7 @@ from shutil import rmtree
 
 from argolocal.controllers.base import Controller, Object, sole_container
 from argolocal.controllers.memory import memory_volume, shared_memory
-from argolocal.controllers.pod import Pod, end_all
+from argolocal.controllers.pod import Pod, terminate_all
 from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
@@ -66,7 +66,7 @@ class TrainingJobs(Controller):
         for role, replica in replicas_of(obj).items():
             sole_container(replica["template"]["spec"], f"{label}: {role}")
 
-    def written(self, stored: Object) -> Object:
+    def on_write(self, stored: Object) -> Object:
         self._adopt(stored)
         return stored
 
@@ -78,7 +78,7 @@ class TrainingJobs(Controller):
 
     def delete(self, name: str) -> bool:
         if job := self.jobs.pop(name, None):
-            end_all([*job.pods.values(), *job.terminating], float("inf"))
+            terminate_all([*job.pods.values(), *job.terminating], float("inf"))
             os.close(job.lock)
         rmtree(shared_memory(self.run, name), ignore_errors=True)
         return super().delete(name)
@@ -94,7 +94,7 @@ class TrainingJobs(Controller):
 
     def stop(self, grace: float) -> None:
         jobs = list(self.jobs.values())
-        end_all([pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace)
+        terminate_all([pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace)
         for job in jobs:
             os.close(job.lock)
         self.jobs.clear()

@@ -1,4 +1,4 @@
-"""A home whose Deployments end with the test, and a free port."""
+"""Fixtures: a home whose Deployments end with the test, and a free port."""
 
 import subprocess
 from collections.abc import Iterator

@@ -45,8 +45,8 @@ server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler)
 server.daemon_threads = False
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 print("serving", version, flush=True)
-server.serve_forever(0.05)  # how soon it sees that it shall end
-server.server_close()   # waits for the requests that are being answered
+server.serve_forever(0.05)  # poll interval for the shutdown
+server.server_close()   # waits for open requests
 print("drained", version, flush=True)
 """
 
@@ -57,7 +57,7 @@ def kinds(cluster: LocalCluster) -> dict[str, Controller]:
 
 
 def release(number: str, slow: float = 0) -> dict:
-    """A Deployment of its own for each release of a model, as `deploy` makes it."""
+    """Return the Deployment of a release, as `deploy` creates it."""
     obj = deployment(number, slow=slow)
     labels = {"app": "fraud", "app.kubernetes.io/name": "fraud", "app.kubernetes.io/instance": f"fraud-{number}"}
     obj["metadata"] |= {"name": f"fraud-{number}", "labels": labels, "annotations": {"rekindle.dev/version": number}}
@@ -140,7 +140,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     assert rolled_out(obj["status"]) is None, "right after apply it is not what served before that counts"
     waiting.start()
     wait(kinds, rolled_out)
-    since = len(seen) + 1  # the one that is being answered now
+    since = len(seen) + 1  # the request in progress
     waiting.join()
     until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
@@ -153,7 +153,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
 
 
 class Answers(list[str]):
-    """The versions that answered, or what went wrong; `latest`: by client."""
+    """The versions that answered, or errors; `latest`: by client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Answers(list[str]):
 
 @contextmanager
 def load(port: int) -> Iterator[Answers]:
-    """Clients that ask all the time."""
+    """Run clients that send requests all the time."""
     seen, stop = Answers(), threading.Event()
 
     def ask() -> None:
@@ -191,22 +191,22 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
     wait(kinds, lambda _: answering(port, "1"))
     with load(port) as seen:
         kinds["Deployment"].apply(release("2"))
-        own = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
-        kinds["Service"].apply(own)
+        headless_service = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
+        kinds["Service"].apply(headless_service)
         host = cluster.service_variables()["FRAUD_2_SERVICE_HOST"]
         wait(kinds, rolled_out, name="fraud-2")
         with urllib.request.urlopen(f"http://{host}:8080/", timeout=10) as answer:
             assert answer.read().startswith(b"2"), "it is verified at an address of its own"
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(address("2", port))
-        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # whoever had asked before has been answered
+        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # earlier requests have been answered
         kinds["Service"].apply(address("1", port))
         wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
     assert set(seen) == {"1", "2"}
 
 
 def route(*backends: dict[str, Any], **rule: Any) -> dict:
-    """An HTTPRoute of the model's Service."""
+    """Return an HTTPRoute of the model's Service."""
     spec = {"parentRefs": [{"name": "edge"}], "rules": [{"backendRefs": list(backends), **rule}]}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -216,7 +216,7 @@ def route(*backends: dict[str, Any], **rule: Any) -> dict:
     }
 
 
-def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
+def test_a_canary_gets_exactly_its_share_or_a_copy_whose_answer_is_dropped(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     counting = SERVER.replace("def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)")
@@ -224,8 +224,8 @@ def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
         obj = release(number)
         obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
         kinds["Deployment"].apply(obj)
-        own = address(number, 8080, clusterIP="None") | {"metadata": {"name": f"fraud-{number}"}}
-        kinds["Service"].apply(own)
+        headless_service = address(number, 8080, clusterIP="None") | {"metadata": {"name": f"fraud-{number}"}}
+        kinds["Service"].apply(headless_service)
     kinds["Service"].apply(address("1", port))
     for number in ("1", "2"):
         wait(kinds, rolled_out, name=f"fraud-{number}")
@@ -244,21 +244,19 @@ def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
     def copied() -> bool:
         return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
 
-    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the weights are gone
+    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # without its route
     wait(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
     assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
 
 
-def test_a_port_of_another_model_of_this_home_is_said_to_be_that_models(
-    kinds: dict[str, Controller], port: int
-) -> None:
+def test_a_port_used_by_another_model_of_this_home_names_that_model(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     other = service(port)
     other["metadata"] = {"name": "digits"}
-    with pytest.raises(ConfigError, match=f"Service digits: port {port} on 127.0.0.1 serves fraud of this home"):
+    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by fraud of this home"):
         kinds["Service"].apply(other)
 
 
@@ -282,9 +280,7 @@ def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Controlle
     wait(kinds, lambda status: rolled_out(status) is False)
 
 
-def test_pods_that_die_or_hang_are_started_again(
-    kinds: dict[str, Controller], cluster: LocalCluster, port: int
-) -> None:
+def test_pods_that_die_or_hang_are_restarted(kinds: dict[str, Controller], cluster: LocalCluster, port: int) -> None:
     kinds["Service"].apply(service(port))
     kinds["Deployment"].apply(deployment("one", replicas=2))
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
@@ -303,7 +299,7 @@ def test_pods_that_die_or_hang_are_started_again(
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
 
 
-def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
+def test_a_command_killed_while_it_records_a_supervisor_leaves_none(
     kinds: dict[str, Controller], cluster: LocalCluster
 ) -> None:
     command = """
@@ -326,7 +322,7 @@ Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
     assert not [command for command in supervisors if str(cluster.home).encode() in command]
 
 
-def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
+def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
@@ -347,16 +343,14 @@ def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
     until("nobody to answer", lambda: not answering(port, "one"))
 
     def revived() -> bool:
-        cluster.poll()  # as a run does while it waits, for example in its verify
+        cluster.poll()  # as a waiting run does, for example in its verify step
         return answering(port, "one")
 
     until("version one to answer again", revived)
     assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
 
 
-def test_down_ends_everything_and_nothing_revives_it(
-    kinds: dict[str, Controller], cluster: LocalCluster, port: int
-) -> None:
+def test_down_ends_everything_for_good(kinds: dict[str, Controller], cluster: LocalCluster, port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)
@@ -370,7 +364,7 @@ def test_down_ends_everything_and_nothing_revives_it(
     wait(kinds, lambda _: answering(port, "one"))
 
 
-def test_a_deleted_deployment_is_gone(kinds: dict[str, Controller], port: int) -> None:
+def test_a_deleted_deployment_no_longer_exists(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)
@@ -379,20 +373,20 @@ def test_a_deleted_deployment_is_gone(kinds: dict[str, Controller], port: int) -
     assert not answering(port, "one")
 
 
-def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Controller], port: int) -> None:
+def test_a_port_in_use_is_named_with_the_remedy(kinds: dict[str, Controller], port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ConfigError, match=r"port \d+ .* take another port") as error,
+        pytest.raises(ConfigError, match=r"port \d+ .* choose another port") as error,
     ):
         kinds["Service"].check(service(port))
     assert str(port) in str(error.value)
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, lambda _: answering(port, "one"))
-    kinds["Service"].apply(service(port))  # ours already: no conflict with ourselves
+    kinds["Service"].apply(service(port))  # in use by the same Service: no conflict
 
 
-def test_what_cannot_be_had_here_is_refused_by_name(cluster: LocalCluster) -> None:
+def test_unsupported_deployments_are_rejected_by_name(cluster: LocalCluster) -> None:
     wrong = deployment("one", strategy={"type": "Recreate"})
     with pytest.raises(ConfigError, match="strategy"):
         Deployments(cluster).apply(wrong)

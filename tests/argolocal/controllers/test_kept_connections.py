@@ -1,4 +1,4 @@
-"""Clients that keep their connections, through switches between real model servers behind the local Service."""
+"""Clients with keep-alive connections, during switches between real model servers behind the local Service."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ REQUEST = f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(B
 
 
 class Releases:
-    """Deployments of versions 1 and 2 of a model, each with a server that is ready, and the Service of version 1."""
+    """Deployments of versions 1 and 2 of a model, each with a ready server, and the Service of version 1."""
 
     def __init__(self, cluster: LocalCluster, port: int, env: dict[str, str], grace_s: float = GRACE_S) -> None:
         self.cluster, self.port = cluster, port
@@ -42,12 +42,12 @@ class Releases:
         until("version 1 to answer", lambda: self.answering() == "1")
 
     def switch(self, version: str) -> None:
-        """Give new clients to this version."""
+        """Send new clients to this version."""
         self.kinds["Service"].apply(service(version, self.port))
         until("the version to answer", lambda: self.answering() == version)
 
     def answering(self) -> str:
-        """Version that a new client reaches, if any."""
+        """Return the version that a new client reaches, if any."""
         try:
             return httpx.get(f"http://127.0.0.1:{self.port}{running.MODEL}").json()["version"]
         except httpx.TransportError:
@@ -57,7 +57,7 @@ class Releases:
         self.objects.patch("Deployment", f"echo-{version}", {"spec": {"replicas": count}})
 
     def await_replicas(self, version: str, count: int) -> None:
-        """Wait until so many pods are ready, and all others have ended."""
+        """Wait until `count` pods are ready, and all others have ended."""
         pods = self.cluster.home / "deployments" / f"echo-{version}" / "pods"
 
         def status() -> dict[str, Any]:
@@ -111,18 +111,18 @@ def service(version: str, port: int) -> dict[str, Any]:
 
 
 def ended(writer: asyncio.StreamWriter) -> bool:
-    """True if the other end has closed the connection: a client looks at this before it uses one again."""
+    """Return True if the server has closed the connection: clients check this before they reuse it."""
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return writer.is_closing() or bool(poll.poll(0))
 
 
 class Clients:
-    """Clients that keep a connection, are silent for up to longer than a server takes to end, and ask again."""
+    """Clients that keep a connection, pause for up to longer than a server needs to exit, and send again."""
 
     def __init__(self, port: int) -> None:
         self.port, self.over = port, Event()
-        self.answers: Counter[str] = Counter()  # by version, or by what went wrong
+        self.answers: Counter[str] = Counter()  # version or error → count
         self.thread = Thread(target=lambda: asyncio.run(self.run()))
 
     def __enter__(self) -> "Clients":
@@ -158,13 +158,13 @@ def connect(port: int) -> socket.socket:
 
 
 def ask(client: socket.socket) -> str:
-    """Head of the answer to one request."""
+    """Send one request and return the head of the answer."""
     client.sendall(REQUEST)
     return receive(client)
 
 
 def receive(client: socket.socket) -> str:
-    """Head of the answer that comes; its body ends with the model's bracket."""
+    """Return the head of the next answer, whose body ends with the model's bracket."""
     received = b""
     while not received.endswith(b"}]}"):
         data = client.recv(1000)
@@ -188,7 +188,7 @@ def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
     assert clients.answers.keys() == {"1", "2"}
 
 
-def test_a_request_that_meets_the_end_of_its_server_is_answered_by_the_next_one(
+def test_a_request_to_a_terminating_server_is_answered_by_the_next(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     releases = Releases(cluster, port, env, grace_s=1)
@@ -199,7 +199,7 @@ def test_a_request_that_meets_the_end_of_its_server_is_answered_by_the_next_one(
         (server,) = [child for child in supervisor.children() if prefix("1") in str(child.cmdline())]
         releases.scale("1", 0)
         until("the server to stop listening", lambda: not listens(server))
-        supervisor.suspend()  # so the request below lies in the Service when the server ends
+        supervisor.suspend()  # so the Service holds the request below when the server ends
         try:
             client.sendall(REQUEST)
             until("the server to end", lambda: server.status() == psutil.STATUS_ZOMBIE)

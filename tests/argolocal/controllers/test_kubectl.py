@@ -1,4 +1,4 @@
-"""Resource templates on the local controllers: what kubectl would do, and when the step is over."""
+"""Resource templates on the local controllers: the behaviour of kubectl, and the end of the step."""
 
 import base64
 import json
@@ -48,24 +48,24 @@ def message(status: dict[str, Any]) -> str:
     )
 
 
-def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_path: Path) -> None:
     execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner does not know how far the first one came
+    for _ in range(2):  # the second runner does not know the progress of the first
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
         assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
 
 
-def test_an_object_does_not_grow_however_often_it_is_patched(cluster: LocalCluster) -> None:
+def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     execute(workflow({"action": "apply", "manifest": configmap(a="1", b="1")}), {}, cluster)
     stored, objects, sizes = cluster.home / "objects/ConfigMap/c.json", LocalObjects(cluster), list[int]()
     for number in range(20):
         objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
         execute(workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster)
         sizes.append(len(stored.read_bytes()))
-    assert max(sizes) - min(sizes) <= 2, sizes  # the digits of its versions
+    assert max(sizes) - min(sizes) <= 2, sizes  # digits of the versions
     last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
     assert last == json.loads(configmap(a="1", b="1")), "a patch is no apply"
     whole = json.loads(stored.read_text())
@@ -76,7 +76,7 @@ def test_an_object_does_not_grow_however_often_it_is_patched(cluster: LocalClust
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
 
 
-def test_a_change_of_another_version_than_the_present_one_is_a_conflict(cluster: LocalCluster) -> None:
+def test_a_change_of_an_old_resource_version_is_a_conflict(cluster: LocalCluster) -> None:
     get = {"action": "get", "flags": ["configmap", "c", "--ignore-not-found"]}
     outputs = {"parameters": [{"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}]}
 
@@ -102,7 +102,7 @@ def test_a_change_of_another_version_than_the_present_one_is_a_conflict(cluster:
     assert cluster.configmap("c") == {"a": "3"}
 
 
-def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster: LocalCluster) -> None:
+def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cluster: LocalCluster) -> None:
     draft = cluster.home / "objects/ConfigMap/c.new"
     draft.parent.mkdir(parents=True)
     draft.symlink_to("/dev/full")
@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster
     assert resume(run.name, cluster)["phase"] == "Succeeded"
 
 
-def test_the_secret_of_a_training_is_made_anew_for_each_run_and_lies_nowhere_but_in_its_file(
+def test_a_training_secret_is_new_for_each_run_and_only_in_its_file(
     cluster: LocalCluster,
 ) -> None:
     template = {
@@ -152,7 +152,7 @@ def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
         {},
         cluster,
     )
-    assert status["phase"] == "Succeeded", status  # what is not there is deleted already
+    assert status["phase"] == "Succeeded", status  # a missing object counts as deleted
     assert Controller(cluster, "ConfigMap").get("c") is None
 
 
@@ -163,7 +163,7 @@ def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]
     return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
 
 
-def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None:
+def test_outputs_equal_the_output_of_kubectl(cluster: LocalCluster) -> None:
     node = printed(
         cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
     )
@@ -173,7 +173,7 @@ def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ({"jsonPath": "{.data.x"}, "jsonPath is '{.data.x': unclosed action"),
         ({"jsonPath": "{end}"}, "not in range, nothing to end"),
@@ -181,11 +181,11 @@ def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None
         ({"default": "x"}, "valueFrom.jsonPath is missing"),
     ],
 )
-def test_a_path_that_kubectl_cannot_read_is_refused_before_the_run(source: dict[str, str], said: str) -> None:
+def test_an_invalid_json_path_is_rejected_before_the_run(source: dict[str, str], message: str) -> None:
     check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}}, "t")
     with pytest.raises(ConfigError) as raised:
         check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
-    assert said in str(raised.value) and str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
+    assert message in str(raised.value) and str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
 
 
 def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
@@ -196,7 +196,7 @@ def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) 
     assert Controller(cluster, "ConfigMap").get("c")
 
 
-def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
+def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
     create = {"action": "create", "manifest": configmap()}
     assert "already exists" in message(execute(workflow(create, create), {}, cluster))
     assert "not found" in message(
@@ -207,7 +207,7 @@ def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
     )
 
 
-def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanishes(cluster: LocalCluster) -> None:
+def test_a_step_ends_with_its_condition_and_fails_if_the_object_is_deleted(cluster: LocalCluster) -> None:
     wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
     objects = Controller(cluster, "ConfigMap")
 
@@ -230,11 +230,11 @@ def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
     assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
 
 
-def test_a_merge_drops_what_is_null_and_replaces_lists() -> None:
+def test_a_merge_removes_null_fields_and_replaces_lists() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
 
 
-def test_a_patch_by_operations_reaches_the_object_that_the_flags_name(cluster: LocalCluster) -> None:
+def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) -> None:
     create = {"action": "create", "manifest": configmap(a="1", b="2")}
     operations = [{"op": "add", "path": "/data/x~1y", "value": "3"}, {"op": "remove", "path": "/data/a"}]
     patch = {
@@ -254,7 +254,7 @@ def test_a_patch_by_operations_reaches_the_object_that_the_flags_name(cluster: L
     assert cluster.configmap("c") == {"x/y": "3"}
 
 
-def test_a_patch_of_operations_is_that_of_rfc_6902() -> None:
+def test_a_json_patch_follows_rfc_6902() -> None:
     base = {"a": [1, 2], "b": {"c": 1}}
     for operation, expected in (
         ({"op": "add", "path": "/a/-", "value": 3}, {"a": [1, 2, 3], "b": {"c": 1}}),
@@ -281,12 +281,12 @@ def test_a_patch_of_operations_is_that_of_rfc_6902() -> None:
             PATCHES["json"](base, [operation])
 
 
-def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() -> None:
+def test_a_strategic_patch_changes_only_the_named_container() -> None:
     container = {"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}
     base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
     change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
     patched = PATCHES["strategic"](base, {"spec": {"containers": [change], "x": None}})
-    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery's own
+    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery
     changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
     assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
 
@@ -299,12 +299,12 @@ def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() ->
         {"action": "create", "manifest": "kind: Job"},
     ],
 )
-def test_a_kind_that_is_not_here_is_refused_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
+def test_an_unknown_kind_is_rejected_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"):
         execute(workflow(resource), {}, cluster)
 
 
-def test_a_delete_by_labels_deletes_what_has_them_and_nothing_else(cluster: LocalCluster) -> None:
+def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster) -> None:
     for name, labels in {"a": {"app.kubernetes.io/x": "1"}, "b": {"app.kubernetes.io/x": "2"}, "c": {}}.items():
         Controller(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
     delete = {"action": "delete", "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"]}
@@ -316,15 +316,15 @@ def test_a_delete_by_labels_deletes_what_has_them_and_nothing_else(cluster: Loca
 
 
 @pytest.mark.parametrize(
-    ("resource", "said"),
+    ("resource", "message"),
     [
-        ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not known here"),
+        ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not supported here"),
         ({"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]}, "flag --dry-run"),
-        ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: here only delete"),
+        ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: only delete"),
     ],
 )
-def test_a_flag_that_would_change_what_is_done_is_refused(
-    cluster: LocalCluster, resource: dict[str, Any], said: str
+def test_a_flag_with_an_unsupported_effect_is_rejected(
+    cluster: LocalCluster, resource: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"resource\.flags.*" + said):
+    with pytest.raises(ConfigError, match=r"resource\.flags.*" + message):
         execute(workflow(resource), {}, cluster)

@@ -1,4 +1,4 @@
-"""Projects that share a home: each Deployment runs the code of its own, and one that is wrong says so at once."""
+"""Projects that share a home: each Deployment runs its own code, and errors are reported immediately."""
 
 import json
 import os
@@ -57,16 +57,16 @@ def project(folder: Path, error: str = "ConfigError") -> Path:
 
 
 def another_python(folder: Path) -> str:
-    """A virtual environment with all packages of this one."""
+    """Return a virtual environment with all packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages = next(path for path in sys.path if path.endswith("-packages"))
-    (place,) = folder.glob("lib/*/site-packages")
-    (place / "all.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+    (site_packages,) = folder.glob("lib/*/site-packages")
+    (site_packages / "all.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
     return str(folder / "bin/python")
 
 
 def serving(name: str, port: int, *command: str) -> dict[str, Any]:
-    """A workflow that deploys `command` (default: the step steps.server of the project in which it is run)."""
+    """Return a workflow that deploys `command` (default: the step steps.server of the current project)."""
     labels = {"app": name}
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "failureThreshold": 60}
     container = {
@@ -101,9 +101,7 @@ def command(*arguments: str, folder: Path, environment: dict[str, str], python: 
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
 
 
-def test_a_release_that_failed_starts_again_when_a_rollback_has_scaled_it_down_and_up(
-    tmp_path: Path, environment: dict[str, str]
-):
+def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(tmp_path: Path, environment: dict[str, str]):
     folder, port = project(tmp_path / "wind"), free_port()
     (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
     (folder / "wrong").touch()
@@ -130,7 +128,7 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
 
 
 @pytest.mark.parametrize(("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)])
-def test_a_server_that_no_retry_can_cure_starts_once_and_again_when_it_is_resumed(
+def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     tmp_path: Path, environment: dict[str, str], error: str, code: int
 ):
     folder, port = project(tmp_path / "wind", error), free_port()
@@ -141,7 +139,7 @@ def test_a_server_that_no_retry_can_cure_starts_once_and_again_when_it_is_resume
     assert "cause   the data of the world are wrong: remove the file." in done.stderr
     (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
     assert log.read_text().count("a server starts") == 1
-    assert f"ended with code {code}, which a restart cannot change" in log.read_text()
+    assert f"ended with code {code}, which a restart cannot cure" in log.read_text()
     (folder / "wrong").unlink()
     done = command("resume", folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""How nodes and workflows end: by a shutdown, a deadline, a pod's containers or daemon; and what a pod is given."""
+"""The ends of nodes and workflows: shutdown, deadline, containers, daemons; and the inputs of a pod."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def ids(actions: list[Any], kind: type = Start) -> list[str]:
     return [action.id for action in actions if isinstance(action, kind)]
 
 
-def test_a_daemon_that_ends_by_itself_has_failed_and_is_not_killed_again() -> None:
+def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
     s = scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
     )
@@ -28,7 +28,7 @@ def test_a_daemon_that_ends_by_itself_has_failed_and_is_not_killed_again() -> No
     assert s.status["phase"] == "Succeeded"
 
 
-def test_a_daemon_is_killed_when_the_steps_that_it_serves_are_over() -> None:
+def test_a_daemon_is_killed_when_its_template_completes() -> None:
     s = scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
     )
@@ -38,7 +38,7 @@ def test_a_daemon_is_killed_when_the_steps_that_it_serves_are_over() -> None:
     assert (s.nodes[server]["phase"], s.status["phase"]) == ("Succeeded", "Succeeded")
 
 
-def test_the_containers_of_a_pod_that_failed_have_failed_with_it() -> None:
+def test_containers_of_a_failed_pod_fail() -> None:
     container = {"image": "x", "command": ["c"]}
     group = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
     s = scheduler({"name": "main", "containerSet": {"containers": group}})
@@ -50,7 +50,7 @@ def test_the_containers_of_a_pod_that_failed_have_failed_with_it() -> None:
     assert (s.nodes[pod]["message"], s.status["phase"]) == ("it broke", "Failed")
 
 
-def test_an_exit_handler_goes_on_after_the_deadline() -> None:
+def test_an_exit_handler_continues_after_the_deadline() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     (pod,) = ids(s.advance(1000.0))
     assert ids(s.advance(1009.9, [PodStarted(pod)])) == [] and s.nodes[pod]["phase"] == "Running"
@@ -60,19 +60,17 @@ def test_an_exit_handler_goes_on_after_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("shutdown", "handled"), [("Stop", True), ("Terminate", False)])
-def test_a_workflow_that_is_stopped_runs_its_exit_handler_and_one_that_is_terminated_does_not(
-    shutdown: str, handled: bool
-) -> None:
-    before = scheduler(
+def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handled: bool) -> None:
+    first_run = scheduler(
         steps([{"name": "a"}, {"name": "pause", "template": "wait"}], [{"name": "b"}]),
         leaf(),
         {"name": "wait", "suspend": {}},
         leaf("bye"),
         onExit="bye",
     )
-    (pod,) = ids(before.advance(1000.0))
-    before.advance(1001.0, [PodStarted(pod)])
-    s = Scheduler(before.workflow, before.status, shutdown)
+    (pod,) = ids(first_run.advance(1000.0))
+    first_run.advance(1001.0, [PodStarted(pod)])
+    s = Scheduler(first_run.workflow, first_run.status, shutdown)
     actions = s.advance(1002.0)
     assert ids(actions, Kill) == [pod, s.table.id("w[0].pause")]
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
@@ -85,7 +83,7 @@ def test_a_workflow_that_is_stopped_runs_its_exit_handler_and_one_that_is_termin
     assert (s.status["phase"], s.status["message"]) == ("Failed", f"Stopped with strategy '{shutdown}'")
 
 
-def test_the_failure_of_an_exit_handler_is_that_of_the_workflow_and_its_error_too() -> None:
+def test_a_failure_or_error_of_an_exit_handler_becomes_the_workflow_phase() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
     (pod,) = ids(s.advance(1000.0))
     (bye,) = ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
@@ -97,22 +95,22 @@ def test_the_failure_of_an_exit_handler_is_that_of_the_workflow_and_its_error_to
     assert s.status["phase"] == "Error" and s.status["message"].startswith("error in exit template execution : ")
 
 
-def test_a_template_that_cannot_be_entered_ends_the_workflow_with_its_error() -> None:
-    given = leaf("main", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(given)
+def test_an_invalid_entry_template_ends_the_workflow_with_its_error() -> None:
+    with_input = leaf("main", inputs={"parameters": [{"name": "x"}]})
+    s = scheduler(with_input)
     play(s)
     assert s.status["phase"] == "Error" and s.nodes["w"]["phase"] == "Error"
     assert s.status["message"].startswith("error in entry template execution: ")
 
 
-def test_a_task_whose_template_cannot_be_entered_is_the_one_in_error() -> None:
-    given = leaf("given", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(dag({"name": "a"}, {"name": "b", "template": "given"}), leaf(), given)
+def test_a_task_with_an_invalid_template_is_in_error() -> None:
+    with_input = leaf("given", inputs={"parameters": [{"name": "x"}]})
+    s = scheduler(dag({"name": "a"}, {"name": "b", "template": "given"}), leaf(), with_input)
     assert play(s) == ["a"]
     assert (phase(s, "b"), s.status["phase"]) == ("Error", "Error")
 
 
-def test_a_pod_is_given_its_name_its_volumes_and_the_archive_of_its_logs() -> None:
+def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     template = leaf("main")
     template["container"] |= {
         "args": ["{{pod.name}} {{node.name}}"],
@@ -123,8 +121,8 @@ def test_a_pod_is_given_its_name_its_volumes_and_the_archive_of_its_logs() -> No
     s = scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
     (pod,) = s.advance(1000.0)
     assert isinstance(pod, Start) and pod.template["container"]["args"] == [f"{pod.pod} w"]
-    made = {"name": "claim", "persistentVolumeClaim": {"claimName": "w-claim"}}
-    assert pod.template["volumes"] == [volume, made] and s.status["persistentVolumeClaims"] == [made]
+    claim_volume = {"name": "claim", "persistentVolumeClaim": {"claimName": "w-claim"}}
+    assert pod.template["volumes"] == [volume, claim_volume] and s.status["persistentVolumeClaims"] == [claim_volume]
     assert pod.template["archiveLocation"] == {"archiveLogs": True}
     s.advance(1001.0, [PodStarted(pod.id), PodEnded(pod.id, "Succeeded")])
     assert "persistentVolumeClaims" not in s.status
@@ -143,31 +141,31 @@ def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() ->
     assert (status, duration) == ("Failed", "2.500000") and "it broke" in failures
 
 
-def test_a_pod_that_does_not_start_in_time_has_failed_though_it_is_tried_once_more() -> None:
+def test_a_pod_that_does_not_start_in_time_fails_in_spite_of_retries() -> None:
     s = scheduler(leaf("main", timeout="10s"))
     (pod,) = ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod)])
     s.advance(1020.0)
     assert s.nodes[pod]["phase"] == "Running", "the runner ends it, not the state machine"
-    before = scheduler(leaf("main", timeout="10s"))
-    before.advance(1000.0)
+    first_run = scheduler(leaf("main", timeout="10s"))
+    first_run.advance(1000.0)
     for now, expected in ((1009.9, "Pending"), (1010.0, "Failed")):
-        s = Scheduler(before.workflow, reset_interrupted(before.status, before.nodes["w"]["startedAt"]))
+        s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, first_run.nodes["w"]["startedAt"]))
         s.advance(now)
         assert s.nodes["w"]["phase"] == expected
 
 
-def test_an_output_that_was_kept_is_taken_without_a_pod(tmp_path: Path) -> None:
+def test_a_memoized_output_needs_no_pod(tmp_path: Path) -> None:
     memo = {"key": "k", "cache": {"configMap": {"name": "kept"}}}
     template = leaf("main", memoize=memo, outputs={"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}]})
-    given: dict[str, Any] = {"w": {"parameters": [{"name": "p", "value": "1"}]}}
-    assert play(scheduler(template, home=tmp_path), outputs=given) == ["w"]
+    with_input: dict[str, Any] = {"w": {"parameters": [{"name": "p", "value": "1"}]}}
+    assert play(scheduler(template, home=tmp_path), outputs=with_input) == ["w"]
     s = scheduler(template, home=tmp_path)
     assert play(s) == []
     assert s.nodes["w"]["memoizationStatus"]["hit"] and s.nodes["w"]["outputs"]["parameters"][0]["value"] == "1"
 
 
-def test_an_event_of_a_node_that_is_over_changes_nothing() -> None:
+def test_an_event_for_a_completed_node_changes_nothing() -> None:
     s = scheduler(leaf("main"))
     (pod,) = ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})])
@@ -176,7 +174,7 @@ def test_an_event_of_a_node_that_is_over_changes_nothing() -> None:
     assert (s.nodes[pod]["phase"], s.nodes[pod]["outputs"]) == ("Succeeded", {"exitCode": "0"})
 
 
-def test_a_workflow_that_is_suspended_starts_nothing() -> None:
+def test_a_suspended_workflow_starts_nothing() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == [] and s.status["phase"] == "Running" and not s.nodes
     s = Scheduler(s.workflow, s.status, "Stop")
@@ -184,7 +182,7 @@ def test_a_workflow_that_is_suspended_starts_nothing() -> None:
     assert s.status["phase"] == "Failed"
 
 
-def test_a_skipped_entry_is_a_workflow_that_succeeded() -> None:
+def test_a_workflow_with_a_skipped_entry_succeeds() -> None:
     s = scheduler(steps([{"name": "a", "when": "false"}]), leaf())
     assert play(s) == [] and s.status["phase"] == "Succeeded"
     s = scheduler(dag({"name": "a", "arguments": parameters()}), {"name": "one"})
@@ -192,7 +190,7 @@ def test_a_skipped_entry_is_a_workflow_that_succeeded() -> None:
     assert s.status["phase"] == "Error" and "Template 'one' missing specification" in str(s.nodes)
 
 
-def test_what_a_template_keeps_and_locks_may_be_named_after_its_pod(tmp_path: Path) -> None:
+def test_cache_keys_and_locks_may_contain_the_pod_name(tmp_path: Path) -> None:
     memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
     s = scheduler(leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}), home=tmp_path)
     (pod,) = s.advance(1000.0)

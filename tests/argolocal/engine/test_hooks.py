@@ -1,4 +1,4 @@
-"""Hooks: what would run twice, too early, or not at all."""
+"""Hooks that would run twice, too early, or not at all."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
     assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == ("Succeeded", True)
 
 
-def test_a_task_hook_runs_beside_its_task_and_what_depends_on_the_task_waits_for_it() -> None:
+def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
     hooks = {"running": hook("tasks.a.status == 'Running'"), "failed": hook("tasks.a.status == 'Failed'")}
     s = scheduler(dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}), leaf(), leaf("note"))
     (first,) = [action for action in s.advance(1) if isinstance(action, Start)]
@@ -50,7 +50,7 @@ def test_a_hook_sees_the_outputs_of_its_own_node() -> None:
     assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
 
 
-def test_a_hook_that_cannot_be_evaluated_is_said_where_it_stands() -> None:
+def test_an_invalid_hook_expression_is_reported_at_its_node() -> None:
     s = scheduler(leaf("main"), leaf("note"), hooks={"h": hook("no.such > 1")})
     play(s)
     assert (s.status["phase"], "no" in s.status["message"]) == ("Error", True)

@@ -1,4 +1,4 @@
-"""What a step is told of its workflow: its time, its phase, its parameters as Go writes them, what others gave."""
+"""Values that a step can read: times, phases, parameters in Go's format, and outputs of other steps."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ END
 sleep 0.2"""
 
 
-def told(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
-    """The lines of each step, in order of their names."""
+def step_outputs(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
+    """Run a manifest and return the output lines of each step, sorted by name."""
     status = execute(manifest, {}, LocalCluster(home))
     assert status["phase"] == "Succeeded", status
     return [log.read_text().splitlines() for log in sorted(home.glob("runs/*/logs/*.log"))]
@@ -35,11 +35,11 @@ def flow(**spec: Any) -> dict[str, Any]:
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
 
 
-def test_what_an_exit_handler_is_told_is_of_that_moment(tmp_path: Path) -> None:
+def test_an_exit_handler_sees_the_values_at_its_start(tmp_path: Path) -> None:
     meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
     spec = flow(entrypoint="tell", onExit="tell")
-    last, first = told(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
-    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]  # a workflow has no phase yet when its first steps begin
+    last, first = step_outputs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
+    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]  # the phase is empty when the first steps start
     seconds, phase = last[0].split()
     assert float(seconds) >= 0.2 and phase == "Succeeded"
     assert first[2:] == last[2:] == [
@@ -49,7 +49,7 @@ def test_what_an_exit_handler_is_told_is_of_that_moment(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_cron_workflow_says_when_it_was_due() -> None:
+def test_a_cron_workflow_has_its_scheduled_time() -> None:
     spec = {
         "schedules": ["@daily"],
         "workflowSpec": flow(entrypoint="tell"),
@@ -61,7 +61,7 @@ def test_a_cron_workflow_says_when_it_was_due() -> None:
     assert meta["labels"] == {"workflows.argoproj.io/cron-workflow": "c", "a": "b"}
 
 
-def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
+def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
     fail = {"name": "fail", "container": {"image": "busybox", "command": ["sh", "-c", "exit 3"]}}
     tell = {"name": "tell", "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]}}
     pass_ = {"name": "pass", "container": {"image": "busybox", "command": ["true"]}}
@@ -76,13 +76,13 @@ def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
     assert json.loads(good.read_text()) == "null"
 
 
-def test_results_that_a_loop_gathers_are_spelt_as_they_were() -> None:
-    one, given = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
+def test_results_of_a_loop_keep_their_spelling() -> None:
+    one, arguments = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
     results = ['{"b": 1, "a": 1.0}', " 1.50 ", "1e3", '"\\u00fc<"', "null", '{"a":1,"a":2}', "[1 , 1.0]"]
     tasks = (
-        {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": given},
+        {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": arguments},
         {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
-        {"name": "c", "depends": "a", "withParam": "{{tasks.a.outputs.result}}", "arguments": given},
+        {"name": "c", "depends": "a", "withParam": "{{tasks.a.outputs.result}}", "arguments": arguments},
     )
     s = scheduler(dag(*tasks), one)
     ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
@@ -94,27 +94,25 @@ def test_results_that_a_loop_gathers_are_spelt_as_they_were() -> None:
     assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
 
 
-def test_lists_that_a_loop_gathers_hold_the_numbers_of_go() -> None:
+def test_lists_of_a_loop_have_numbers_as_in_go() -> None:
     show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
     s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
     play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("above", "known"), [("dag", ["g", "own"]), ("steps", ["g"])])
-def test_a_dags_own_output_with_a_global_name_is_the_workflows_only_below_another_dag(
-    above: str, known: list[str]
-) -> None:
+@pytest.mark.parametrize(("outer", "exported"), [("dag", ["g", "own"]), ("steps", ["g"])])
+def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(outer: str, exported: list[str]) -> None:
     output = {"name": "q", "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"}, "globalName": "own"}
     inner = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
     call = {"name": "c", "template": "inner"}
-    s = scheduler(dag(call) if above == "dag" else steps([call]), inner, leaf())
-    name = "c.a" if above == "dag" else "w[0].c.a"
+    s = scheduler(dag(call) if outer == "dag" else steps([call]), inner, leaf())
+    name = "c.a" if outer == "dag" else "w[0].c.a"
     play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
-    assert [each["name"] for each in s.status["outputs"]["parameters"]] == known
+    assert [each["name"] for each in s.status["outputs"]["parameters"]] == exported
 
 
-def test_an_output_of_a_dag_that_says_nothing_of_its_source_ends_in_the_words_of_argo() -> None:
+def test_a_dag_output_without_a_source_has_the_error_of_argo() -> None:
     s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
     play(s)
     assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Labels from expressions: runs are found by what they were started with."""
+"""Labels from expressions, with which users find runs."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any
     return execute(manifest, {"foo": value}, LocalCluster(home))
 
 
-def test_a_label_is_what_its_expression_gives_and_is_known_in_the_run(tmp_path: Path) -> None:
+def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:
     status = ran(tmp_path, {"foo": "workflow.parameters.foo + '-' + workflow.labels.old"})
     assert status["phase"] == "Succeeded"
     assert RunFiles(tmp_path, "w").workflow()["metadata"]["labels"] == {"old": "kept", "foo": "bar-kept"}
@@ -34,11 +34,11 @@ def test_a_label_is_what_its_expression_gives_and_is_known_in_the_run(tmp_path: 
     ("expression", "message"),
     [
         ("workflow.parameters.none.x", "cannot be evaluated"),
-        ("1 + 1", "gives 2: it must be a text"),
-        ("'-' + workflow.parameters.foo", "gives '-bar': it must be a text of at most 63"),
+        ("1 + 1", "gives 2: it must be a string"),
+        ("'-' + workflow.parameters.foo", "gives '-bar': it must be a string of at most 63"),
     ],
 )
-def test_a_label_that_cannot_be_is_refused_with_its_path(tmp_path: Path, expression: str, message: str) -> None:
+def test_an_invalid_label_is_rejected_with_its_path(tmp_path: Path, expression: str, message: str) -> None:
     with pytest.raises(ConfigError, match=r"spec\.workflowMetadata\.labelsFrom\.foo\.expression " + message):
         ran(tmp_path, {"foo": expression})
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""The state machine alone: what ends a workflow wrongly when it is misread, without a process or a clock."""
+"""The state machine alone, without processes or a clock."""
 
 import json
 from itertools import pairwise
@@ -14,7 +14,7 @@ from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, sc
 from tests.effort import calls
 
 
-def test_an_omitted_task_lets_nothing_pass_but_a_skipped_one_does() -> None:
+def test_dependents_run_after_a_skipped_but_not_after_an_omitted_task() -> None:
     s = scheduler(
         dag(
             {"name": "a", "when": "false"},
@@ -29,7 +29,7 @@ def test_an_omitted_task_lets_nothing_pass_but_a_skipped_one_does() -> None:
     assert s.status["phase"] == "Succeeded"
 
 
-def test_a_leaf_that_cleans_up_after_a_failure_makes_the_dag_succeed() -> None:
+def test_a_successful_cleanup_leaf_makes_the_dag_succeed() -> None:
     s = scheduler(dag({"name": "train"}, {"name": "cleanup", "depends": "train.Failed"}), leaf())
     play(s, {"train": "Failed"})
     assert s.status["phase"] == "Succeeded"
@@ -57,7 +57,7 @@ def test_steps_turn_an_error_into_a_failure_and_a_dag_keeps_it() -> None:
     assert s.status["phase"] == "Error"
 
 
-def test_a_limit_of_two_retries_is_three_runs_and_no_limit_is_for_ever() -> None:
+def test_two_retries_mean_three_attempts_and_no_limit_means_forever() -> None:
     s = scheduler(leaf("main", retryStrategy={"limit": "2"}))
     assert len(play(s, {f"w({i})": "Failed" for i in range(9)})) == 3
     assert (s.status["phase"], s.status["message"]) == ("Failed", "No more retries left")
@@ -66,17 +66,17 @@ def test_a_limit_of_two_retries_is_three_runs_and_no_limit_is_for_ever() -> None
     assert s.status["phase"] == "Succeeded"
 
 
-def test_a_failure_that_is_not_retried_waits_out_one_backoff_all_the_same() -> None:
+def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     backoff = {"duration": "10m"}
     s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
-    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
+    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no wait
     play(s, {"w(0)": "Failed"})
     assert s.table.now < 1010
 
 
-def test_an_expression_decides_over_retries_and_means_always() -> None:
+def test_an_expression_decides_over_retries_with_policy_always() -> None:
     strategy = {"limit": 5, "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'"}
     s = scheduler(leaf("main", retryStrategy=strategy))
     assert play(s, {"w(0)": "Error", "w(1)": "Failed"}) == ["w(0)", "w(1)"]
@@ -105,7 +105,7 @@ def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
     assert s.table.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
 
 
-def test_a_loop_gathers_what_its_items_gave() -> None:
+def test_a_loop_collects_the_outputs_of_its_items() -> None:
     one = leaf("one", inputs={"parameters": [{"name": "x"}]})
     tasks = (
         {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
@@ -124,35 +124,35 @@ def test_a_loop_gathers_what_its_items_gave() -> None:
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
 
 
-def test_what_a_skipped_step_would_have_given_is_its_default_or_the_inputs() -> None:
+def test_an_output_of_a_skipped_step_is_its_default_or_the_inputs_default() -> None:
     outputs = {
         "parameters": [
             {"name": "p", "valueFrom": {"path": "/p"}},
             {"name": "q", "valueFrom": {"path": "/q", "default": "Q"}},
         ]
     }
-    made, used = (
+    skipped, used = (
         leaf("made", outputs=outputs),
         leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]}),
     )
     arguments = parameters(x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}")
     s = scheduler(
         dag({"name": "a", "template": "made", "when": "false"}, {"name": "b", "depends": "a", "arguments": arguments}),
-        made,
+        skipped,
         used,
     )
     play(s)
     assert [each["value"] for each in s.table.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
 
 
-def test_a_false_condition_needs_nothing_else_to_be_known() -> None:
+def test_a_false_condition_does_not_resolve_arguments() -> None:
     argument = parameters(x="{{tasks.a.outputs.result}}")
     s = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}), leaf())
     play(s)
     assert phase(s, "b") == "Skipped"
 
 
-def test_what_argo_would_wait_for_for_ever_ends_with_the_reason() -> None:
+def test_a_workflow_that_argo_would_never_end_ends_with_a_reason() -> None:
     s = scheduler(
         dag({"name": "a"}, {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")}),
         leaf(),
@@ -176,7 +176,7 @@ def test_parallelism_is_never_exceeded() -> None:
     assert (s.status["phase"], most) == ("Succeeded", 3)
 
 
-def test_fail_fast_of_the_template_starts_nothing_more_but_that_of_the_dag_does() -> None:
+def test_fail_fast_of_a_template_stops_new_pods_and_of_a_dag_does_not() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a || a.Failed"}, {"name": "c"})
     s = scheduler({**dag(*tasks), "failFast": True}, leaf())
     assert play(s, {"a": "Failed"}) == ["a", "c"]
@@ -194,7 +194,7 @@ def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_work
     assert s.status["phase"] == "Failed"
 
 
-def test_the_hook_of_a_task_delays_what_depends_on_it_and_cannot_fail_it() -> None:
+def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
     hook = {"exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}}
     s = scheduler(
         dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
@@ -218,7 +218,7 @@ def test_outputs_with_a_global_name_are_the_workflows() -> None:
     assert s.table.get("w.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
 
 
-def test_a_deadline_ends_what_runs_and_not_the_exit_handler() -> None:
+def test_a_deadline_ends_pods_but_not_the_exit_handler() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     pod = s.advance(1000.0)[0]
     assert s.wake == 1010.0
@@ -237,7 +237,7 @@ def test_a_suspended_step_waits_for_its_duration() -> None:
     assert s.status["phase"] == "Succeeded"
 
 
-def test_defaults_of_templates_lie_below_what_a_template_says() -> None:
+def test_a_template_overrides_template_defaults() -> None:
     defaults = {
         "retryStrategy": {"limit": 1},
         "container": {"env": [{"name": "A", "value": "0"}, {"name": "B", "value": "0"}]},
@@ -251,7 +251,7 @@ def test_defaults_of_templates_lie_below_what_a_template_says() -> None:
     assert s.nodes["w"]["type"] == "Retry"
 
 
-def test_a_status_from_disk_goes_on_where_it_was() -> None:
+def test_a_status_from_disk_continues_where_it_stopped() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
     s = scheduler(dag(*tasks), leaf())
     first = s.advance(1000.0)[0]
@@ -265,16 +265,18 @@ def test_ids_and_pod_names_are_argos() -> None:
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, Start)
     assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
-    assert fnv32a("wf-0008[0].t2") == 911381529  # seen on a cluster
+    assert fnv32a("wf-0008[0].t2") == 911381529  # from a cluster
 
 
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
-def test_a_node_of_a_thousand_costs_no_more_than_one_of_a_hundred(shape: str) -> None:
+def test_the_cost_per_node_does_not_grow_with_their_number(shape: str) -> None:
     def effort(count: int) -> float:
         names = [f"t{i}" for i in range(count)]
-        before = {name: {"depends": last} for last, name in pairwise(names)} if shape == "chain" else {}
+        dependency = {name: {"depends": last} for last, name in pairwise(names)} if shape == "chain" else {}
         tasks = [{"name": "t", "withItems": names}] if shape in ("loop", "steps") else [{"name": n} for n in names]
-        main = steps(tasks) if shape == "steps" else dag(*({**task, **before.get(task["name"], {})} for task in tasks))
+        main = (
+            steps(tasks) if shape == "steps" else dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
+        )
         started: list[Any] = []
         total = calls(lambda: started.extend(play(scheduler(main, leaf(), parallelism=2))))
         assert len(started) == count
@@ -283,7 +285,7 @@ def test_a_node_of_a_thousand_costs_no_more_than_one_of_a_hundred(shape: str) ->
     assert effort(1000) < 1.5 * effort(100)
 
 
-def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> None:
+def test_a_wide_loop_records_only_new_children() -> None:
     s = scheduler(dag({"name": "t", "withItems": list(range(500))}), leaf(), parallelism=2)
     written, events = 0, []
     for _ in range(501):
@@ -293,7 +295,7 @@ def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> No
     assert s.done and written < 3 * len(json.dumps(s.nodes))
 
 
-def test_a_limit_on_nested_dags_does_not_hold_up_what_is_inside_them() -> None:
+def test_a_limit_on_nested_dags_does_not_block_their_tasks() -> None:
     inner = {"name": "inner", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]}}
     outer = {"name": "outer", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]}}
     s = scheduler({"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf())
@@ -320,7 +322,7 @@ def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> 
     assert s.status["phase"] == "Error"
 
 
-def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponential_recursion_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "MAX_NODES", 1000)
     again = {"template": "twice"}
     twice = {"name": "twice", "dag": {"tasks": [{"name": "a", **again}, {"name": "b", **again}]}}
@@ -330,68 +332,68 @@ def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monk
     assert "at most 1000" in s.status["message"]
 
 
-def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit() -> None:
+def test_pods_of_a_dead_runner_restart_in_spite_of_a_limit() -> None:
     tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
-    before = scheduler(tasks, leaf(), parallelism=2)
-    events = [PodStarted(action.id) for action in before.advance(1000.0, [])]
-    before.advance(1001.0, events)
-    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    first_run = scheduler(tasks, leaf(), parallelism=2)
+    events = [PodStarted(action.id) for action in first_run.advance(1000.0, [])]
+    first_run.advance(1001.0, events)
+    s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1002.0)))
     assert play(s) == ["a", "b", "c"]
     assert s.status["phase"] == "Succeeded"
 
 
-def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_again() -> None:
-    before = scheduler(
+def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
+    first_run = scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
     )
-    (server,) = before.advance(1000.0, [])
-    (client,) = before.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
-    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    (server,) = first_run.advance(1000.0, [])
+    (client,) = first_run.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
+    s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
     assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [client.id]
 
 
-def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() -> None:
+def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> None:
     group = [{"name": "a", "template": "given", "arguments": parameters(x="y")}, {"name": "b", "template": "inline"}]
     gives = {"parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]}
-    given = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
-    given["container"] = {**given["container"], "args": ["{{inputs.parameters.x}} {{retries}}"]}
+    with_input = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
+    with_input["container"] = {**with_input["container"], "args": ["{{inputs.parameters.x}} {{retries}}"]}
     inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
-    before = scheduler({**steps([group[0], inline]), "outputs": gives}, given)
-    pods = before.advance(1000.0, [])
-    before.advance(1001.0, [PodStarted(pod.id) for pod in pods])
-    status = reset_interrupted(before.status, format_time(1002.0))
+    first_run = scheduler({**steps([group[0], inline]), "outputs": gives}, with_input)
+    pods = first_run.advance(1000.0, [])
+    first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
+    status = reset_interrupted(first_run.status, format_time(1002.0))
     for name in ("w", "w[0]"):  # as after the time limit of another step
-        status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
-    s = Scheduler(before.workflow, status)
+        status["nodes"][first_run.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
+    s = Scheduler(first_run.workflow, status)
     (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
-    assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
+    assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # an inline template cannot be restarted
     s.advance(1003.0, [PodStarted(first.id), PodEnded(first.id, "Succeeded", "", {"result": "1"})])
     assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
 
 
-def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_left() -> None:
+def test_an_error_waits_for_running_pods_also_of_a_dead_runner() -> None:
     tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
     bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
-    before = scheduler(steps(tasks), leaf(), bad)
-    slow, quick, wrong = before.advance(1000.0, [])
-    before.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
-    before.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
-    assert before.status["phase"] == "Running"
-    s = Scheduler(before.workflow, reset_interrupted(before.status, format_time(1003.0)))
+    first_run = scheduler(steps(tasks), leaf(), bad)
+    slow, quick, wrong = first_run.advance(1000.0, [])
+    first_run.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
+    first_run.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
+    assert first_run.status["phase"] == "Running"
+    s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1003.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
     s.advance(1004.0, [PodStarted(slow.id), PodEnded(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
 
 
-def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
-    before = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
-    a, c = before.advance(1000.0, [])
-    before.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
-    status = reset_interrupted(before.status, format_time(1002.0))
+def test_lost_pods_behind_a_blocked_step_restart() -> None:
+    first_run = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
+    a, c = first_run.advance(1000.0, [])
+    first_run.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
+    status = reset_interrupted(first_run.status, format_time(1002.0))
     status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": format_time(1001.0)}
-    s = Scheduler({**before.workflow, "spec": {**before.workflow["spec"], "parallelism": 1}}, status)
+    s = Scheduler({**first_run.workflow, "spec": {**first_run.workflow["spec"], "parallelism": 1}}, status)
     assert play(s) == ["c", "b"]
     assert s.status["phase"] == "Succeeded"

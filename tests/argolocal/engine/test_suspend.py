@@ -1,4 +1,4 @@
-"""Steps that wait for somebody: an approval that is lost, given twice, or given by a crash."""
+"""Suspended steps: an approval must not be lost, given twice, or given by a crash."""
 
 import json
 import os
@@ -33,8 +33,8 @@ def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
     }
 
 
-def told(template: dict[str, Any]) -> Scheduler:
-    """A workflow that has come to its approval; `after` is told the answer."""
+def at_approval(template: dict[str, Any]) -> Scheduler:
+    """Return a workflow that waits at its approval; `after` gets the answer."""
     after = {"name": "after", "template": "after", "arguments": {"parameters": [ANSWER]}}
     echo = leaf("after", inputs={"parameters": [{"name": "x"}]})
     s = scheduler(steps([{"name": "ask"}], [after]), template, echo)
@@ -45,8 +45,8 @@ def told(template: dict[str, Any]) -> Scheduler:
 ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
 
 
-def test_a_step_without_duration_waits_until_it_is_let_go_and_gives_on_what_was_said() -> None:
-    s = told(approval())
+def test_a_step_without_duration_waits_for_resume_and_outputs_the_value() -> None:
+    s = at_approval(approval())
     s.advance(9e9)
     (node,) = suspend.suspended(s.status)
     (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
@@ -55,10 +55,10 @@ def test_a_step_without_duration_waits_until_it_is_let_go_and_gives_on_what_was_
     assert (node["type"], node["phase"], node.get("message")) == ("Suspend", "Succeeded", None)
 
 
-def test_who_says_nothing_says_the_default_of_the_output_or_of_the_input_of_that_name() -> None:
+def test_a_missing_value_is_the_default_of_the_output_or_input() -> None:
     of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
     for template in (approval("NO"), of_input):
-        s = told(template)
+        s = at_approval(template)
         (node,) = suspend.suspended(s.status)
         asked = suspend.resume_values(s.status, {})
         (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
@@ -69,16 +69,16 @@ def test_who_says_nothing_says_the_default_of_the_output_or_of_the_input_of_that
 OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 
 
-def test_a_value_that_is_missing_or_that_nobody_waits_for_lets_nothing_go_on() -> None:
-    s = told(approval())
-    with pytest.raises(ConfigError, match=r"waits for the value of 'go': give it, as with -p go=VALUE"):
+def test_a_missing_or_unexpected_value_resumes_nothing() -> None:
+    s = at_approval(approval())
+    with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
         suspend.resume_values(s.status, {})
     with pytest.raises(ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""):
         suspend.resume_values(s.status, {"goo": "x"})
 
 
-def test_a_step_whose_time_is_over_without_a_value_is_in_error_as_on_argo() -> None:
-    s = told(approval() | {"suspend": {"duration": "5s"}})
+def test_a_step_that_expires_without_a_value_is_in_error_as_on_argo() -> None:
+    s = at_approval(approval() | {"suspend": {"duration": "5s"}})
     s.advance(1005.0)
     ask = next(node for node in s.nodes.values() if node["type"] == "Suspend")
     message = "raw output parameter 'go' has not been set and does not have a default value"
@@ -86,21 +86,21 @@ def test_a_step_whose_time_is_over_without_a_value_is_in_error_as_on_argo() -> N
 
 
 def test_a_value_with_a_global_name_is_the_workflows() -> None:
-    s = told(approval(globalName="answer"))
+    s = at_approval(approval(globalName="answer"))
     (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"})])
     assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
 
 
-def test_an_answer_given_twice_is_given_once() -> None:
-    s = told(approval())
+def test_a_second_answer_is_ignored() -> None:
+    s = at_approval(approval())
     (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"}), Resumed(node["id"], {"go": "NO"})])
     assert s.advance(1002.0, [Resumed(node["id"], {"go": "NO"}), Resumed("gone", {})]) == []
     assert node["outputs"]["parameters"][0]["value"] == "YES"
 
 
-def test_a_workflow_that_begins_suspended_starts_nothing() -> None:
+def test_an_initially_suspended_workflow_starts_nothing() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert (s.status["phase"], s.nodes) == ("Running", {})
@@ -110,7 +110,7 @@ def test_a_workflow_that_begins_suspended_starts_nothing() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """`rekindle ARGUMENTS` in a directory of its own, its stdin no terminal."""
+    """Start `rekindle ARGUMENTS` in a new directory, without a terminal as stdin."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
     def started(*arguments: str) -> subprocess.Popen[str]:
@@ -121,7 +121,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def waits(process: subprocess.Popen[str]) -> str:
-    """What a run says of what it waits for."""
+    """Return the resume hints that a run prints."""
     assert process.stdout
     return next(line for line in process.stdout if " waits: " in line or "is suspended: " in line)
 
@@ -137,7 +137,7 @@ def manifest(path: Path, **spec: Any) -> str:
     return "w.json"
 
 
-def test_a_runner_killed_while_it_waits_still_waits_and_hears_the_answer_of_another_terminal(
+def test_a_resumed_runner_waits_for_the_answer_of_another_terminal(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first = run("run", "--manifest", manifest(tmp_path))
@@ -147,15 +147,18 @@ def test_a_runner_killed_while_it_waits_still_waits_and_hears_the_answer_of_anot
     second = run("resume", "w")
     waits(second)
     switches = psutil.Process(second.pid).num_ctx_switches
-    before = switches().voluntary
-    until("the runner to look again and again", lambda: second.poll() is None and switches().voluntary > before + 3)
-    said, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
-    assert said == "w resumed\n"
+    switches_before = switches().voluntary
+    until(
+        "the runner to look again and again",
+        lambda: second.poll() is None and switches().voluntary > switches_before + 3,
+    )
+    output, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
+    assert output == "w resumed\n"
     assert second.wait(60) == 0, second.stdout and second.stdout.read()
     assert "said YES" in "".join(log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log"))
 
 
-def test_an_answer_that_a_dying_runner_did_not_hear_is_heard_by_the_next(
+def test_an_answer_missed_by_a_dying_runner_reaches_the_next(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first = run("run", "--manifest", manifest(tmp_path))
@@ -166,12 +169,12 @@ def test_an_answer_that_a_dying_runner_did_not_hear_is_heard_by_the_next(
     second = run("resume", "w", "-o", "json")
     out, _ = second.communicate(timeout=60)
     assert second.returncode == 0, out
-    told = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
-    assert told["status"]["nodes"]["w"]["phase"] == "Succeeded"
+    result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert result["status"]["nodes"]["w"]["phase"] == "Succeeded"
     assert not RunFiles(tmp_path / ".rekindle", "w").resume_request.exists()
 
 
-def test_a_suspended_workflow_goes_on_when_told_and_one_that_waits_for_nobody_is_busy(
+def test_a_suspended_workflow_resumes_and_another_is_busy(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     sleep = {"image": "busybox", "command": ["sleep"], "args": ["30"]}

@@ -254,7 +254,7 @@ def test_a_value_outside_its_enum_is_rejected() -> None:
         ({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "none"}}}]}, "'c' with 'none'"),
         (
             {"envFrom": [{"secretRef": {"name": "s"}}]},
-            r"container\.envFrom\[0\]\.secretRef: there is no Secret 's' here",
+            r"container\.envFrom\[0\]\.secretRef: the Secret 's' does not exist here",
         ),
         ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
     ],

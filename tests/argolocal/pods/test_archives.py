@@ -1,4 +1,4 @@
-"""Archives made to do harm: whatever they say, nothing outside of their folder is written, read or changed."""
+"""Hostile archives must not write, read or change anything outside of their folder."""
 
 import gzip
 import io
@@ -97,7 +97,7 @@ def hostile(chance: random.Random) -> list[tarfile.TarInfo]:
 
 
 def around(path: Path) -> list[tuple[Any, ...]]:
-    """What may not change: names, modes, contents, times."""
+    """Return the state of the surrounding files: names, modes, contents, times."""
     files = [path, *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts)]
     return [
         (
@@ -121,26 +121,26 @@ def assert_harmless(root: Path) -> None:
             assert Path(os.path.realpath(path)).is_relative_to(root), (path, os.readlink(path))
 
 
-def test_a_thousand_hostile_archives_touch_nothing_outside(tmp_path: Path) -> None:
+def test_a_thousand_hostile_archives_change_nothing_outside(tmp_path: Path) -> None:
     chance, loaded = random.Random(18), 0
     (tmp_path / "place").mkdir()
     (tmp_path / "place/outside").write_text("precious")
     (tmp_path / "x").write_text("precious")
-    before = around(tmp_path)
+    state_before = around(tmp_path)
     for number in range(1000):
         members = hostile(chance)
         archive = packed(tmp_path / "place/in.tmp", members)
-        place = tmp_path / "place/in"
+        target = tmp_path / "place/in"
         try:
-            unpack_tar(archive, place)
+            unpack_tar(archive, target)
         except ArchiveError:
-            assert not os.path.lexists(place), "nothing half-unpacked is left"
+            assert not os.path.lexists(target), "nothing half-unpacked is left"
         else:
             loaded += 1
-            assert_harmless(place)
-            remove_directory(place) if place.is_dir() else place.unlink()
+            assert_harmless(target)
+            remove_directory(target) if target.is_dir() else target.unlink()
         archive.unlink(missing_ok=True)
-        assert around(tmp_path) == before, (number, [(info.name, info.type, info.linkname) for info in members])
+        assert around(tmp_path) == state_before, (number, [(info.name, info.type, info.linkname) for info in members])
     assert loaded > 50, "the harmless among them are unpacked"
 
 
@@ -159,7 +159,7 @@ def test_a_thousand_hostile_archives_touch_nothing_outside(tmp_path: Path) -> No
     ],
     ids=["resolved from elsewhere", "beside the moved entry", "written through", "linked through", "a link alone"],
 )
-def test_a_link_that_leads_out_or_is_written_through_is_refused(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+def test_a_link_to_the_outside_is_rejected(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     (tmp_path / "outside").write_text("precious")
     with pytest.raises(ArchiveError):
         unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
@@ -177,13 +177,13 @@ def test_links_that_stay_inside_work(tmp_path: Path) -> None:
     assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
 
 
-def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
+def test_a_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
     many = packed(tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000)))
     with pytest.raises(ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"):
-        unpack_tar(many, tmp_path / "in", most_entries=1000)
+        unpack_tar(many, tmp_path / "in", max_entries=1000)
     deep = packed(tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)])
     with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
-        unpack_tar(deep, tmp_path / "in", most_entries=1000)
+        unpack_tar(deep, tmp_path / "in", max_entries=1000)
     large = packed(tmp_path / "large", [member("zeros", size=1 << 50)])
     with pytest.raises(ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"):
         unpack_tar(large, tmp_path / "in")
@@ -197,7 +197,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
 
 
-def test_an_archive_that_its_own_library_fails_at_is_refused_like_any_other(tmp_path: Path) -> None:
+def test_an_archive_that_breaks_the_library_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
         archive.writestr(zipfile.ZipInfo("x"), b"")
     data = (tmp_path / "in.tmp").read_bytes()
@@ -207,7 +207,7 @@ def test_an_archive_that_its_own_library_fails_at_is_refused_like_any_other(tmp_
             unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
 
 
-def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> None:
+def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None:
     endless = packed(tmp_path / "endless", [member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)])
     with pytest.raises(ArchiveError, match="a header of more than"):
         unpack_tar(endless, tmp_path / "in")
@@ -219,7 +219,7 @@ def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> N
 
 
 def sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
-    """A file of `size` bytes of which `stored` are in the archive, for the given offsets and sizes."""
+    """Return an archive with a sparse file of `size` bytes, `stored` bytes and these (offset, size) parts."""
     listed = ",".join(f"{offset},{length}" for offset, length in parts)
     headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a", "GNU.sparse.map": listed}
     return member("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
@@ -232,23 +232,23 @@ def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
 
 
 @pytest.mark.parametrize(
-    "parts, said",
+    "parts, message",
     [
         ([(number % 2 * (1 << 20) + number // 2 * 512, 512) for number in range(1000)], "overlap or are not in order"),
         ([(0, 512), (0, 512)], "overlap or are not in order"),
         ([(0, 512), (1 << 21, 512)], "overlap or are not in order"),
-        ([(0, 512), (512, 1 << 20)], "parts of 1049088 bytes, but 1024 are there"),
+        ([(0, 512), (512, 1 << 20)], "parts of 1049088 bytes, but only 1024 are stored"),
     ],
     ids=["jumps", "overlap", "outside", "more than there is"],
 )
-def test_a_sparse_file_whose_map_jumps_is_refused_as_go_does(tmp_path: Path, parts: Any, said: str) -> None:
+def test_a_sparse_file_with_an_unordered_map_is_rejected_as_in_go(tmp_path: Path, parts: Any, message: str) -> None:
     archive = packed_sparse(tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000)))
-    with pytest.raises(ArchiveError, match=said):
+    with pytest.raises(ArchiveError, match=message):
         unpack_tar(archive, tmp_path / "in")
     assert not (tmp_path / "in").exists()
 
 
-def test_a_sparse_file_comes_back_whole_and_its_holes_take_no_space(tmp_path: Path) -> None:
+def test_a_sparse_file_is_restored_and_its_holes_use_no_disk_space(tmp_path: Path) -> None:
     archive = packed_sparse(tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024))
     unpack_tar(archive, tmp_path / "in")
     content = (tmp_path / "in").open("rb")
@@ -258,7 +258,7 @@ def test_a_sparse_file_comes_back_whole_and_its_holes_take_no_space(tmp_path: Pa
     assert (tmp_path / "in").stat().st_size == 1 << 30 and (tmp_path / "in").stat().st_blocks * 512 < 1 << 20
 
 
-def test_what_gnu_tar_packs_sparse_is_unpacked(tmp_path: Path) -> None:
+def test_sparse_archives_of_gnu_tar_are_unpacked(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         for number in range(50):
             file.seek(number * 65536)
@@ -271,7 +271,7 @@ def test_what_gnu_tar_packs_sparse_is_unpacked(tmp_path: Path) -> None:
         assert (tmp_path / form).read_bytes() == content
 
 
-def test_gzip_members_that_hold_nothing_are_not_read_to_the_end(tmp_path: Path) -> None:
+def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "in.tmp").write_bytes(gzip.compress(b"") * 1_000_000)
     assert not is_tarball(tmp_path / "in.tmp")
     with pytest.raises(ArchiveError, match="gzip members have fewer than 1024 bytes each"):
@@ -279,7 +279,7 @@ def test_gzip_members_that_hold_nothing_are_not_read_to_the_end(tmp_path: Path) 
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
         tar.addfile(member("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
-    blocks = [whole.getvalue()[at : at + 1024] for at in range(0, len(whole.getvalue()), 1024)]
+    blocks = [whole.getvalue()[offset : offset + 1024] for offset in range(0, len(whole.getvalue()), 1024)]
     (tmp_path / "in.tmp").write_bytes(b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks))
     assert is_tarball(tmp_path / "in.tmp")
     unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
@@ -293,29 +293,29 @@ def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -
     (tmp_path / "in.tmp").write_bytes(entry * count + end)
     tracemalloc.start()
     with pytest.raises(ArchiveError, match="it has more than 1000 entries"):
-        unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=1000)
+        unpack_zip(tmp_path / "in.tmp", tmp_path / "in", max_entries=1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(entry) * count, "an object for each entry takes eight times as much as its bytes"
 
 
-def test_zip_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+def test_overlapping_zip_entries_are_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.tmp", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in "ab":
             archive.writestr(name, bytes(1 << 20))
         archive.filelist[1].header_offset = 0
         archive.filelist[1].filename = archive.filelist[1].orig_filename = "a"
-    with pytest.raises(ArchiveError, match="a begins within the entry before it"):
+    with pytest.raises(ArchiveError, match="a overlaps the entry before it"):
         unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
 
 
-def test_a_zip_has_the_bounds_of_a_tarball(tmp_path: Path) -> None:
-    for name, said in (
-        ("/".join("d" * 1900), "more than 200 directories"),
+def test_a_zip_has_the_limits_of_a_tarball(tmp_path: Path) -> None:
+    for name, message in (
+        ("/".join("d" * 1900), "more than 200 nested directories"),
         ("/".join("d" * 150), "more than 100 entr"),
     ):
         with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
             archive.writestr(name, b"x")
-        with pytest.raises(ArchiveError, match=said):
-            unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=100)
+        with pytest.raises(ArchiveError, match=message):
+            unpack_zip(tmp_path / "in.tmp", tmp_path / "in", max_entries=100)
         assert [file.name for file in tmp_path.iterdir()] == ["in.tmp"]

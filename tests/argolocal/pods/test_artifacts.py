@@ -1,4 +1,4 @@
-"""Artifacts: a model or a dataset must arrive as it was, under the key that Argo would use."""
+"""Artifacts: a model or dataset must arrive unchanged, under the key that Argo would use."""
 
 import os
 import tarfile
@@ -30,7 +30,7 @@ def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
     return saved
 
 
-def test_a_file_and_a_directory_come_back_as_they_were(s3: Store, tmp_path: Path) -> None:
+def test_files_and_directories_are_restored(s3: Store, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "deep/x").write_text("x")
@@ -51,7 +51,7 @@ def test_a_file_and_a_directory_come_back_as_they_were(s3: Store, tmp_path: Path
                 assert sorted(str(file.relative_to(target)) for file in target.rglob("*")) == ["deep", "deep/x", "y"]
 
 
-def test_keys_are_those_of_the_default_repository(s3: Store, tmp_path: Path) -> None:
+def test_keys_follow_the_default_repository(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_text("m")
     assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
     assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
@@ -61,19 +61,19 @@ def test_keys_are_those_of_the_default_repository(s3: Store, tmp_path: Path) -> 
         sent(s3, tmp_path / "model.bin", archive={"zip": {}})
 
 
-def test_a_tarball_is_unpacked_unless_the_artifact_says_none(s3: Store, tmp_path: Path) -> None:
+def test_a_tarball_is_unpacked_unless_archive_is_none(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("w")
     with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "weights", "weights")
     s3.upload(tmp_path / "model.tar.gz", "model.tar.gz")
     artifacts.load({"name": "a", "s3": {"key": "model.tar.gz"}}, tmp_path / "one", lambda _: s3)
-    assert (tmp_path / "one").read_text() == "w"  # one entry only: it takes the artifact's name
+    assert (tmp_path / "one").read_text() == "w"  # a single entry gets the artifact's name
     kept = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
     artifacts.load(kept, tmp_path / "two", lambda _: s3)
     assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
 
 
-def test_a_tree_comes_back_with_its_modes_and_both_names_of_a_file(s3: Store, tmp_path: Path) -> None:
+def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "run").write_text("x")
@@ -89,7 +89,7 @@ def test_a_tree_comes_back_with_its_modes_and_both_names_of_a_file(s3: Store, tm
 
 
 @pytest.mark.parametrize("target", ["/etc/hosts", "../../out"])
-def test_a_link_out_of_an_artifact_is_refused(s3: Store, tmp_path: Path, target: str) -> None:
+def test_a_link_out_of_an_artifact_is_rejected(s3: Store, tmp_path: Path, target: str) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/link").symlink_to(target)
     with pytest.raises(ArtifactError, match=f"illegal symlink target: tree/link -> {target}"):
@@ -104,11 +104,11 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
         bare = {**named, "archive": {"none": {}}}
         artifacts.save(bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
     saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
-    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # nothing but the link is there
+    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # only the link exists
         artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
 
 
-def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: Path) -> None:
+def test_a_missing_artifact_is_an_error_unless_optional(s3: Store, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="failed to load"):
         artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
     artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
@@ -118,10 +118,10 @@ def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: 
     assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
 
 
-def test_nothing_is_packed_beside_the_output(s3: Store, tmp_path: Path) -> None:
-    place = Path("/proc/version")  # where nobody can make a file
-    artifact = {"name": "a", "path": str(place)}
-    assert artifacts.save(artifact, place, place, tmp_path, "pod", "w", lambda _: s3)
+def test_archives_are_not_built_next_to_the_output(s3: Store, tmp_path: Path) -> None:
+    path = Path("/proc/version")  # a read-only file system
+    artifact = {"name": "a", "path": str(path)}
+    assert artifacts.save(artifact, path, path, tmp_path, "pod", "w", lambda _: s3)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,7 +132,7 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
     (root / "go/outside").symlink_to("/usr")
     for path in (root / "go/mod", root / "go"):
         path.chmod(0o555)
-    if not os.getuid():  # to root they are not
+    if not os.getuid():  # they do not restrict root
         for path in (root, *root.rglob("*")):
             os.chown(path, 65534, 65534, follow_symlinks=False)
     child = os.fork()
@@ -145,11 +145,11 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert list(root.rglob("*")) == []
-    if root.exists():  # in a directory that is somebody else's
+    if root.exists():  # in a directory of another user
         root.rmdir()
 
 
-def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> None:
+def test_a_tarball_cannot_write_outside_its_directory(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "evil").write_text("e")
     with tarfile.open(tmp_path / "evil.tgz", "w:gz") as tar:
         tar.add(tmp_path / "evil", "../escaped")
@@ -159,12 +159,12 @@ def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> 
     assert not (tmp_path / "escaped").exists()
 
 
-def test_raw_data_needs_no_store(tmp_path: Path) -> None:
+def test_raw_data_works_without_a_store(tmp_path: Path) -> None:
     artifacts.load({"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None)
     assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
 
 
-def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path: Path) -> None:
+def test_an_http_artifact_is_loaded_and_a_missing_one_reported(tmp_path: Path) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             expected = self.path == "/x" and self.headers["Token"] == "t"
@@ -182,7 +182,7 @@ def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path
     server.shutdown()
 
 
-def test_a_web_address_that_is_or_leads_to_a_local_file_is_refused(tmp_path: Path) -> None:
+def test_an_address_of_a_local_file_is_rejected(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("precious")
 
@@ -201,7 +201,7 @@ def test_a_web_address_that_is_or_leads_to_a_local_file_is_refused(tmp_path: Pat
     server.shutdown()
 
 
-def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Path) -> None:
+def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     key = {"name": "mine", "key": "access"}
     s3 = {"bucket": "other", "endpoint": "s3.example:9000", "insecure": True, "accessKeySecret": key, "key": "k"}
@@ -212,7 +212,7 @@ def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Pat
     assert (store.bucket, store.endpoint) == ("other", "http://s3.example:9000")
 
 
-def made(
+def outputs_after_gc(
     home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
 ) -> dict[str, Any]:
     container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
@@ -234,12 +234,12 @@ def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
 
 
 @needs_namespaces
-def test_what_is_to_go_with_the_completion_goes_and_nothing_else(s3: Store, tmp_path: Path) -> None:
-    """One strategy for all, and each may have its own; one machine deletes no workflow, so that strategy keeps."""
+def test_only_artifacts_with_gc_on_completion_are_deleted(s3: Store, tmp_path: Path) -> None:
+    """OnWorkflowDeletion keeps artifacts, because this machine does not delete workflows."""
     home, when = tmp_path / "gc-w", "OnWorkflowCompletion"
-    wanted = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
-    outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in wanted.items()]
-    status = made(home, *outputs, artifactGC={"strategy": when})
+    strategies = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
+    outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in strategies.items()]
+    status = outputs_after_gc(home, *outputs, artifactGC={"strategy": when})
     assert [(artifact["name"], artifact.get("deleted")) for artifact in kept(status, home)] == [
         ("gone", True),
         ("never", None),
@@ -250,17 +250,19 @@ def test_what_is_to_go_with_the_completion_goes_and_nothing_else(s3: Store, tmp_
 
 
 @needs_namespaces
-def test_a_failed_run_deletes_what_it_made_and_one_without_a_strategy_nothing(s3: Store, tmp_path: Path) -> None:
+def test_a_failed_run_deletes_artifacts_only_with_a_strategy(s3: Store, tmp_path: Path) -> None:
     output = {"name": "a", "path": "/tmp/a"}
     failing = "echo 1 > /tmp/a; exit 1"
-    status = made(tmp_path / "gc-f", output, script=failing, artifactGC={"strategy": "OnWorkflowCompletion"})
+    status = outputs_after_gc(
+        tmp_path / "gc-f", output, script=failing, artifactGC={"strategy": "OnWorkflowCompletion"}
+    )
     assert status["phase"] == "Failed"
     assert s3.head(kept(status, tmp_path / "gc-f")[0]["s3"]["key"]) is None
-    status = made(tmp_path / "gc-n", output)
+    status = outputs_after_gc(tmp_path / "gc-n", output)
     assert s3.head(kept(status, tmp_path / "gc-n")[0]["s3"]["key"])
 
 
-def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) -> None:
+def test_a_failed_deletion_becomes_a_lasting_condition(tmp_path: Path) -> None:
     artifact = {"name": "a", "s3": {"key": "k"}, "artifactGC": {"strategy": "OnWorkflowCompletion"}}
     status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
     secret = {"name": "none", "key": "k"}
@@ -270,12 +272,12 @@ def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) ->
     assert "deleted" not in artifact
 
 
-def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_gc_strategy_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"):
-        made(tmp_path, artifactGC={"strategy": "Always"})
+        outputs_after_gc(tmp_path, artifactGC={"strategy": "Always"})
 
 
-def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: Path) -> None:
+def test_a_directory_removed_by_two_threads_no_longer_exists(tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / "root" / f"{number}").mkdir(parents=True)
     with ThreadPoolExecutor(4) as pool:
@@ -284,7 +286,7 @@ def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "own", "saved"),
+    ("spec", "location", "saved"),
     [
         ({"archiveLogs": True}, {}, True),
         ({"archiveLogs": True}, {"archiveLogs": False}, False),
@@ -292,12 +294,12 @@ def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: 
         ({}, {}, False),
     ],
 )
-def test_logs_are_artifacts_if_they_are_wanted(
-    s3: Store, tmp_path: Path, spec: dict[str, Any], own: dict[str, Any], saved: bool
+def test_logs_are_saved_as_artifacts_on_request(
+    s3: Store, tmp_path: Path, spec: dict[str, Any], location: dict[str, Any], saved: bool
 ) -> None:
     home = tmp_path / f"logs-{saved}{len(spec)}".lower()
-    template = {"archiveLocation": own} if own else {}
-    status = made(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
+    template = {"archiveLocation": location} if location else {}
+    status = outputs_after_gc(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
     assert status["message"] == "main: Error (exit code 3)"
     key = f"{home.name}/{home.name}/main.log"
     logs = status["nodes"][home.name]["outputs"].get("artifacts", [])
@@ -306,7 +308,7 @@ def test_logs_are_artifacts_if_they_are_wanted(
         assert s3.get(key) == b"hi\noops\n"
 
 
-def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: Path) -> None:
+def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     asked: list[dict[str, Any]] = []
     location = {"endpoint": "x:1", "bucket": "b", "key": "base"}
@@ -316,14 +318,14 @@ def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: P
         ({"s3": {"key": "own", "bucket": "c", "endpoint": "y"}}, {"key": "own", "bucket": "c", "endpoint": "y"}),
     ):
         store = lambda where: asked.append(where) or s3  # noqa: E731
-        given = {"name": "a", "path": "/tmp/a", **artifact}
-        saved = artifacts.save(given, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location)
+        output = {"name": "a", "path": "/tmp/a", **artifact}
+        saved = artifacts.save(output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location)
         assert saved
         assert (saved["s3"], asked.pop()) == (expected, expected)
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ({"container": {}, "outputs": {"artifacts": [{"name": "a"}]}}, r"t\.outputs\.artifacts\[0\]\.path is missing"),
         ({"data": {}, "inputs": {"artifacts": [{"name": "a"}]}}, r"t\.inputs\.artifacts\[0\]\.path is missing"),
@@ -337,12 +339,12 @@ def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: P
         ),
     ],
 )
-def test_an_artifact_that_could_not_be_saved_is_refused_before_the_run(template: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_artifact_that_cannot_be_saved_is_rejected_before_the_run(template: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         artifacts.check(template, "t")
 
 
-def test_a_level_that_argo_takes_no_notice_of_packs_all_the_same(s3: Store, tmp_path: Path) -> None:
+def test_a_compression_level_that_argo_ignores_is_ignored(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     archive = {"tar": {"compressionLevel": 77}}
     artifacts.check({"container": {}, "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]}}, "t")

@@ -1,4 +1,4 @@
-"""Memory limits: a step that would be killed on the cluster is killed here, and leaves nothing behind."""
+"""Memory limits: a step that would be killed on a cluster is killed here, and leaves nothing."""
 
 import os
 import subprocess
@@ -37,22 +37,22 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
     return {"kind": "Workflow", "metadata": {"name": NAME}, "spec": {"entrypoint": "main", "templates": [template]}}
 
 
-def left() -> list[Path]:
-    place = limits._cgroup_parent()
-    return [*place[0].glob(f"{limits.PREFIX}*-{NAME}*")] if place else []
+def cgroups() -> list[Path]:
+    parent = limits._cgroup_parent()
+    return [*parent[0].glob(f"{limits.PREFIX}*-{NAME}*")] if parent else []
 
 
 @needs_cgroups
-def test_a_step_over_its_memory_is_killed_and_named_so(tmp_path: Path) -> None:
+def test_a_step_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
     status = execute(workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
     assert (status["phase"], status["message"]) == ("Failed", "main: OOMKilled (exit code 137)")
-    assert not left()
+    assert not cgroups()
 
 
 @needs_cgroups
-def test_a_step_within_its_memory_is_left_alone(tmp_path: Path) -> None:
+def test_a_step_within_its_memory_limit_succeeds(tmp_path: Path) -> None:
     assert execute(workflow(20, "100Mi"), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-    assert not left()
+    assert not cgroups()
 
 
 @needs_cgroups
@@ -70,11 +70,11 @@ def test_a_program_that_cannot_start_leaves_no_cgroup(tmp_path: Path) -> None:
     manifest = workflow(1, "100Mi")
     manifest["spec"]["templates"][0]["container"]["command"] = ["/no/such/program"]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Failed"
-    assert not left()
+    assert not cgroups()
 
 
 @needs_cgroups
-def test_the_pods_of_a_job_are_held_to_their_memory_too(tmp_path: Path) -> None:
+def test_memory_limits_apply_to_the_pods_of_a_job(tmp_path: Path) -> None:
     container = {"name": "main", "image": "python:3.11", "command": [sys.executable, "-c", GREEDY, "200"]}
     spec = {"containers": [{**container, "resources": {"limits": {"memory": "100Mi"}}}]}
     pod = pods.Pod(LocalCluster(tmp_path), "p", spec, tmp_path, {})
@@ -82,17 +82,17 @@ def test_the_pods_of_a_job_are_held_to_their_memory_too(tmp_path: Path) -> None:
 
 
 @needs_cgroups
-def test_what_a_step_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+def test_processes_left_by_a_step_end_with_it(tmp_path: Path) -> None:
     manifest = workflow(1, "100Mi")
     script = "setsid sleep 300 & echo $!; sleep 0.2"
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
     pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
-    assert not left() and processes.start_time(pid) is None
+    assert not cgroups() and processes.start_time(pid) is None
 
 
 @needs_cgroups
-def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
+def test_two_runners_keep_each_others_cgroups() -> None:
     mine = limits.memory_cgroup({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
     assert mine
     other = "from argolocal.pods import limits; assert limits.available()"
@@ -103,25 +103,25 @@ def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
 
 
 @needs_cgroups
-def test_what_a_runner_left_that_died_is_removed_by_the_next() -> None:
+def test_cgroups_of_a_dead_runner_are_removed_by_the_next() -> None:
     dies = (
         "from argolocal.pods import limits\n"
         "memory = limits.memory_cgroup({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
     )
-    left = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
-    assert left.exists()
-    limits._sweep(left.parent)
-    assert not left.exists()
+    cgroup = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
+    assert cgroup.exists()
+    limits._sweep(cgroup.parent)
+    assert not cgroup.exists()
 
 
-def test_a_limit_that_nothing_keeps_is_named(tmp_path: Path) -> None:
+def test_a_limit_that_is_not_enforced_is_named(tmp_path: Path) -> None:
     manifest = workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"] = {"cpu": "1", "nvidia.com/gpu": 1}
-    assert any("more cpu, nvidia.com/gpu than" in note for note in check(manifest, LocalCluster(tmp_path)))
+    assert any("not enforced here: cpu, nvidia.com/gpu" in note for note in check(manifest, LocalCluster(tmp_path)))
 
 
 @pytest.mark.parametrize("memory", ["1 Gi", "much", "{{inputs.parameters.memory}}", True, "-1Mi"])
-def test_a_limit_that_is_no_quantity_is_named(memory: Any, tmp_path: Path) -> None:
+def test_an_invalid_limit_is_named(memory: Any, tmp_path: Path) -> None:
     manifest = workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"]["memory"] = memory
     with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.resources\.limits.*memory"):
@@ -129,17 +129,17 @@ def test_a_limit_that_is_no_quantity_is_named(memory: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="needs mounts")
-def test_where_nothing_holds_a_step_to_its_memory_the_run_says_so(tmp_path: Path) -> None:
+def test_a_run_says_that_memory_limits_are_not_enforced(tmp_path: Path) -> None:
     manifest = tmp_path / "w.yaml"
     manifest.write_text(yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")}))
     run = [*HIDDEN, sys.executable, "-c", MAIN, "run", "--manifest"]
     ended = subprocess.run([*run, str(manifest)], cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT)
     assert ended.returncode == 0, ended.stderr
-    assert "may use more memory than their limits say" in ended.stderr
+    assert "limits of containers that are not enforced here: memory" in ended.stderr
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "e3", "E2", "Ei", "E"]))
-def test_quantities_are_those_of_kubernetes(number: int, unit: str) -> None:
+def test_quantities_are_parsed_as_in_kubernetes(number: int, unit: str) -> None:
     powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
     two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
     expected = Decimal(number) * (2 ** two[unit] if unit in two else Decimal(10) ** powers[unit])

@@ -1,4 +1,4 @@
-"""What containers say: a line that does not reach the log, or the result, is a cause that nobody finds."""
+"""Logs of containers: every line must reach the log and the result."""
 
 import errno
 import json
@@ -23,8 +23,8 @@ from tests.argolocal.running import execute
 from tests.waiting import until
 
 
-def said(source: str, log: Path, copy: Path | None = None, folder: Path | None = None) -> LogPipe:
-    """When the process is over."""
+def run_script(source: str, log: Path, copy: Path | None = None, folder: Path | None = None) -> LogPipe:
+    """Run a script and return its log pipe after the end."""
     with LogPipe(log, copy) as log_pipe:
         process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder)
     process.wait()
@@ -33,12 +33,12 @@ def said(source: str, log: Path, copy: Path | None = None, folder: Path | None =
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr", "fd/1", "fd/2"])
-def test_what_was_said_stays_when_somebody_opens_it_anew(tmp_path: Path, name: str) -> None:
-    said(f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four", log := tmp_path / "log")
+def test_opening_stdout_again_keeps_the_log(tmp_path: Path, name: str) -> None:
+    run_script(f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four", log := tmp_path / "log")
     assert sorted(log.read_text().split()) == ["four", "one", "three", "two", "two"]
 
 
-def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
+def test_a_result_is_the_whole_stdout(tmp_path: Path) -> None:
     source = "echo one; echo two > /dev/stdout; echo no >&2; echo three | tee /dev/stderr"
     script = {"image": "busybox", "command": ["sh"], "source": source}
     say = {"name": "say", "template": "say"}
@@ -59,18 +59,18 @@ def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
     assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]
 
 
-def test_nothing_is_lost_of_much_that_was_said_just_before_the_end(tmp_path: Path) -> None:
+def test_much_output_just_before_the_exit_is_complete(tmp_path: Path) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
     code = "import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]"
     source = shlex.join([sys.executable, "-c", code])
     for _ in range(5):
-        said(source, log, copy)
+        run_script(source, log, copy)
     assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
     assert log.read_bytes().count(b"2") == 5 << 22 and set(copy.read_bytes()) == {ord("1")}
 
 
-def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
-    said(
+def test_orphans_of_a_container_delay_nothing(tmp_path: Path) -> None:
+    run_script(
         "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ > loud; exec yes' & "
         "until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",
         log := tmp_path / "log",
@@ -85,12 +85,12 @@ def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
     assert log.stat().st_size == size
 
 
-def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: Path) -> None:
-    pipe = said(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
+def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) -> None:
+    pipe = run_script(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
     assert pipe.error and pipe.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
 
 
-def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> None:
+def test_more_pods_run_than_the_soft_limit_of_open_files(tmp_path: Path) -> None:
     one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
     main = {"name": "main", "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]]}
     spec = {"entrypoint": "main", "templates": [main, one]}
@@ -101,8 +101,8 @@ def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
-    """A thread that collects, and the main one that is interrupted, end the same sidecar."""
+def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> None:
+    """The collecting thread and the interrupted main thread end the same sidecar."""
     for number in range(20):
         with LogPipe(log := tmp_path / str(number)) as log_pipe:
             process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=log_pipe.out, stderr=log_pipe.err)
@@ -122,7 +122,7 @@ def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
     beside = {"name": "beside", "image": "busybox", "command": ["sh", "-c"], "args": ["echo hi; exec sleep 9"]}
@@ -140,11 +140,11 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
     log_pipe = pod.sidecars.running["beside"].log_pipe
     until("the sidecar's log to fail", lambda: log_pipe.error)
     with pytest.raises(OSError, match="No space left"):
-        pod.collected("w", cluster.store)
+        pod.collect("w", cluster.store)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
-def test_a_run_whose_log_fills_the_disk_ends_with_that_and_can_go_on(tmp_path: Path) -> None:
+def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     container = {"image": "busybox", "command": ["sh", "-c"], "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"]}
     templates = [{"name": "main", "container": container}]
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}

@@ -1,4 +1,4 @@
-"""Probes: a server that hangs must not look like the failure of another one, nor keep anything from ending."""
+"""Probes: a hanging server must not fail other probes or delay the exit of the process."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ def probe(port: int) -> Probe:
     return Probe({"readinessProbe": {"httpGet": {"port": port}, "timeoutSeconds": 3600}}, "readinessProbe")
 
 
-def test_servers_that_hang_keep_nobody_waiting(answering: int, silent: int) -> None:
+def test_hanging_servers_do_not_delay_other_probes(answering: int, silent: int) -> None:
     async def looked() -> bool:
         hanging = [asyncio.create_task(probe(silent).passes("127.0.0.1")) for _ in range(64)]
         passed = await probe(answering).passes("127.0.0.1")

@@ -1,4 +1,4 @@
-"""One container as a process: what it would lack, or what would end the runner with it."""
+"""A container as a process: its environment and files, and errors that must not end the runner."""
 
 import ast
 import json
@@ -34,23 +34,23 @@ def shell(source: str, **more: Any) -> dict[str, Any]:
     return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
 
 
-def said(home: Path) -> str:
+def result_of(home: Path) -> str:
     return (home / "runs/w/logs/w.log").read_text()
 
 
-def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path: Path) -> None:
+def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> None:
     objects = Controller(LocalCluster(tmp_path), "ConfigMap")
     objects.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"A": "1"}, "binaryData": {"B": "AAE="}})
     source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
     assert ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
-    assert said(tmp_path) == "1-none\n"
+    assert result_of(tmp_path) == "1-none\n"
 
 
 @pytest.mark.parametrize(
     ("container", "phase", "message"),
     [
-        ({"env": [{"name": "A=B", "value": "1"}]}, "Error", "main.env[0] names 'A=B'"),
-        ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] names ''"),
+        ({"env": [{"name": "A=B", "value": "1"}]}, "Error", "main.env[0] is 'A=B'"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] is ''"),
         ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
         ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
         ({"workingDir": "/new/" + "x" * 300}, "Failed", "main: StartError (exit code 128): mkdir /new/xxx"),
@@ -60,18 +60,18 @@ def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path
             "Failed",
             "StartError (exit code 128): the working directory 'here' is not an absolute",
         ),
-        ({"workingDir": "/proc/new"}, "Error", "the working directory /proc/new is not on this machine"),
+        ({"workingDir": "/proc/new"}, "Error", "the working directory /proc/new cannot be created here"),
         ({"command": ["nowhere"]}, "Failed", "main: Error (exit code 64): failed to find name in PATH"),
     ],
 )
-def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
+def test_a_container_that_cannot_start_ends_only_its_node(
     tmp_path: Path, container: dict[str, Any], phase: str, message: str
 ) -> None:
     status = ran({"container": shell("true", **container)}, tmp_path)
     assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
 
 
-def test_what_a_container_tells_the_kubelet_is_in_the_message_of_its_failure(tmp_path: Path) -> None:
+def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> None:
     tell = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
     assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
 
@@ -95,16 +95,14 @@ def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
 def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
     status = ran({"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path)
-    assert (status["phase"], said(tmp_path)) == ("Succeeded", "done\n")
+    assert (status["phase"], result_of(tmp_path)) == ("Succeeded", "done\n")
 
 
 @pytest.mark.parametrize(
     "strategy",
     [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
 )
-def test_a_number_of_retries_that_is_none_once_it_is_known_ends_the_node(
-    tmp_path: Path, strategy: dict[str, Any]
-) -> None:
+def test_an_invalid_resolved_number_of_retries_ends_the_node(tmp_path: Path, strategy: dict[str, Any]) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
     status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
     assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
@@ -112,26 +110,28 @@ def test_a_number_of_retries_that_is_none_once_it_is_known_ends_the_node(
 
 @needs_namespaces
 @pytest.mark.parametrize("directory", ["/nowhere/new", "/usr/src/app/deep", "/tmp/rekindle-new", "/opt/new"])
-def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_path: Path, directory: str) -> None:
+def test_a_missing_working_directory_is_created_for_the_pod_only(tmp_path: Path, directory: str) -> None:
     container = shell("pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory)
     container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": container, "outputs": outputs}, tmp_path)
-    assert (status["phase"], said(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
+    assert (status["phase"], result_of(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
     assert not Path(directory).exists()
 
 
 @needs_namespaces
 @pytest.mark.parametrize("paths", [[], ["/tmp/p"], ["/usr/p"], ["/p"]])
-def test_what_a_pod_deletes_of_the_machine_is_still_there(
+def test_deletions_by_a_pod_do_not_reach_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
 ) -> None:
     beside, code = Path.cwd() / f".marker-{uuid.uuid4()}", tmp_path / "workloads"
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
-    monkeypatch.setenv("REKINDLE_PATH", str(code))  # below /tmp, as is the home: seen in spite of the pod's own /tmp
+    monkeypatch.setenv(
+        "REKINDLE_PATH", str(code)
+    )  # below /tmp, like the home: visible although the pod's /tmp is private
     file = shlex.quote(str(beside))
     source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
@@ -140,7 +140,7 @@ def test_what_a_pod_deletes_of_the_machine_is_still_there(
         assert beside.exists() and (code / "mine.py").exists()
     finally:
         beside.unlink()
-    seen = said(tmp_path)
+    seen = result_of(tmp_path)
     assert f"{beside}\n" in seen and "mine.py\n" in seen
     assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
 
@@ -162,11 +162,9 @@ OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
 
 
 @needs_namespaces
-@pytest.mark.parametrize("place", ["", "/v", "/mnt/v"])
-def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_never_the_machines(
-    tmp_path: Path, place: str
-) -> None:
-    mounts = {"volumeMounts": [{"name": "v", "mountPath": place}]} if place else {}
+@pytest.mark.parametrize("path", ["", "/v", "/mnt/v"])
+def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, path: str) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": path}]} if path else {}
     mine = Path.cwd() / f".marker-{uuid.uuid4()}"
     mine.write_text("the machine's")
     try:
@@ -176,15 +174,15 @@ def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_nev
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    known = filesystem._root_overlay_supported() and not mine.is_relative_to(
+    is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to(
         "/tmp"
-    )  # where a clone is seen beside the pod's own files
-    assert value(status) == "the pod's" if known else "no such file" in status["message"]
+    )  # a clone next to the pod's own files is visible
+    assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
 
 
 @needs_namespaces
 @pytest.mark.parametrize("where", ["input", "mount"])
-def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: Path, where: str) -> None:
+def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: str) -> None:
     machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     (tmp_path / "claims/c").mkdir(parents=True)
     (tmp_path / "claims/c/link").symlink_to(machines)
@@ -199,8 +197,8 @@ def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: P
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
     }
     phase = ran(template, tmp_path)["phase"]
-    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # which is its own
-    machines.rmdir()  # nothing was made in it
+    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # its private directory
+    machines.rmdir()  # it is empty
 
 
 @needs_namespaces
@@ -213,7 +211,7 @@ def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: P
         ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
     ],
 )
-def test_declared_files_are_found_where_a_container_would_write_them(
+def test_declared_files_are_at_the_same_path_as_in_a_container(
     tmp_path: Path, source: str, path: str, found: str
 ) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
@@ -224,14 +222,14 @@ def test_declared_files_are_found_where_a_container_would_write_them(
 @needs_namespaces
 @pytest.mark.parametrize("directory", ["/work", "/tmp", "/usr/share", ""])
 def test_the_path_of_an_output_may_be_relative_to_the_working_directory(tmp_path: Path, directory: str) -> None:
-    given = {"workingDir": directory} if directory else {}
+    container_fields = {"workingDir": directory} if directory else {}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
-    status = ran({"container": shell("mkdir a; echo 1 > a/x", **given), "outputs": outputs}, tmp_path)
+    status = ran({"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs}, tmp_path)
     assert (value(status), Path(directory or "/", "a").exists()) == ("1", False)
 
 
 @needs_namespaces
-def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+def test_an_output_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> None:
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
     container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
@@ -240,7 +238,7 @@ def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path
 
 
 @needs_namespaces
-def test_an_input_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> None:
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
     container = shell("cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
     inputs = {"artifacts": [{"name": "in", "path": "/v/in", "raw": {"data": "1"}}]}
@@ -250,7 +248,7 @@ def test_an_input_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path:
 
 @needs_namespaces
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> None:
+def test_mounts_below_an_import_folder_are_visible(tmp_path: Path) -> None:
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
@@ -265,16 +263,16 @@ def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> 
 
 
 @needs_namespaces
-def test_what_a_try_left_in_place_of_tmp_changes_nothing_of_the_machine(tmp_path: Path) -> None:
+def test_a_link_left_by_an_attempt_does_not_reach_the_machine(tmp_path: Path) -> None:
     machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
-    before = machines.stat().st_mode
+    mode_before = machines.stat().st_mode
     root = tmp_path / "root"
     root.mkdir()
     (root / "tmp").symlink_to(machines)
     filesystem.View(root, []).prepare([])
     after = machines.stat().st_mode
     machines.rmdir()
-    assert (before, (root / "tmp").is_symlink()) == (after, False)
+    assert (mode_before, (root / "tmp").is_symlink()) == (after, False)
 
 
 @needs_namespaces
@@ -284,7 +282,7 @@ def test_a_home_may_have_any_name(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_the_runners_directory_does_not_cover_the_pods_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runners_directory_does_not_hide_the_pods_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/tmp")
     status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
     assert "pytest" not in value(status) and value(status).endswith("end")
@@ -292,27 +290,27 @@ def test_the_runners_directory_does_not_cover_the_pods_own(tmp_path: Path, monke
 
 @needs_namespaces
 @pytest.mark.parametrize("source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"])
-def test_an_output_that_is_no_file_is_an_error_and_no_hang(tmp_path: Path, source: str) -> None:
+def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
     assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == ("Error", True), status
 
 
-def test_an_output_loses_one_line_end_and_nothing_else(tmp_path: Path) -> None:
+def test_an_output_loses_only_one_newline(tmp_path: Path) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
     status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "a\r\n\r", status
 
 
-def test_what_a_step_leaves_behind_in_a_session_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
+def test_processes_in_a_new_session_end_with_the_run(tmp_path: Path) -> None:
     source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
     assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
-    assert start_time(int(said(tmp_path))) is None
+    assert start_time(int(result_of(tmp_path))) is None
 
 
 @needs_namespaces
-def test_a_working_directory_in_a_volume_is_made_there(tmp_path: Path) -> None:
+def test_a_working_directory_in_a_volume_is_created(tmp_path: Path) -> None:
     mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}], "workingDir": "/v/new"}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
     volumes = [{"name": "v", "emptyDir": {}}]
@@ -320,7 +318,7 @@ def test_a_working_directory_in_a_volume_is_made_there(tmp_path: Path) -> None:
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
 
 
-def test_patches_of_the_pod_change_its_variables_that_of_the_template_last(tmp_path: Path) -> None:
+def test_pod_spec_patches_set_variables_the_templates_last(tmp_path: Path) -> None:
     patch = (
         "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value: '{{pod.name}}'}]}]"
     )
@@ -328,7 +326,7 @@ def test_patches_of_the_pod_change_its_variables_that_of_the_template_last(tmp_p
     template["container"]["env"] = [{"name": "C", "value": "c"}, {"name": "A", "value": "0"}]
     workflow = {"podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"), "arguments": {"parameters": [PARAMETER]}}
     assert ran(template, tmp_path, **workflow)["phase"] == "Succeeded"
-    assert said(tmp_path) == "c2 w c d\n"
+    assert result_of(tmp_path) == "c2 w c d\n"
 
 
 PARAMETER = {"name": "x", "value": "d"}
@@ -346,15 +344,15 @@ PARAMETER = {"name": "x", "value": "d"}
         ("activeDeadlineSeconds: {{workflow.parameters.x}}", "activeDeadlineSeconds is 'd'"),
     ],
 )
-def test_a_patch_of_the_pod_ends_it_in_time(tmp_path: Path, patch: str, message: str) -> None:
+def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, message: str) -> None:
     source = "trap '' TERM; sleep 1000 & wait; wait" if "Grace" in patch else "sleep 1000"
     template = {"podSpecPatch": patch, "container": shell(source)}
-    grace = "terminationGracePeriodSeconds: 1000"  # unless the patch of the template says another
+    grace = "terminationGracePeriodSeconds: 1000"  # the patch of the template has priority
     status = ran(template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]})
     assert message in status["message"], status["message"]
 
 
-def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
+def test_a_patch_of_all_pods_ignores_pods_without_containers() -> None:
     patch = (
         '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait", "resources": {}}]}'
     )
@@ -369,13 +367,13 @@ def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
 
 
 @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "timeout"])
-def test_a_limit_of_time_that_is_none_once_it_is_known_ends_the_node(tmp_path: Path, field: str) -> None:
+def test_an_invalid_resolved_deadline_ends_the_node(tmp_path: Path, field: str) -> None:
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
     status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
     assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
 
 
-def test_a_pod_imports_from_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_imports_only_from_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     for name in ("steps/greet.py", "pipelines/nightly.py"):
         (folder / name).parent.mkdir(parents=True)
@@ -388,6 +386,6 @@ def test_a_pod_imports_from_the_project_alone(tmp_path: Path, monkeypatch: pytes
     source += "print([folder for folder in sys.path if folder.startswith(sys.argv[1])])"
     container = {"image": "python", "command": ["python", "-c", source, str(project.REFERENCE)], "workingDir": "/"}
     assert ran({"container": container}, tmp_path)["phase"] == "Succeeded"
-    files, path = said(tmp_path).splitlines()
+    files, path = result_of(tmp_path).splitlines()
     assert files == f"{folder}/steps/greet.py {folder}/pipelines/nightly.py"
     assert str(project.REFERENCE) not in [entry.rstrip("/") for entry in ast.literal_eval(path)]

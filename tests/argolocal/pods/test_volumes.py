@@ -1,4 +1,4 @@
-"""Volumes: what a pod reads of ConfigMaps and Secrets, and what the pods of a run leave to one another."""
+"""Volumes: files of ConfigMaps and Secrets, and files that the pods of a run share."""
 
 import base64
 from pathlib import Path
@@ -31,16 +31,16 @@ def mount(path: str, name: str = "v", **more: Any) -> dict[str, Any]:
     return {"name": name, "mountPath": path, **more}
 
 
-def ran(home: Path, *templates: dict[str, Any], beside: tuple[dict[str, Any], ...] = (), **spec: Any) -> dict[str, Any]:
+def ran(home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any) -> dict[str, Any]:
     cluster = LocalCluster(home)
-    cluster.keep(beside)
+    cluster.keep(others)
     manifest = {"entrypoint": "main", "templates": [*templates], **spec}
     return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": manifest}, {}, cluster)
 
 
-def said(home: Path, template: dict[str, Any], volume: dict[str, Any], *beside: dict[str, Any]) -> str:
-    """What the pod writes to /tmp/out, with `volume` as v."""
-    status = ran(home, template, beside=beside, volumes=[{"name": "v", **volume}])
+def pod_output(home: Path, template: dict[str, Any], volume: dict[str, Any], *others: dict[str, Any]) -> str:
+    """Run a pod with `volume` as v, and return the content of its /tmp/out."""
+    status = ran(home, template, others=others, volumes=[{"name": "v", **volume}])
     assert status["phase"] == "Succeeded", status
     return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
 
@@ -79,37 +79,37 @@ def said(home: Path, template: dict[str, Any], volume: dict[str, Any], *beside: 
 def test_a_pod_reads_its_configuration_from_files(
     tmp_path: Path, volume: dict[str, Any], script: str, expected: str
 ) -> None:
-    assert said(tmp_path, shell(script, mount("/v")), volume, CONFIG, SECRET) == expected
+    assert pod_output(tmp_path, shell(script, mount("/v")), volume, CONFIG, SECRET) == expected
 
 
-def test_one_key_is_mounted_beside_the_files_of_the_system(tmp_path: Path) -> None:
+def test_one_key_is_mounted_next_to_system_files(tmp_path: Path) -> None:
     script = "test -e /etc/passwd; cat /etc/app/b.conf > /tmp/out; "
     script += "(echo x > /etc/app/b.conf) 2>/dev/null || echo ro >> /tmp/out"
     template = shell(script, mount("/etc/app/b.conf", subPath="b"))
-    assert said(tmp_path, template, {"configMap": {"name": "c"}}, CONFIG) == "tworo"
+    assert pod_output(tmp_path, template, {"configMap": {"name": "c"}}, CONFIG) == "tworo"
     assert not Path("/etc/app").exists()
 
 
-def test_what_is_mounted_read_only_cannot_be_written(tmp_path: Path) -> None:
+def test_a_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     script = "(touch /v/x && echo written || echo refused) 2>/dev/null > /tmp/out"
-    assert said(tmp_path / "a", shell(script, mount("/v", readOnly=True)), {"emptyDir": {}}) == "refused"
-    assert said(tmp_path / "b", shell(script, mount("/v")), {"emptyDir": {}}) == "written"
+    assert pod_output(tmp_path / "a", shell(script, mount("/v", readOnly=True)), {"emptyDir": {}}) == "refused"
+    assert pod_output(tmp_path / "b", shell(script, mount("/v")), {"emptyDir": {}}) == "written"
 
 
-def test_two_mounts_of_one_volume_show_the_same_files_and_parts_of_it(tmp_path: Path) -> None:
+def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
     mounts = [mount("/v"), mount("/w", subPath="sub"), mount("/v/in/deep", name="other"), mount("/x", name="other")]
     mounts.append(mount("/y", subPathExpr="$(PART)"))
     script = "echo 1 > /w/x; echo 2 > /v/in/deep/y; echo 3 > /y/z; cat /v/sub/x /x/y /v/part/z > /tmp/out"
     template = shell(script, *mounts, volumes=[{"name": "other", "emptyDir": {}}])
     template["container"]["env"] = [{"name": "PART", "value": "part"}]
-    assert said(tmp_path, template, {"emptyDir": {}}) == "1\n2\n3"
+    assert pod_output(tmp_path, template, {"emptyDir": {}}) == "1\n2\n3"
 
 
 def test_artifacts_and_parameters_in_a_volume_are_found(tmp_path: Path) -> None:
     inputs = {"artifacts": [{"name": "a", "path": "/v/sub/in", "raw": {"data": "given"}}]}
     outputs = {"parameters": [{"name": "out", "valueFrom": {"path": "/v/sub/out"}}]}
     template = shell("cp /v/sub/in /v/sub/out", mount("/v"), inputs=inputs, outputs=outputs)
-    assert said(tmp_path, template, {"emptyDir": {}}) == "given"
+    assert pod_output(tmp_path, template, {"emptyDir": {}}) == "given"
 
 
 def steps(*names: str) -> dict[str, Any]:
@@ -120,11 +120,11 @@ CLAIM = {"metadata": {"name": "v"}, "spec": {"resources": {"requests": {"storage
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "gc", "left"),
+    ("exit_code", "gc", "is_kept"),
     [(0, None, False), (1, None, True), (1, {"strategy": "OnWorkflowCompletion"}, False)],
 )
-def test_a_claim_is_shared_by_the_pods_of_a_run_and_goes_when_argo_deletes_it(
-    tmp_path: Path, exit_code: int, gc: dict[str, str] | None, left: bool
+def test_a_claim_is_shared_by_pods_and_deleted_as_on_argo(
+    tmp_path: Path, exit_code: int, gc: dict[str, str] | None, is_kept: bool
 ) -> None:
     write = {**shell("echo hello > /v/x", mount("/v")), "name": "write", "outputs": {}}
     read = {**shell(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")), "name": "read"}
@@ -133,30 +133,28 @@ def test_a_claim_is_shared_by_the_pods_of_a_run_and_goes_when_argo_deletes_it(
     (node,) = [node for node in status["nodes"].values() if node["displayName"] == "read"]
     assert node["outputs"]["parameters"][0]["value"] == "hello"
     claim = {"name": "v", "persistentVolumeClaim": {"claimName": "w-v"}}
-    assert status.get("persistentVolumeClaims", []) == ([claim] if left else [])
-    assert (tmp_path / "claims/w-v/x").exists() == left
+    assert status.get("persistentVolumeClaims", []) == ([claim] if is_kept else [])
+    assert (tmp_path / "claims/w-v/x").exists() == is_kept
 
 
-def test_a_claim_beside_the_workflow_outlives_it(tmp_path: Path) -> None:
+def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> None:
     claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": {}}
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
-    said(tmp_path, shell("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim)
+    pod_output(tmp_path, shell("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim)
     assert (tmp_path / "claims/data/x").read_text() == "1\n"
-    with pytest.raises(ConfigError, match="no PersistentVolumeClaim 'data' here"):
+    with pytest.raises(ConfigError, match="PersistentVolumeClaim 'data' does not exist here"):
         ran(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
 
 
 @pytest.mark.parametrize(
     ("volume", "message"),
     [
-        ({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}, "no key 'no'"),
+        ({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}, "not contain the key 'no'"),
         ({"secret": {"secretName": "s", "items": [{"key": "key", "path": "../../x"}]}}, "leads out"),
     ],
 )
-def test_a_volume_that_cannot_be_made_is_an_error_that_names_it(
-    tmp_path: Path, volume: dict[str, Any], message: str
-) -> None:
-    status = ran(tmp_path, shell("true", mount("/v")), beside=(SECRET,), volumes=[{"name": "v", **volume}])
+def test_an_invalid_volume_is_named(tmp_path: Path, volume: dict[str, Any], message: str) -> None:
+    status = ran(tmp_path, shell("true", mount("/v")), others=(SECRET,), volumes=[{"name": "v", **volume}])
     assert status["phase"] == "Error"
     assert message in status["message"]
 
@@ -170,7 +168,7 @@ def test_a_volume_that_cannot_be_made_is_an_error_that_names_it(
         ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),
         (
             {"volumes": [{"name": "v", "configMap": {"name": "none"}}]},
-            r"volumes\[0\]\.configMap: there is no ConfigMap",
+            r"volumes\[0\]\.configMap: the ConfigMap .* does not exist",
         ),
         (
             {"volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "no"}}]}}]},
@@ -182,19 +180,19 @@ def test_a_volume_that_cannot_be_made_is_an_error_that_names_it(
         ({"volumeClaimTemplates": [CLAIM], "volumeClaimGC": {"strategy": "Never"}}, "OnWorkflowSuccess"),
     ],
 )
-def test_volumes_that_cannot_be_are_refused_before_the_run(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
+def test_invalid_volumes_are_rejected_before_the_run(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ran(tmp_path, shell("true", mount("/v")), **spec)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_secret_is_nowhere_on_disk_but_where_it_was_put(tmp_path: Path) -> None:
-    """Neither the state of the run, nor its logs, nor the directories of its pods: also when it failed."""
+def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
+    """The state of the run, its logs and the directories of its pods do not contain it, also after a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
     template = shell('test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={})
     template["container"]["env"] = env
     volume = {"name": "v", "secret": {"secretName": "s"}}
-    status = ran(tmp_path, template, beside=(SECRET,), volumes=[volume])
+    status = ran(tmp_path, template, others=(SECRET,), volumes=[volume])
     assert status["phase"] == "Failed"
     assert "hunter2" not in str(status)
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "ran\n"

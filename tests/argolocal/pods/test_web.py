@@ -1,4 +1,4 @@
-"""Requests whose redirections lead elsewhere: secrets stay with the host that they are for, and no file is read."""
+"""Redirections of requests: secrets are only sent to their host, and local files are not read."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ LOGIN = {"Authorization": "Bearer s3cr3t", "Cookie": "a=s3cr3t", "Proxy-Authoriz
 
 
 class Proxy:
-    """All hosts of the web: answers by address, and remembers what it was asked."""
+    """A proxy for all hosts: answers by address, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {}  # address → status, location
@@ -39,7 +39,7 @@ class Proxy:
             do_GET = do_POST = do_PUT = do_HEAD = answer
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
+                """Do not log."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -81,7 +81,7 @@ def test_a_secret_stays_with_its_host_when_an_answer_redirects(proxy: Proxy, loc
     assert stays == all(first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2])
 
 
-def test_a_secret_that_was_dropped_does_not_come_back(proxy: Proxy):
+def test_a_removed_header_is_not_sent_again(proxy: Proxy):
     proxy.answers |= {"http://a.example/": (307, "http://b.example/"), "http://b.example/": (307, "http://a.example/b")}
     web.request("http://a.example/", headers=LOGIN.items()).close()
     assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [True, False, False]
@@ -107,7 +107,7 @@ def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
         *(("HEAD", status, "HEAD", "") for status in (302, 307)),
     ],
 )
-def test_a_redirection_changes_the_method_as_go_does(proxy: Proxy, method: str, status: int, after: str, body: str):
+def test_a_redirection_changes_the_method_as_in_go(proxy: Proxy, method: str, status: int, after: str, body: str):
     proxy.answers["http://a.example/"] = (status, "/b")
     sent = None if method == "HEAD" else b"hi"
     web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
@@ -116,7 +116,7 @@ def test_a_redirection_changes_the_method_as_go_does(proxy: Proxy, method: str, 
     assert ("Content-Type" in second[2]) == (status >= 307)
 
 
-def test_redirections_end_and_one_without_an_address_is_the_answer(proxy: Proxy):
+def test_redirections_are_limited_and_need_an_address(proxy: Proxy):
     proxy.answers["http://a.example/"] = (302, "/")
     with pytest.raises(web.WebError, match=r"http://a\.example/: stopped after 10 redirects"):
         web.request("http://a.example/")
@@ -160,7 +160,7 @@ def test_neither_an_artifact_nor_a_template_reads_a_file(
 @pytest.mark.parametrize(
     "url", ["http://me:s3cr3t@a.example/x", "http://a.example:x/", "http://[/", "http:///x", "http://a.example/\x01"]
 )
-def test_an_answer_or_an_address_that_is_none_fails_its_node_alone(
+def test_an_invalid_answer_or_address_fails_only_its_node(
     tmp_path: Path, answer: bytes, url: str, monkeypatch: pytest.MonkeyPatch
 ):
     class Handler(BaseHTTPRequestHandler):
@@ -169,7 +169,7 @@ def test_an_answer_or_an_address_that_is_none_fails_its_node_alone(
             self.wfile.write(answer)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Do not log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -187,7 +187,7 @@ def test_a_probe_does_not_leave_its_host_but_follows_within_it(proxy: Proxy):
     assert [path for _, path, _, _ in proxy.requests] == ["http://a.example/", "http://a.example/b"]
 
 
-def test_an_answer_of_any_size_fails_its_node_alone(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http, "MAX_BODY_SIZE", 4)
+def test_an_oversized_answer_fails_only_its_node(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 4)
     phase, message, _ = http.send({"url": "http://me:s3cr3t@a.example/"}, lambda name: {})
     assert phase == "Failed" and message.startswith('Get "http://a.example/": the response has more than')

@@ -1,6 +1,6 @@
-"""One run whose runner can be killed: the workflows of kills.yaml as they can run, what came of one, what it left.
+"""One run whose runner can be killed: the workflows of kills.yaml, the outcome of a run, and its leftovers.
 
-run = Run("jobs", home, environment, url); run.go("effect", 17); judged(run, expected)
+run = Run("jobs", home, environment, url); run.start_and_kill("effect", 17); problems(run, expected)
 """
 
 import contextlib
@@ -39,11 +39,11 @@ from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
 
-PATIENCE = 3.0  # seconds in which the last processes of a run may end
+EXIT_TIMEOUT_S = 3.0  # for the last processes of a run
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CLOCK = ("startedAt", "finishedAt")
-PORTS = count(20000 + os.getpid() % 10000)  # below those that are given to whoever connects
-ANSWERS = {"go": "YES"}  # what suspended steps are told
+PORTS = count(20000 + os.getpid() % 10000)  # below the ephemeral ports
+ANSWERS = {"go": "YES"}  # values for suspended steps
 EMBEDDED = "services"  # the workflow "files" with the object store of its home
 BODY = """echo "begin $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; ({1})
 code=$?; echo "end $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; exit $code"""
@@ -71,7 +71,7 @@ def count(frame, event, what):
     seen["call"] += 1
     if event[:2] == "c_" and what.__name__ in EFFECTS:
         seen["effect"] += 1
-    if any(seen[kind] >= number for kind, number in last.items()) and os.getpid() == runner:  # no child of it
+    if any(seen[kind] >= number for kind, number in last.items()) and os.getpid() == runner:  # not in a child process
         os.kill(runner, signal.SIGKILL)
 
 threading.setprofile(count)
@@ -90,7 +90,7 @@ threading.setprofile(None)
 
 @cache
 def documents() -> list[Any]:
-    """Those of kills.yaml, as they can run."""
+    """Return the objects of kills.yaml, completed so that they can run."""
     objects = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
     for obj in objects:
         obj.setdefault("kind", "Workflow")
@@ -111,60 +111,62 @@ def _complete(value: Any) -> None:
 
 
 def workflows() -> dict[str, dict[str, Any]]:
-    """By name."""
+    """Return the workflows by name."""
     workflows = {obj["metadata"]["name"]: obj for obj in documents() if obj["kind"] == "Workflow"}
     return workflows | {EMBEDDED: {**workflows["files"], "metadata": {"name": EMBEDDED}}}
 
 
 @dataclass
 class Run:
-    """One run in a home of its own."""
+    """One run in its own home."""
 
     name: str
     home: Path
-    environment: dict[str, str]  # with a store; the bucket is its own
+    environment: dict[str, str]  # with a store; each run has its own bucket
     url: str
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
         self.shared = tempfile.TemporaryDirectory(prefix="rekindle-kills-", dir="/dev/shm")
-        self.notes = Path(self.shared.name)  # which pods with a /tmp of their own see, too
+        self.notes = Path(self.shared.name)  # visible in pods with a private /tmp
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
         self.files = RunFiles(self.home, self.name)
-        own = {} if self.name == EMBEDDED else {**self.environment, "S3_BUCKET": bucket}
-        if own:
-            store = self.store = Store(bucket, own["S3_ENDPOINT_URL"], *(own[key] for key in KEYS))
+        store_environment = {} if self.name == EMBEDDED else {**self.environment, "S3_BUCKET": bucket}
+        if store_environment:
+            store = self.store = Store(
+                bucket, store_environment["S3_ENDPOINT_URL"], *(store_environment[key] for key in KEYS)
+            )
             store.client.create_bucket(Bucket=bucket)
-        self.environment = {**os.environ, **own, "HOME_OF_ALL": str(self.notes)}
+        self.environment = {**os.environ, **store_environment, "HOME_OF_ALL": str(self.notes)}
         self.cluster.keep(obj for obj in documents() if obj["kind"] != "Workflow")
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)
-        text = text.replace("@BUCKET@", own.get("S3_BUCKET", BUCKET))
+        text = text.replace("@BUCKET@", store_environment.get("S3_BUCKET", BUCKET))
         (self.home / "w.json").write_text(text)
 
-    def go(self, how: str = "", at: float = 0) -> bool:
-        """Starts a runner, and kills it at that second, call or effect unless it is over before. Whether it is."""
-        last = {how: int(at)} if how in ("call", "effect") else {}
+    def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
+        """Start a runner, and kill it at this second, call or effect. Return True if it ended before."""
+        last = {kind: int(moment)} if kind in ("call", "effect") else {}
         values = json.dumps(self.answers())
         command = [sys.executable, "-c", RUNNER, str(self.home), self.name, json.dumps(last), values]
-        with open(self.home / "said", "ab") as said:
-            runner = subprocess.Popen(command, start_new_session=True, stdout=said, stderr=said, env=self.environment)
+        with open(self.home / "said", "ab") as log:
+            runner = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log, env=self.environment)
 
-        def over() -> bool:
-            with contextlib.suppress(ConfigError, Busy):  # it was let go meanwhile
+        def has_ended() -> bool:
+            with contextlib.suppress(ConfigError, Busy):  # it was resumed in the meantime
                 self.release()
             return runner.poll() is not None
 
         with contextlib.suppress(AssertionError):
-            until("the end of the runner", over, at if how in ("time", "group") else 60)
+            until("the end of the runner", has_ended, moment if kind in ("time", "group") else 60)
         if runner.poll() is None:
-            (os.killpg if how == "group" else os.kill)(runner.pid, signal.SIGKILL)
+            (os.killpg if kind == "group" else os.kill)(runner.pid, signal.SIGKILL)
         return runner.wait() == 0
 
     def release(self) -> None:
-        """As `rekindle resume -p` in another terminal."""
+        """Resume suspended steps, like `rekindle resume -p` in another terminal."""
         if (values := self.answers()) or self.waiting() or self.files.workflow()["spec"].get("suspend"):
             release_suspended(self.name, values, self.home)
 
@@ -172,32 +174,32 @@ class Run:
         return [node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"]
 
     def answers(self) -> dict[str, str]:
-        asked = {
+        names = {
             parameter["name"]
             for node in self.waiting()
             for parameter in (node.get("outputs") or {}).get("parameters") or []
         }
-        return {name: value for name, value in ANSWERS.items() if name in asked}
+        return {name: value for name, value in ANSWERS.items() if name in names}
 
     def status(self) -> dict[str, Any]:
         return self.files.load()[0]
 
-    def over(self) -> dict[str, int]:
-        """Pods of which the end is recorded, and how often each had begun by then."""
+    def ended_pods(self) -> dict[str, int]:
+        """Return the pods with a recorded end, and how often each had started by then."""
         nodes = [node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED]
         ended = {node["id"].rpartition("-")[2] for node in nodes if node["type"] in ("Pod", "HTTP")}
         jobs = [json.loads(path.read_text()) for path in self.home.glob("objects/PyTorchJob/*.json")]
         replicas = {name for job in jobs for name in job["metadata"]["annotations"].get(SUCCEEDED, "").split(",")}
-        begun = self.begun()
-        parts = {mark: mark.split(".") for mark in begun}
+        starts = self.starts()
+        parts = {mark: mark.split(".") for mark in starts}
         return {
-            mark: begun[mark]
+            mark: starts[mark]
             for mark, (pod, replica, *_) in parts.items()
             if pod.rpartition("-")[2] in ended or replica in replicas
         }
 
-    def begun(self) -> Counter[str]:
-        """How often each pod began."""
+    def starts(self) -> Counter[str]:
+        """Return how often each pod started."""
         return Counter(mark.split()[1] for mark in self.marks() if mark.startswith("begin"))
 
     def marks(self) -> list[str]:
@@ -205,7 +207,7 @@ class Run:
         return path.read_text().splitlines() if path.exists() else []
 
     def outcome(self) -> Any:
-        """All that must be the same."""
+        """Return everything that must not change."""
         status = self.status()
         nodes = {}
         for node in status["nodes"].values():
@@ -226,7 +228,7 @@ class Run:
             obj = json.loads(path.read_text())
             meta, data = obj["metadata"], obj.get("data")
             if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE):
-                data = sorted(data)  # a cache: its entries have times
+                data = sorted(data)  # the entries of a cache contain times
             ended = [
                 condition["type"]
                 for condition in (obj.get("status") or {}).get("conditions") or []
@@ -241,18 +243,18 @@ class Run:
         ]
 
     def _stored(self) -> dict[str, Any]:
-        """What is in the object store."""
+        """Return the contents of the object store."""
         if self.name == EMBEDDED:
             keys = self.cluster.services.credentials()
             self.store = Store("rekindle", self.cluster.services.url("s3"), *(keys[key] for key in KEYS))
         objects = {entry.key: self.store.get(entry.key) for entry in self.store.list("")}
         return {key: _content(data) for key, data in objects.items()}
 
-    def left(self) -> list[str]:
-        """Processes, locks and files that nobody must have once it is over and its services are stopped."""
+    def leftovers(self) -> list[str]:
+        """Return processes, locks and files that remain after the end of the run and its services."""
         self.cluster.down()
-        with contextlib.suppress(AssertionError):  # those that stay are reported below
-            until("its processes to end", lambda: not self._processes(), PATIENCE)
+        with contextlib.suppress(AssertionError):  # remaining processes are reported below
+            until("its processes to end", lambda: not self._processes(), EXIT_TIMEOUT_S)
         leftovers = self._processes()
         if pid := self.files.runner():
             leftovers.append(f"the run is locked by {pid}")
@@ -273,12 +275,12 @@ class Run:
                 if mark in (process / "environ").read_bytes() + b"\0":
                     orphans.append(f"orphan {process.name}: {(process / 'cmdline').read_text()}")
             except OSError:
-                continue  # it ended meanwhile, or is not ours
+                continue  # it exited, or belongs to another user
         return orphans
 
 
 def _content(data: bytes) -> Any:
-    """Of a tarball what is in it, without its times."""
+    """Return a hash, or the files of a tarball without their times."""
     if not data.startswith(b"\x1f\x8b"):
         return hashlib.sha256(data).hexdigest()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
@@ -293,24 +295,24 @@ def _free_port() -> int:
     raise AssertionError
 
 
-def judged(run: Run, expected: Any) -> list[str]:
-    """What is wrong with a run that is over."""
+def problems(run: Run, expected: Any) -> list[str]:
+    """Return the problems of a completed run."""
     differences = _differences(expected, run.outcome())
-    return [*overlaps(run.marks()), *run.left(), *differences]
+    return [*overlaps(run.marks()), *run.leftovers(), *differences]
 
 
-def again(over: dict[str, int], begun: Counter[str]) -> list[str]:
-    """Pods that were over, and began once more."""
-    return [f"{pod} was over and began again" for pod, count in over.items() if begun[pod] > count]
+def restarted(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]:
+    """Return the pods that started again after their recorded end."""
+    return [f"{pod} was over and began again" for pod, count in ended_pods.items() if starts[pod] > count]
 
 
 def overlaps(marks: list[str]) -> list[str]:
-    """Pods of which one ended after its successor had begun."""
+    """Return the pods that ended after their successor had started."""
     last: dict[str, str] = {}
     found = []
     for line in marks:
-        what, pod, pid = line.split()
-        if what == "begin":
+        event, pod, pid = line.split()
+        if event == "begin":
             last[pod] = pid
         elif last[pod] != pid:
             found.append(f"{pod}: process {pid} ended after {last[pod]} had begun")

@@ -1,12 +1,12 @@
-"""Prove that a run does not notice the death of its runner: kill it at seeded moments, resume, compare what came of it.
+"""Prove that a run survives its runner: kill the runner at seeded moments, resume, compare the outcome.
 
-python -m tests.argolocal.runner.kills 17            one seed, again
-python -m tests.argolocal.runner.kills --count 100   seeds 0..99, some at a time
-python -m tests.argolocal.runner.kills --each jobs   once at everything that others see of a run of this workflow
+python -m tests.argolocal.runner.kills 17            repeat one seed
+python -m tests.argolocal.runner.kills --count 100   seeds 0..99, in parallel
+python -m tests.argolocal.runner.kills --each jobs   once at every effect of a run of this workflow
 
-The workflows are those of kills.yaml. A seed says which of them, how often its runner is killed (also while it
-resumes), and when: after a time, at a call of the runner's own code, before or after something that others see (a
-write, a rename, a new process), or the whole process group of it.
+The workflows are in kills.yaml. A seed determines the workflow, how often its runner is killed (also while it resumes),
+and when: after a time, at a function call of the runner, at an external effect (a write, a rename, a new process), or
+together with its process group.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from typing import Any
 
 from argolocal.engine.nodes import FAILED
 from rekindle.local.services.services import Services
-from tests.argolocal.runner.killed import Run, again, judged, workflows
+from tests.argolocal.runner.killed import Run, problems, restarted, workflows
 
-ANSWER = 0.2  # seconds that the server of `@URL@` takes
+ANSWER_S = 0.2  # delay of the server of `@URL@`
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done to which workflow; each kill as (how, at which part of an undisturbed run)."""
+    """The kills of one workflow, each as (kind, fraction of an undisturbed run)."""
 
     seed: int
     name: str
@@ -44,13 +44,13 @@ class Plan:
     def of(cls, seed: int) -> "Plan":
         draw = random.Random(seed)
         names = sorted(workflows())
-        ways = ["time", "group", "call", "effect", "effect"]
-        kills = [(draw.choice(ways), draw.random()) for _ in range(draw.choice([1, 1, 2, 3]))]
+        kinds = ["time", "group", "call", "effect", "effect"]
+        kills = [(draw.choice(kinds), draw.random()) for _ in range(draw.choice([1, 1, 2, 3]))]
         return cls(seed, names[seed % len(names)], tuple(kills))
 
 
-class Asked(BaseHTTPRequestHandler):
-    """Notes who asks, and answers: /POD/CODE."""
+class Handler(BaseHTTPRequestHandler):
+    """Records requests to /POD/CODE, and answers with the code."""
 
     def do_GET(self) -> None:
         _, pod, code = self.path.split("/")
@@ -58,8 +58,8 @@ class Asked(BaseHTTPRequestHandler):
         number = uuid.uuid4().hex
         with open(Path(self.headers["Home"]) / "marks", "a") as marks:
             marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
-        time.sleep(ANSWER if code != "504" else 1.5)
-        with contextlib.suppress(OSError):  # who asked was killed
+        time.sleep(ANSWER_S if code != "504" else 1.5)
+        with contextlib.suppress(OSError):  # the client was killed
             self.send_response(int(code))
             self.end_headers()
             self.wfile.write(str(len(body)).encode())
@@ -70,77 +70,79 @@ class Asked(BaseHTTPRequestHandler):
 
 
 class Stage:
-    """Where plans are played: what undisturbed runs come to, how long they take, in how many calls and effects."""
+    """Executes plans. Caches the outcome of undisturbed runs, and their duration, calls and effects."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
         self.expected: dict[str, tuple[Any, dict[str, float]]] = {}
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def run(self, name: str, home: str) -> Run:
         return Run(name, self.folder / home, self.environment, f"http://127.0.0.1:{self.server.server_port}")
 
     def undisturbed(self, name: str) -> tuple[Any, dict[str, float]]:
-        """The outcome, and how many seconds, calls and effects it took."""
+        """Return the outcome of an undisturbed run, and its seconds, calls and effects."""
         if name not in self.expected:
             run = self.run(name, f"{name}-alone")
             began = time.monotonic()
-            assert run.go(), (run.home / "said").read_text()
+            assert run.start_and_kill(), (run.home / "said").read_text()
             seconds = time.monotonic() - began
             outcome, meant = run.outcome(), workflows()[name]["metadata"].get("annotations", {})
             assert outcome["phase"] == meant.get("phase", "Succeeded"), outcome
             assert meant.get("node", name) in outcome["nodes"], outcome
-            assert not run.left()
+            assert not run.leftovers()
             took = {"time": seconds, "group": seconds, **json.loads((run.home / "seen").read_text())}
             self.expected[name] = outcome, took
         return self.expected[name]
 
     def play(self, plan: Plan) -> list[str]:
-        """What went wrong."""
-        expected, took = self.undisturbed(plan.name)
+        """Execute a plan and return the problems."""
+        expected, measured = self.undisturbed(plan.name)
         run = self.run(plan.name, f"{plan.seed}")
-        problems: list[str] = []
-        for how, part in (*plan.kills, ("", 0.0)):
-            if run.status()["phase"] in FAILED:  # to go on with it would be to try again
+        found: list[str] = []
+        for kind, fraction in (*plan.kills, ("", 0.0)):
+            if run.status()["phase"] in FAILED:  # resuming it would be a retry
                 break
-            over = run.over()
-            done = run.go(how, part * took.get(how, 0))
-            problems += again(over, run.begun())
-            if not how and not done:
-                problems.append(f"it did not end: {(run.home / 'said').read_text()[-2000:]}")
-        return problems + judged(run, expected)
+            ended_pods = run.ended_pods()
+            done = run.start_and_kill(kind, fraction * measured.get(kind, 0))
+            found += restarted(ended_pods, run.starts())
+            if not kind and not done:
+                found.append(f"it did not end: {(run.home / 'said').read_text()[-2000:]}")
+        return found + problems(run, expected)
 
 
 def main(argv: list[str]) -> int:
-    """The command; exit code 1 if a seed failed."""
+    """Run the command. Return 1 if a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.argolocal.runner.kills", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=100, help="without seeds: how many")
-    parser.add_argument("--first", type=int, default=0, help="without seeds: the first")
-    parser.add_argument("--each", metavar="WORKFLOW", help="instead of seeds: once at every effect of this workflow")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    given = parser.parse_args(argv)
-    seeds = given.seeds or range(given.first, given.first + given.count)
+    parser.add_argument("--count", type=int, default=100, help="number of seeds, if none are given")
+    parser.add_argument("--first", type=int, default=0, help="first seed, if none are given")
+    parser.add_argument(
+        "--each", metavar="WORKFLOW", help="instead of seeds: kill once at every effect of this workflow"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel runs")
+    arguments = parser.parse_args(argv)
+    seeds = arguments.seeds or range(arguments.first, arguments.first + arguments.count)
     failed = 0
     plans = [Plan.of(seed) for seed in seeds]
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder, ThreadPoolExecutor(given.jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         services = Services(Path(folder) / "services", {})
         try:
             keys = services.credentials()
             stage = Stage(Path(folder), keys | {"S3_ENDPOINT_URL": services.url("s3")})
-            if given.each:
-                effects = int(stage.undisturbed(given.each)[1]["effect"])
-                moments = range(given.first, min(effects, given.first + given.count))
-                plans = [Plan(at, given.each, (("effect", (at + 0.5) / effects),)) for at in moments]
+            if arguments.each:
+                effects = int(stage.undisturbed(arguments.each)[1]["effect"])
+                moments = range(arguments.first, min(effects, arguments.first + arguments.count))
+                plans = [Plan(number, arguments.each, (("effect", (number + 0.5) / effects),)) for number in moments]
             list(pool.map(stage.undisturbed, {plan.name for plan in plans}))
             for plan, problems in zip(plans, pool.map(stage.play, plans), strict=True):
                 failed += bool(problems)
                 print("\n  FAILED ".join([f"{plan}", *problems]), flush=True)
         finally:
             services.down()
-    kinds = Counter(how for plan in plans for how, _ in plan.kills)
+    kinds = Counter(kind for plan in plans for kind, _ in plan.kills)
     print(f"{len(plans)} runs, {sum(kinds.values())} kills {dict(kinds)}, {failed} failed")
     return int(failed > 0)
 

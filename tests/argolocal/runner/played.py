@@ -1,4 +1,4 @@
-"""Workflows played on the state machine alone: every pod ends as a test says, a second each, without a process."""
+"""Play workflows on the state machine alone: each pod takes a second and ends as a test says, without a process."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = "w", **spec: Any) -> Scheduler:
-    """A workflow that nothing of has run; `home` is where its locks and caches are."""
+    """Return the scheduler of a new workflow; `home` contains its locks and caches."""
     manifest = {"kind": "Workflow", "metadata": {"name": name}, "spec": {"entrypoint": "main", **spec}}
     manifest["spec"]["templates"] = [*templates]
     return Scheduler(workflow(manifest), locks=SharedLocks(LocalCluster(home)) if home else None)
@@ -34,7 +34,7 @@ def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = 
 def play(
     s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None
 ) -> list[str]:
-    """Ends every pod in the order of its start, a second each, as `failing` says. Gives the nodes that ran."""
+    """End every pod in the order of its start, a second each, as `failing` says. Return the nodes that ran."""
     failing, outputs = failing or {}, outputs or {}
     now, events, waiting, ran = 1000.0, [], [], []
     for _ in range(10_000):
@@ -43,7 +43,7 @@ def play(
         if s.done:
             return ran
         if not waiting:
-            assert s.wake is not None, "nothing runs and nothing is waited for"
+            assert s.wake is not None, "nothing runs or waits"
             now = max(s.wake, now)
             continue
         now += 1

@@ -1,4 +1,4 @@
-"""This machine as a cluster: what pods get from it."""
+"""This machine as a cluster: objects, addresses and images of pods."""
 
 import base64
 import subprocess
@@ -43,18 +43,18 @@ def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> No
     assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses.values())
 
 
-def test_two_processes_never_give_one_address_to_two_pods(cluster: LocalCluster) -> None:
+def test_concurrent_processes_never_assign_an_address_twice(cluster: LocalCluster) -> None:
     program = (
         "import sys; from pathlib import Path; from argolocal.runner.cluster import LocalCluster\n"
         "print(*[LocalCluster(Path(sys.argv[1])).address(f'{sys.argv[2]}-{i}') for i in range(50)])"
     )
     command = [sys.executable, "-c", program, str(cluster.home)]
     racers = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(2)]
-    given = [address for racer in racers for address in racer.communicate()[0].split()]
-    assert len(given) == len(set(given)) == 100
+    addresses = [address for racer in racers for address in racer.communicate()[0].split()]
+    assert len(addresses) == len(set(addresses)) == 100
 
 
-def test_apply_merges_as_kubectl_does(cluster: LocalCluster) -> None:
+def test_apply_merges_like_kubectl(cluster: LocalCluster) -> None:
     kind = Controller(cluster, "HorizontalPodAutoscaler")
 
     def hpa(**spec: object) -> dict:
@@ -78,29 +78,29 @@ def test_apply_merges_as_kubectl_does(cluster: LocalCluster) -> None:
         kind.apply({"spec": {}})
 
 
-def test_what_images_are_here_is_read_from_the_home(tmp_path: Path) -> None:
+def test_images_are_read_from_the_home(tmp_path: Path) -> None:
     table = tmp_path / "images.yaml"
     table.write_text("tool:v1: {command: [sh, -c], args: ['echo own'], env: {A: b}, directory: /usr}")
     image = LocalCluster(tmp_path).image("tool:v1")
     assert (image.command, image.args, image.env, image.directory) == (["sh", "-c"], ["echo own"], {"A": "b"}, "/usr")
-    for text, said in (
+    for text, error in (
         ("tool: {comand: [sh]}", r"tool\.comand"),
         ("tool: {command: sh}", "a list"),
         ("[", "is not YAML"),
         ("x: 1", "map"),
     ):
         table.write_text(text)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=error):
             LocalCluster(tmp_path)
 
 
-def test_a_container_without_a_command_runs_what_its_image_runs(tmp_path: Path) -> None:
+def test_a_container_without_a_command_runs_the_image_command(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
     cases = ("tool", None, "b own\n"), ("tool", ["given"], "b given\n")
     cases += ("busybox:1", ["echo", "x"], "x\n"), ("busybox:1", None, ""), ("docker.io/python:3", None, "")
-    for index, (image, args, said) in enumerate(cases):
+    for index, (image, args, log) in enumerate(cases):
         container = {"image": image, **({"args": args} if args else {})}
         spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
         manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
         assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == said
+        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == log

@@ -1,4 +1,4 @@
-"""What Argo's own examples were done wrongly for, each as small as it can be."""
+"""Former differences in Argo's own examples, each reduced."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_a_path_that_is_spelled_out_beside_its_placeholder_is_the_same_file(tmp_path: Path) -> None:
+def test_a_literal_path_and_its_placeholder_are_the_same_file(tmp_path: Path) -> None:
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out.txt"}}]}
     source = "echo 'it goes to {{outputs.parameters.out.path}}'; echo found > /tmp/out.txt"
     status = ran(
@@ -29,7 +29,7 @@ def test_a_path_that_is_spelled_out_beside_its_placeholder_is_the_same_file(tmp_
     assert not Path("/tmp/out.txt").exists()
 
 
-def test_an_item_with_keys_is_given_as_a_whole_too(tmp_path: Path) -> None:
+def test_an_item_with_keys_can_be_used_as_a_whole(tmp_path: Path) -> None:
     arguments = {"parameters": [{"name": "x", "value": "{{item.k}} of {{item}}"}]}
     step = {"name": "one", "template": "say", "arguments": arguments, "withItems": [{"k": "v"}]}
     say = {
@@ -42,8 +42,8 @@ def test_an_item_with_keys_is_given_as_a_whole_too(tmp_path: Path) -> None:
     assert log.read_text() == 'v of {"k":"v"}\n'
 
 
-def test_a_later_step_knows_the_machine_of_one_before_it(tmp_path: Path) -> None:
-    """Argo waits for ever where a tag of a step has no value; the name of the node has one on every machine."""
+def test_a_step_knows_the_node_name_of_a_previous_step(tmp_path: Path) -> None:
+    """Argo waits for ever for a tag without a value; the node name exists on every machine."""
     one = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
     two: dict[str, Any] = {"name": "two", "inputs": {"parameters": [{"name": "x"}]}}
     two["container"] = {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]}

@@ -1,4 +1,4 @@
-"""Broken manifests: a typing error must be one clear sentence before anything runs, never a traceback or a hang."""
+"""Broken manifests: a mistake must result in one clear sentence before the run, never in a traceback or a hang."""
 
 import copy
 import functools
@@ -60,7 +60,7 @@ spec:
     outputs: {parameters: [{name: out, valueFrom: {path: /tmp/y, default: "2"}}], artifacts: [{name: g, path: /tmp/g}]}
 """
 DEEP: list[Any] = []
-for _ in range(250):  # PyYAML takes three frames for each to write it
+for _ in range(250):  # PyYAML needs three frames per level
     DEEP = [DEEP]
 VALUES: list[Any] = [
     *(None, 7, -1, 0.5, True, 10**30, -(2**63), 1e308, math.nan, math.inf, [], {}, [None], [[]], DEEP),
@@ -118,12 +118,12 @@ KEYS += ["", "\u00e9", "a b", "x" * 300, "resource", "hooks", "retryStrategy", "
 
 
 def bomb(levels: int) -> bytes:
-    """A list of 9 times the list before, and so on."""
+    """Return YAML with nested lists, each with 9 references to the list before."""
     anchors = (b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels))
     return b"[" + b",".join(anchors) + b"]"
 
 
-TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # with words of the refusal; "": it runs
+TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # edit, words of the error; "": it runs
     (lambda data: data[: len(data) // 2], "did not find expected ',' or '}'"),
     (lambda data: data.replace(b"name", b"\xff\xfe", 1), "cannot be read"),
     (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
@@ -159,20 +159,20 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # with words of the refus
     (lambda data: b"kind: Workflow", "spec.entrypoint: it is missing"),
     (lambda data: b"\x89PNG\r\n\x1a\n" + data, "cannot be read"),
 ]
-REFUSAL = re.compile(
+ERROR = re.compile(
     r"(the manifest cannot run:\n)?"
-    r"(\S+/w\.yaml(:| cannot be read)|(kind|apiVersion|metadata|spec)[^\s:]*:? |.* of the \w+ )"
+    r"(\S+/w\.yaml(:| cannot be read)|the parameter |(kind|apiVersion|metadata|spec)[^\s:]*:? |.* of the \w+ )"
 )
 INTERNAL = re.compile(
     r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType"
-)  # Python's own words
-HANGS = 20  # seconds of CPU that reading and playing may take
+)  # texts of Python errors
+CPU_TIMEOUT_S = 20  # for reading and playing
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) below `value`."""
+def fields(value: Any) -> list[tuple[Any, Any]]:
+    """Return every (container, key) below `value`."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
-    return [place for key in keys for place in ((value, key), *places(value[key]))]
+    return [field for key in keys for field in ((value, key), *fields(value[key]))]
 
 
 @functools.cache
@@ -181,31 +181,31 @@ def bases() -> list[dict[str, Any]]:
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> bytes:
-    """A manifest of which a few places are spoiled, and sometimes its text, too."""
+def damaged_manifests(draw: st.DrawFn) -> bytes:
+    """Draw a manifest with some damaged fields, and sometimes damaged text."""
     manifest = copy.deepcopy(draw(st.sampled_from(bases())))
     for _ in range(draw(st.integers(0, 3))):
-        where, key = draw(st.sampled_from(places(manifest)))
-        how = draw(st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"]))
-        if how == "remove":
-            del where[key]
-        elif how == "rename" and isinstance(where, dict):
-            where[draw(st.sampled_from([f"{key}s", str(key)[:-1], *KEYS]))] = where.pop(key)
-        elif how == "copy":
-            other, name = draw(st.sampled_from(places(manifest)))
-            where[key] = copy.deepcopy(other[name])
-        elif how == "repeat" and isinstance(where, list):
-            where.append(copy.deepcopy(where[key]))
-        elif how == "splice" and isinstance(where[key], str):
-            at = draw(st.integers(0, len(where[key])))
-            where[key] = (
-                where[key][:at]
+        container, key = draw(st.sampled_from(fields(manifest)))
+        mutation = draw(st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"]))
+        if mutation == "remove":
+            del container[key]
+        elif mutation == "rename" and isinstance(container, dict):
+            container[draw(st.sampled_from([f"{key}s", str(key)[:-1], *KEYS]))] = container.pop(key)
+        elif mutation == "copy":
+            other, name = draw(st.sampled_from(fields(manifest)))
+            container[key] = copy.deepcopy(other[name])
+        elif mutation == "repeat" and isinstance(container, list):
+            container.append(copy.deepcopy(container[key]))
+        elif mutation == "splice" and isinstance(container[key], str):
+            position = draw(st.integers(0, len(container[key])))
+            container[key] = (
+                container[key][:position]
                 + draw(st.sampled_from(["{{", "}}", "{{=", "'", '"', "&&", "\n", "-", "$("]))
-                + where[key][at:]
+                + container[key][position:]
             )
         else:
-            where[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
-        if not places(manifest):
+            container[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+        if not fields(manifest):
             break
     as_json = draw(st.booleans())
     data = (
@@ -227,17 +227,17 @@ def play(scheduler: Scheduler) -> None:
             for i, s in enumerate(starts)
             for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
-    # one that retries for ever, or waits for a lock of its own, does so on Argo as well
+    # a workflow that retries for ever, or waits for its own lock, does so on Argo as well
 
 
-def refusal(data: bytes, home: Path) -> str:
-    """What `rekindle run --manifest` says before anything starts; nothing where it would run, which is then played."""
+def load_error(data: bytes, home: Path) -> str:
+    """Return the error of `rekindle run --manifest` before the start; play the workflow if it is valid."""
     file, cluster = home / "w.yaml", LocalCluster(home / "home")
     file.write_bytes(data)
     shared = SharedLocks(cluster)
     try:
-        manifest, beside = read_files(file)
-        cluster.keep(beside)
+        manifest, others = read_files(file)
+        cluster.keep(others)
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"
@@ -249,22 +249,22 @@ def refusal(data: bytes, home: Path) -> str:
     return ""
 
 
-def judge(data: bytes) -> str:
-    """Return the refusal, which must begin with the place that it is about; "" if the manifest runs."""
+def check(data: bytes) -> str:
+    """Return the error, which must begin with the path of its field; "" if the manifest runs."""
 
-    def late(*_: Any) -> None:
+    def on_timeout(*_: Any) -> None:
         raise AssertionError("it hangs")
 
-    before = signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, HANGS)
+    old_handler = signal.signal(signal.SIGVTALRM, on_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_TIMEOUT_S)
     try:
         with tempfile.TemporaryDirectory() as home:
-            said = refusal(data, Path(home))
+            message = load_error(data, Path(home))
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-    assert not said or (REFUSAL.match(said) and not INTERNAL.search(said) and len(said) < 4000), said
-    return said
+        signal.signal(signal.SIGVTALRM, old_handler)
+    assert not message or (ERROR.match(message) and not INTERNAL.search(message) and len(message) < 4000), message
+    return message
 
 
 QUICK = settings(deadline=None, max_examples=200, derandomize=True, database=None)
@@ -273,21 +273,21 @@ SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health
 
 
 @QUICK
-@given(mutated())
-def test_a_broken_manifest_is_refused_in_a_sentence_or_runs(data: bytes) -> None:
-    judge(data)
+@given(damaged_manifests())
+def test_a_broken_manifest_runs_or_is_rejected_in_a_sentence(data: bytes) -> None:
+    check(data)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @SOAK
-@given(mutated())
+@given(damaged_manifests())
 def test_five_thousand_broken_manifests(data: bytes) -> None:
-    judge(data)
+    check(data)
 
 
 @pytest.mark.parametrize("number", range(len(TEXTS)))
-def test_a_broken_file_is_refused_in_a_sentence_or_runs(number: int) -> None:
+def test_a_broken_file_runs_or_is_rejected_in_a_sentence(number: int) -> None:
     spoil, words = TEXTS[number]
-    said = judge(spoil(EVERYTHING.encode()))
-    assert words in said and bool(words) == bool(said), said
+    message = check(spoil(EVERYTHING.encode()))
+    assert words in message and bool(words) == bool(message), message

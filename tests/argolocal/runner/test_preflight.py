@@ -1,4 +1,4 @@
-"""What the local runner does not do must be said before anything starts, with its place."""
+"""Unsupported fields must be reported with their path, before the run starts."""
 
 import json
 from pathlib import Path
@@ -25,19 +25,19 @@ spec:
 
 
 def checked(path: str = "", value: Any = None) -> list[str]:
-    """GOOD with one value set, such as `spec.templates.0.daemon`."""
+    """Check GOOD with one value set, such as `spec.templates.0.daemon`."""
     manifest = documents(GOOD)[0]
     *way, last = path.split(".") if path else ["", ""]
-    place: Any = manifest
+    parent: Any = manifest
     for step in way if path else ():
-        place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+        parent = parent[int(step)] if isinstance(parent, list) else parent.setdefault(step, {})
     if path:
-        place[last] = value
+        parent[last] = value
     return check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("spec.templates.0.plugin", {"x": {}}, r"spec\.templates\[0\]\.plugin is not supported"),
         ("spec.templates.0.sidecars", [{"name": "s"}], r"sidecars\[0\]\.image is missing"),
@@ -62,7 +62,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates.0.container.env",
             [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-            r"container\.env\[0\] has both a value and valueFrom",
+            r"container\.env\[0\] has both value and valueFrom",
         ),
         (
             "spec.templates.0.container.resources",
@@ -84,9 +84,9 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates.0.container.volumeMounts",
             [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}, {"name": "b", "mountPath": "/a"}],
-            r"volumeMounts\[2\]\.mountPath is '/a', as that of .*volumeMounts\[0\]",
+            r"volumeMounts\[2\]\.mountPath is '/a', the path of .*volumeMounts\[0\]",
         ),
-        ("spec.templates.0.activeDeadlineSeconds", 0, r"templates\[0\]\.activeDeadlineSeconds is 0.*at least 1"),
+        ("spec.templates.0.activeDeadlineSeconds", 0, r"templates\[0\]\.activeDeadlineSeconds is 0.*below 1"),
         ("spec.templateDefaults", {"activeDeadlineSeconds": "0"}, r"templates\[0\]\.activeDeadlineSeconds is 0"),
         (
             "spec.templates",
@@ -96,7 +96,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates",
             [{"name": "main", "steps": [[{"name": "a", "inline": {"container": {}, "daemon": True}}]]}],
-            r"templates\[0\]\.steps\[0\]\[0\]\.inline\.daemon .*Put it with the other templates",
+            r"templates\[0\]\.steps\[0\]\[0\]\.inline\.daemon .*Move the template to",
         ),
         ("spec.templates.0.timeout", "5 minutes", r"timeout is '5 minutes'.*1m30s"),
         ("spec.templates.0.retryStrategy", {"backoff": {"duration": "1d"}}, r"retryStrategy\.backoff\.duration"),
@@ -121,8 +121,8 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates", {}, r"spec\.templates is .* must be a list"),
     ],
 )
-def test_what_cannot_run_here_is_named_with_its_path(path: str, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_unsupported_field_is_named_with_its_path(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         checked(path, value)
 
 
@@ -131,7 +131,7 @@ def stepped(**fields: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("spec.templates", stepped(withItems=3), r"steps\[0\]\[0\]\.withItems is 3: it must be a list"),
         ("spec.templates", stepped(withItems="abc"), r"withItems is 'abc': it must be a list"),
@@ -171,8 +171,8 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates.0.container.env", [{"name": "A", "valueFrom": {"configMapKeyRef": "x"}}], "must be an object"),
         ("spec.templates.0.container.envFrom", [{"configMapRef": "x"}], r"envFrom\[0\]\.configMapRef is 'x'"),
         ("spec.templates.0.inputs", {"artifacts": [{"name": "a", "path": "/x", "mode": 99999}]}, "from 0 to 511"),
-        ("spec.templates.0.sidecars", [{"name": "main", "image": "bash", "command": ["true"]}], "of its own"),
-        ("spec.templates.0.initContainers", [{"name": "wait", "image": "bash", "command": ["true"]}], "of its own"),
+        ("spec.templates.0.sidecars", [{"name": "main", "image": "bash", "command": ["true"]}], "another name"),
+        ("spec.templates.0.initContainers", [{"name": "wait", "image": "bash", "command": ["true"]}], "another name"),
         (
             "spec.templates.0.sidecars",
             [{"name": "a", "image": "bash", "command": ["true"]}] * 2,
@@ -185,8 +185,8 @@ def stepped(**fields: Any) -> list[Any]:
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_is_named_before_anything_runs(path: str, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_value_of_a_wrong_type_is_named_before_the_run(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         checked(path, value)
 
 
@@ -201,7 +201,7 @@ def test_a_value_of_a_wrong_type_is_named_before_anything_runs(path: str, value:
         ("spec.arguments", {"parameters": [{"name": "p", "value": 1.5, "enum": [1.5, True, "x"]}]}),
     ],
 )
-def test_what_argo_takes_for_a_number_or_a_text_is_taken_for_it(path: str, value: Any) -> None:
+def test_numbers_and_strings_are_accepted_as_by_argo(path: str, value: Any) -> None:
     assert checked(path, value) == []
 
 
@@ -209,7 +209,7 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
 
 
 @pytest.mark.parametrize(
-    ("mounts", "files", "said"),
+    ("mounts", "files", "message"),
     [
         (
             [],
@@ -219,21 +219,21 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
         (
             [{"name": "v", "mountPath": "/in/x"}],
             IN,
-            r"artifacts\[0\]\.path is '/in/x', where container\.volumeMounts\[0\]",
+            r"artifacts\[0\]\.path is '/in/x', as is the path of container\.volumeMounts\[0\]",
         ),
         ([{"name": "v", "mountPath": "/in"}], IN, ""),
     ],
 )
-def test_an_input_that_would_hide_another_is_refused(mounts: list[Any], files: list[Any], said: str) -> None:
+def test_two_inputs_at_the_same_path_are_rejected(mounts: list[Any], files: list[Any], message: str) -> None:
     manifest = documents(GOOD)[0]
     manifest["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
     (template,) = manifest["spec"]["templates"]
     template["inputs"] = {"artifacts": files}
     template["container"]["volumeMounts"] = mounts
-    if not said:
+    if not message:
         assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
         return
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
@@ -241,7 +241,7 @@ CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"bogusField": 3}, r"spec\.bogusField is not supported"),
         ({"startingDeadlineSeconds": "nonsense"}, r"spec\.startingDeadlineSeconds is 'nonsense'.*whole number"),
@@ -251,12 +251,12 @@ CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
         ({"workflowMetadata": {"labels": ["a"]}}, r"spec\.workflowMetadata\.labels is \['a'\]"),
     ],
 )
-def test_what_a_cron_workflow_gets_wrong_is_named_though_it_runs_at_once(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_errors_of_a_cron_workflow_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
 
 
-def test_the_schedule_of_a_workflow_that_runs_at_once_is_said_to_be_ignored() -> None:
+def test_an_ignored_schedule_is_reported() -> None:
     manifest = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | {"timezone": "UTC"}}
     assert "schedules, timezone" in check(workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
 
@@ -268,27 +268,27 @@ def test_an_image_that_all_templates_share_is_the_image_of_each() -> None:
     assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
 
 
-def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
+def test_ignored_fields_are_reported_once() -> None:
     assert checked() == []
     notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
     assert len(notes) == 1
     assert "nodeSelector" in notes[0]
 
 
-def test_a_patch_of_resources_may_be_one_whose_numbers_come_later() -> None:
+def test_a_patch_of_resources_may_contain_tags() -> None:
     patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
     assert not any("podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch))
 
 
-def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:
-    with pytest.raises(ConfigError, match="success at the first look"):
+def test_a_resource_that_argo_would_complete_immediately_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="would report success"):
         manifest = documents(GOOD)[0]
         resource = {"action": "apply", "manifest": "kind: Service", "failureCondition": "status.failed > 0"}
         manifest["spec"]["templates"][0] = {"name": "main", "resource": resource}
         check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
-def test_yaml_is_read_as_kubernetes_reads_it() -> None:
+def test_yaml_is_parsed_as_by_kubernetes() -> None:
     text = "{n: 1, a: y, b: 007, c: 1e3, d: 2020-01-01, e: 1:30, f: 'y', g: ~, h: 0x10, i: -1.5}"
     expected = {
         "false": 1,
@@ -304,13 +304,13 @@ def test_yaml_is_read_as_kubernetes_reads_it() -> None:
     assert documents(text)[0] == expected | {"i": -1.5}
 
 
-def test_json_is_read_as_json_where_yaml_would_not_take_it() -> None:
+def test_json_that_is_not_valid_yaml_is_accepted() -> None:
     named = {"name": "\U0001f600 / \u00e9", "n": [1, 1.5, 1e3, -0.0, None, True]}
     assert documents(json.dumps(named)) == documents(f"# YAML\n{json.dumps(named, ensure_ascii=False)}") == [named]
     assert documents('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [{"a": 1}, {"b": "/"}]
     assert documents("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
-    for text, said in {'{"a": 1, "a": 2}': '"a" is duplicated', '{"a": "\\ud83d"}': "surrogates"}.items():
-        with pytest.raises(ConfigError, match=said):
+    for text, message in {'{"a": 1, "a": 2}': '"a" is duplicated', '{"a": "\\ud83d"}': "surrogates"}.items():
+        with pytest.raises(ConfigError, match=message):
             documents(text)
 
 
@@ -325,7 +325,7 @@ def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
     assert template["metadata"]["name"].startswith("t-")
 
 
-def test_a_parameter_that_the_workflow_lacks_is_an_error_with_the_nearest() -> None:
+def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
     manifest = documents(GOOD)[0]
     manifest["spec"]["arguments"] = {"parameters": [{"name": "epochs", "value": 3}]}
     assert workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [{"name": "epochs", "value": "4"}]
@@ -333,37 +333,37 @@ def test_a_parameter_that_the_workflow_lacks_is_an_error_with_the_nearest() -> N
         workflow(manifest, {"epoch": "4"})
 
 
-def test_the_page_of_all_fields_is_what_the_code_does() -> None:
+def test_the_page_of_all_fields_matches_the_code() -> None:
     from tests.argo_fields import page
 
     kept = Path(__file__).parents[3] / "docs/argo-fields.md"
     assert kept.read_text() == page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
-def test_no_field_of_the_table_is_misspelt() -> None:
+def test_the_field_table_has_no_spelling_mistakes() -> None:
     from tests.argo_fields import described
 
-    dropped = {"Locks": {"mutex", "semaphore"}}  # Argo 4 has them no more, and says nothing
+    dropped = {"Locks": {"mutex", "semaphore"}}  # removed in Argo 4, which ignores them
     dropped |= {"CronSpec": {"schedule"}}
-    dropped |= {key: {"podResources"} for key in ("Spec", "Template")}  # Argo 4.1 has it, Hera's models not yet
+    dropped |= {key: {"podResources"} for key in ("Spec", "Template")}  # new in Argo 4.1, missing in Hera's models
     for table, fields in described().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table
 
 
-def test_a_lock_in_a_database_is_refused_for_what_it_is_and_not_for_what_it_lacks() -> None:
+def test_a_database_lock_is_rejected_as_unsupported() -> None:
     with pytest.raises(ConfigError, match=r"semaphores\[0\]\.database is not supported"):
         checked("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})
 
 
 @pytest.mark.parametrize("kind", ["resource", "container", "script", "dag", "steps", "suspend", "data", "http"])
-def test_a_template_whose_body_is_null_does_nothing_and_is_refused(kind: str) -> None:
+def test_a_template_with_a_null_body_is_rejected(kind: str) -> None:
     manifest = documents(GOOD)[0]
     manifest["spec"]["templates"][0] = {"name": "main", kind: None}
     with pytest.raises(ConfigError, match=r"has 0 types|is missing|must be"):
         check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
-def test_an_item_that_is_null_is_an_item() -> None:
+def test_a_null_item_is_an_item() -> None:
     manifest = documents(GOOD)[0]
     task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
     manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})

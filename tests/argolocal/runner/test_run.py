@@ -1,4 +1,4 @@
-"""What a user would lose if a run did not survive its runner, or its pods did not stay among themselves."""
+"""Runs must survive their runner, and pods must be isolated."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> d
 
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
-    """One that names /shared sees the claim there: see `shared`."""
+    """Return a template; a command with /shared gets the claim mounted there (see `shared`)."""
     mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
     if mounts and not filesystem.available():
         pytest.skip("needs mount namespaces")
@@ -52,21 +52,21 @@ def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
     return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
 
 
-def made(home: Path) -> LocalCluster:
+def cluster_with_claim(home: Path) -> LocalCluster:
     cluster = LocalCluster(home)
     Controller(cluster, "PersistentVolumeClaim").apply(CLAIM)
     return cluster
 
 
 def shared(cluster: LocalCluster, name: str) -> Path:
-    """Where a file is that pods know as /shared/NAME."""
+    """Return the path on this machine of /shared/NAME in pods."""
     (folder := cluster.home / "claims/shared").mkdir(parents=True, exist_ok=True)
     return folder / name
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
-    return made(tmp_path / ".rekindle")
+    return cluster_with_claim(tmp_path / ".rekindle")
 
 
 def phases(status: dict[str, Any]) -> dict[str, str]:
@@ -74,14 +74,14 @@ def phases(status: dict[str, Any]) -> dict[str, str]:
 
 
 def outcome(status: dict[str, Any]) -> Any:
-    """All of a status that does not depend on the clock."""
+    """Return the parts of a status that do not depend on the clock."""
     clock = ("startedAt", "finishedAt")
     nodes = [{key: value for key, value in node.items() if key not in clock} for node in status["nodes"].values()]
     return status["phase"], status.get("outputs"), sorted(nodes, key=lambda node: node["name"])
 
 
 def chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
-    """Four steps that pass a number on and leave a line each time one ran to its end."""
+    """Return four steps that pass a number, and write a line at each end."""
     x = "{{inputs.parameters.x}}"
     body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> /shared/done"
     parameters = {"parameters": [{"name": "x"}]}
@@ -122,7 +122,7 @@ def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
 
 
 def left_over(cluster: LocalCluster) -> list[str]:
-    """Processes of pods of this cluster's runs."""
+    """Return the processes of pods of this cluster's runs."""
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -134,25 +134,23 @@ def left_over(cluster: LocalCluster) -> list[str]:
 
 
 def nothing_left(cluster: LocalCluster) -> None:
-    """What was killed may need a moment to vanish."""
+    """Wait until all killed processes have exited."""
     until("every process of the run to end", lambda: left_over(cluster) == [])
 
 
 def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
-    """Kill a runner when its journal has come to that size, unless it is over before."""
+    """Kill a runner when its journal has reached this size, unless it ends before."""
     until("its moment", lambda: journal.stat().st_size >= size or process.poll() is not None, pause=0.001)
     process.kill()
     process.wait()
 
 
 @pytest.mark.parametrize("attempts", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(
-    tmp_path: Path, attempts: int
-) -> None:
+def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(tmp_path: Path, attempts: int) -> None:
     moments = random.Random(7)
     expected, written = None, 0
     for attempt in range(attempts):
-        home = made(tmp_path / f"{attempt}")
+        home = cluster_with_claim(tmp_path / f"{attempt}")
         mark, journal = shared(home, "done"), home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"
         manifest.write_text(json.dumps(chain("w")))
@@ -163,8 +161,8 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
             continue
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
-        done: dict[str, int] = {}  # how often a step had run when it was first seen to be over
-        for _ in range(2):  # and once more, while it resumes
+        done: dict[str, int] = {}  # how often a step had run when its end was first seen
+        for _ in range(2):  # a second time, while it resumes
             kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
             ran = Counter(mark.read_text().split() if mark.exists() else ())
             status, _ = state.RunFiles(home.home, "w").load()
@@ -189,19 +187,17 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     shared(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     nothing_left(cluster)
-    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the pod that counts
+    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the last pod
 
 
-def test_a_runner_killed_while_it_starts_a_pod_does_not_keep_the_run_from_going_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = state.RunFiles(tmp_path, "w")
     files.root.mkdir(parents=True)
     asked = os.memfd_create("asked")
     holder = os.fork()
     if not holder:
         files.lock()
-        if not os.fork():  # between fork and exec: it has the lock of its parent, who is dead
+        if not os.fork():  # between fork and exec: it has the lock of its dead parent
             until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
         os._exit(0)
     os.waitpid(holder, 0)
@@ -212,7 +208,7 @@ def test_a_runner_killed_while_it_starts_a_pod_does_not_keep_the_run_from_going_
     files.close()
 
 
-def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
     manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
     process = runner(cluster, manifest)
@@ -223,9 +219,7 @@ def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_p
     process.wait(2)
 
 
-def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_handler(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
     mark = shared(cluster, "exit")
     templates = [
@@ -244,18 +238,16 @@ def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_hand
         "Failed\n",
     )
     nothing_left(cluster)
-    with pytest.raises(ConfigError, match="is over"):
+    with pytest.raises(ConfigError, match="is completed"):
         stop("w", cluster)
 
 
-def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_during_a_pod_start_ends_the_pod(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     real = start_container
 
     def start(*arguments: Any) -> Any:
         process = real(*arguments)
-        os.kill(os.getpid(), signal.SIGTERM)  # before anybody could note the process
+        os.kill(os.getpid(), signal.SIGTERM)  # before the process is recorded
         return process
 
     monkeypatch.setattr(executor, "start_container", start)
@@ -265,10 +257,10 @@ def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
     gate, command = shared(cluster, "gate"), "test -e /shared/gate || sleep 1000"
     run = LocalRun.new(workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 
     def interrupt() -> None:
         until("its first process", lambda: left_over(cluster))
@@ -279,13 +271,13 @@ def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalClu
         with pytest.raises(KeyboardInterrupt):
             run.run()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)
     nothing_left(cluster)
     gate.touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
 
 
-def test_a_failed_run_goes_on_from_what_failed(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_path: Path) -> None:
     mark, gate = shared(cluster, "good"), shared(cluster, "gate")
     tasks = [
         {"name": "good", "template": "good"},
@@ -303,18 +295,18 @@ def test_a_failed_run_goes_on_from_what_failed(cluster: LocalCluster, tmp_path: 
     assert mark.read_text() == "x\nx\n"  # good ran once, after once
 
 
-def test_a_full_disk_is_said_and_the_run_can_go_on(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_which_can_be_resumed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     run = LocalRun.new(workflow([sh("main", "true")]), {}, cluster)
     journal = os.open("/dev/full", os.O_WRONLY)
     os.dup2(journal, run.files.journal)
-    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)  # /dev/full is no file
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)  # /dev/full cannot be truncated
     with pytest.raises(state.DiskFull, match="Free some space"):
         run.run()
     monkeypatch.undo()
     assert resume("w", cluster)["phase"] == "Succeeded"
 
 
-def test_a_torn_line_of_the_journal_is_as_if_never_written(cluster: LocalCluster) -> None:
+def test_an_incomplete_line_of_the_journal_is_ignored(cluster: LocalCluster) -> None:
     execute(workflow([sh("main", "true")]), {}, cluster)
     journal = cluster.home / "runs/w/journal.jsonl"
     journal.write_bytes(journal.read_bytes().rstrip(b"\n")[:-20])
@@ -358,7 +350,7 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalCluster) -> None:
+def test_pods_with_the_same_path_do_not_share_files(cluster: LocalCluster) -> None:
     out = {
         "parameters": [
             {"name": "p", "valueFrom": {"path": "/tmp/out.txt"}},
@@ -406,7 +398,7 @@ def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     assert "Step exceeded its deadline" in [node.get("message") for node in status["nodes"].values()]
 
 
-def test_a_backoff_is_waited_for(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_waits_for_its_backoff(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     waited, clock, wait = list[float](), time.time, executor.Executor.wait
 
     def wait_at_once(self: executor.Executor, timeout: float | None) -> Any:
@@ -433,28 +425,28 @@ def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster)
     assert 'exec: "no-such-program"' in status["message"]
 
 
-def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> None:
+def test_an_invalid_manifest_starts_nothing(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match="sidecars"):
         execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
     assert not (cluster.home / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
         ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
         ({"schedules": []}, r"spec\.schedules: it is missing"),
     ],
 )
-def test_a_cron_workflow_that_a_cluster_refuses_does_not_run_here_either(
-    cluster: LocalCluster, fields: dict[str, Any], said: str
+def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(
+    cluster: LocalCluster, fields: dict[str, Any], message: str
 ) -> None:
     spec = {"schedules": ["@daily"], "workflowSpec": workflow([sh("main", "true")])["spec"]}
     cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
     assert execute(cron, {}, cluster)["phase"] == "Succeeded"
     shutil.rmtree(cluster.home / "runs")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         execute({**cron, "spec": spec | fields}, {}, cluster)
     assert not (cluster.home / "runs").exists()
 
@@ -463,7 +455,7 @@ def test_a_cron_workflow_that_a_cluster_refuses_does_not_run_here_either(
     "beside",
     [False, pytest.param(True, marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"))],
 )
-def test_an_image_that_a_parameter_names_must_be_known_as_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
+def test_an_image_from_a_parameter_is_checked_when_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
     container = {"image": "{{inputs.parameters.i}}", "command": ["sh", "-c", "true"]}
     body = {"sidecars": [{**container, "name": "s"}], "container": {**container, "image": "bash"}}
     template = {
@@ -471,21 +463,21 @@ def test_an_image_that_a_parameter_names_must_be_known_as_its_step_starts(cluste
         "inputs": {"parameters": [{"name": "i"}]},
         **(body if beside else {"container": container}),
     }
-    given = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
-    manifest = workflow([dag({"name": "a", "template": "t", "arguments": given}), template])
+    arguments = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
+    manifest = workflow([dag({"name": "a", "template": "t", "arguments": arguments}), template])
     manifest["spec"]["arguments"] = {"parameters": [{"name": "i", "value": "alpine"}]}
     assert execute(manifest, {}, cluster)["phase"] == "Succeeded"
     status = execute({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
-    ((phase, why),) = [(n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"]
+    ((phase, cause),) = [(n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"]
     assert (status["phase"], phase) == ("Error", "Error")
-    assert f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', and what it holds is not known" in why
+    assert f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', which this machine does not have" in cause
 
 
-def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalCluster) -> None:
+def test_a_completed_run_leaves_no_process_or_descriptor(cluster: LocalCluster) -> None:
     execute(workflow([sh("main", "true")], "first"), {}, cluster)
-    before = len(os.listdir("/proc/self/fd"))
+    descriptors_before = len(os.listdir("/proc/self/fd"))
     execute(workflow([dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]), {}, cluster)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors_before
     pods = [
         json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]

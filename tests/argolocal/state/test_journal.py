@@ -1,4 +1,4 @@
-"""What a user would lose if the files of a run were not what its runner wrote."""
+"""Files of a run that were changed, lost or only partly written."""
 
 import json
 import re
@@ -24,7 +24,7 @@ WORKFLOW = {"entrypoint": "main", "templates": [{"name": "main", "steps": STEPS}
 
 @pytest.fixture
 def files(tmp_path: Path) -> RunFiles:
-    """Those of a run that is over."""
+    """Return the files of a completed run."""
     cluster = LocalCluster(tmp_path)
     for name in ("w", "other"):
         execute({"kind": "Workflow", "metadata": {"name": name}, "spec": WORKFLOW}, {}, cluster)
@@ -44,27 +44,27 @@ def node(**fields: Any) -> str:
 
 SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
     "no JSON": ("journal.jsonl", line(1, "hello"), "line 2 .*Expecting value"),
-    "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*shape"),
-    "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*shape"),
+    "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*wrong type"),
+    "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*wrong type"),
     "a child of nobody": ("journal.jsonl", line(1, '{"children": {"x": ["y"]}}'), "line 2 .*x"),
-    "a node that is none": ("journal.jsonl", lambda text: text + '{"nodes": {"w": 1}}\n', "shape"),
+    "a node that is none": ("journal.jsonl", lambda text: text + '{"nodes": {"w": 1}}\n', "wrong type"),
     "a node without name": ("journal.jsonl", lambda text: text + node(name=None) + "\n", "'name' is missing"),
     "a node of a phase that is none": ("journal.jsonl", lambda text: text + node(phase="Done") + "\n", "phase"),
-    "a node of nobody": ("journal.jsonl", lambda text: text + node(boundaryID="x") + "\n", "node x"),
+    "a node of nobody": ("journal.jsonl", lambda text: text + node(boundaryID="x") + "\n", "boundaryID x"),
     "a phase that is none": ("journal.jsonl", lambda text: text + '{"status": {"phase": "Done"}}\n', "'Done'"),
     "half a manifest": ("manifest.yaml", lambda text: text[:300], "Unterminated"),
-    "a manifest that is none": ("manifest.yaml", lambda _: "[1]", "shape"),
+    "a manifest that is none": ("manifest.yaml", lambda _: "[1]", "wrong type"),
     "no entrypoint": ("manifest.yaml", lambda text: text.replace('"entrypoint"', '"entry"'), "'entrypoint' is missing"),
 }
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs(what: str, files: RunFiles) -> None:
+def test_a_file_edited_by_hand_is_named_and_hides_no_other_run(what: str, files: RunFiles) -> None:
     name, edit, reason = SPOILED[what]
     path = files.root / name
     path.write_text(edit(path.read_text()))
     for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
-        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Put it back"):
+        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore it"):
             command("w", LocalCluster(files.home))
     assert files.runner() is None
     phases = {
@@ -74,12 +74,12 @@ def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs
     assert overview.newest(files.home, ("Succeeded",)) == "other"
 
 
-def test_a_journal_that_is_lost_is_a_run_that_begins_anew(files: RunFiles) -> None:
+def test_a_run_without_its_journal_starts_over(files: RunFiles) -> None:
     (files.root / "journal.jsonl").unlink()
     assert resume("w", LocalCluster(files.home))["phase"] == "Succeeded"
 
 
-def test_a_file_that_two_write_at_once_is_that_of_one(tmp_path: Path) -> None:
+def test_a_file_written_by_two_threads_has_the_content_of_one(tmp_path: Path) -> None:
     texts = [letter * 100_000 for letter in "abcd"]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400)))
@@ -87,14 +87,14 @@ def test_a_file_that_two_write_at_once_is_that_of_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file_only(tmp_path: Path) -> None:
     write_atomically(tmp_path / "f", "before")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "f", "\ud800")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "before")]
 
 
-def test_what_ran_when_its_runner_died_has_all_its_time_again() -> None:
+def test_nodes_of_a_dead_runner_get_their_full_time_again() -> None:
     old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
     nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
     after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]

@@ -1,4 +1,4 @@
-"""Locks between runs and nodes, and outputs kept: what runs at once that must not, or again that need not."""
+"""Locks between runs and nodes, and memoized outputs."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ MUTEX = {"mutexes": [{"name": "m"}]}
 
 
 def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
-    """The pods that start once those named `ended` are over."""
+    """Return the pods that start after the pods in `ended`."""
     events = [
         event for id in ended for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
     ]
     return [s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)]
 
 
-def test_two_nodes_with_one_mutex_never_run_at_once_and_say_what_they_wait_for(tmp_path: Path) -> None:
+def test_nodes_with_the_same_mutex_never_overlap_and_name_it(tmp_path: Path) -> None:
     s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert starts(s, 1) == ["w.a"]
     waiting = s.nodes[s.table.id("w.b")]
@@ -33,7 +33,7 @@ def test_two_nodes_with_one_mutex_never_run_at_once_and_say_what_they_wait_for(t
     assert s.status["phase"] == "Succeeded"
 
 
-def test_a_workflow_waits_for_the_mutex_that_another_run_holds_and_gets_it_when_that_one_dies(tmp_path: Path) -> None:
+def test_a_workflow_gets_the_mutex_of_a_run_that_dies(tmp_path: Path) -> None:
     first = scheduler(leaf("main"), home=tmp_path, name="one", synchronization=MUTEX)
     second = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
     assert starts(first, 1) == ["one"]
@@ -43,7 +43,7 @@ def test_a_workflow_waits_for_the_mutex_that_another_run_holds_and_gets_it_when_
     assert starts(second, 2) == ["two"]
 
 
-def test_a_semaphore_lets_as_many_run_as_its_configmap_says(tmp_path: Path) -> None:
+def test_a_semaphore_has_the_limit_of_its_configmap(tmp_path: Path) -> None:
     folder = tmp_path / "objects/ConfigMap"
     folder.mkdir(parents=True)
     (folder / "limits.json").write_text(json.dumps({"data": {"gpus": "2"}}))
@@ -56,25 +56,25 @@ def test_a_semaphore_lets_as_many_run_as_its_configmap_says(tmp_path: Path) -> N
     assert starts(s, 2, "w.t(1:2)") == ["w.t(2:3)"]
 
 
-def test_a_semaphore_without_its_configmap_is_an_error_and_no_wait_for_ever(tmp_path: Path) -> None:
+def test_a_semaphore_without_its_configmap_is_an_error(tmp_path: Path) -> None:
     semaphore = {"semaphores": [{"configMapKeyRef": {"name": "limits", "key": "gpus"}}]}
     s = scheduler(dag({"name": "t"}), leaf(synchronization=semaphore), home=tmp_path)
     play(s)
     assert (s.status["phase"], "limits" in s.nodes[s.table.id("w.t")]["message"]) == ("Error", True)
 
 
-@pytest.mark.parametrize(("limit", "said"), [({}, "for ever"), ({"timeout": "9s"}, "timeout")])
-def test_who_waits_for_his_own_lock_hears_of_it_or_of_his_time_limit(
-    limit: dict[str, str], said: str, tmp_path: Path
+@pytest.mark.parametrize(("limit", "message"), [({}, "for ever"), ({"timeout": "9s"}, "timeout")])
+def test_a_step_that_waits_for_its_own_lock_ends_with_a_reason(
+    limit: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     outer = {**dag({"name": "t"}), "synchronization": MUTEX}
     s = scheduler(outer, leaf(synchronization=MUTEX, **limit), home=tmp_path)
     play(s)
-    assert said in s.status["message"] + s.nodes[s.table.id("w.t")].get("message", "")
+    assert message in s.status["message"] + s.nodes[s.table.id("w.t")].get("message", "")
     assert bool(limit) == (s.table.now >= 1009)
 
 
-def test_who_waits_for_his_own_lock_until_a_deadline_hears_of_it_before(tmp_path: Path) -> None:
+def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
     outer = {**dag({"name": "t"}), "synchronization": MUTEX}
     s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
     play(s)
@@ -82,7 +82,7 @@ def test_who_waits_for_his_own_lock_until_a_deadline_hears_of_it_before(tmp_path
     assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait for it until the deadline")
 
 
-def test_a_lock_that_this_run_holds_only_a_part_of_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_partly_held_semaphore_is_polled(tmp_path: Path) -> None:
     first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
     starts(first, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
@@ -115,7 +115,7 @@ def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
     return scheduler(main, work, use, home=home)
 
 
-def test_what_was_computed_once_is_not_computed_again_and_its_outputs_are_used(tmp_path: Path) -> None:
+def test_memoized_outputs_are_used_instead_of_a_pod(tmp_path: Path) -> None:
     assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
     again = memoized(tmp_path, "1")
     assert play(again) == ["w[1].b"]
@@ -125,12 +125,12 @@ def test_what_was_computed_once_is_not_computed_again_and_its_outputs_are_used(t
     assert play(memoized(tmp_path, "2"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
 
 
-def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+def test_a_failure_is_not_cached(tmp_path: Path) -> None:
     play(memoized(tmp_path, "1"), {"w[0].a": "Failed"})
     assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
 
 
-def test_what_is_older_than_its_max_age_is_computed_again(tmp_path: Path) -> None:
+def test_an_entry_older_than_max_age_is_computed_again(tmp_path: Path) -> None:
     play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT})
     kept = tmp_path / "objects/ConfigMap/kept.json"
     assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]
@@ -138,14 +138,14 @@ def test_what_is_older_than_its_max_age_is_computed_again(tmp_path: Path) -> Non
     assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
 
 
-def test_a_key_that_argo_would_not_take_is_an_error_before_the_node_runs(tmp_path: Path) -> None:
+def test_an_invalid_cache_key_is_an_error_before_the_node_runs(tmp_path: Path) -> None:
     s = memoized(tmp_path, "a.b")
     assert play(s) == []
     assert phase(s, "x") == ""
     assert s.nodes[s.table.id("w[0].a")]["message"] == "invalid cache key: k-a.b"
 
 
-def test_a_configmap_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+def test_a_configmap_without_the_cache_label_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "objects/ConfigMap/kept.json"
     path.parent.mkdir(parents=True)
     path.write_text(text := json.dumps({"metadata": {"name": "kept"}, "data": {"k-1": "mine"}}))

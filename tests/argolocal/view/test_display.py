@@ -1,4 +1,4 @@
-"""What a user sees while a run runs, and after it failed. The status is Argo's, as plain data."""
+"""The display of a running and of a failed run, from Argo's status as plain data."""
 
 import io
 import json
@@ -17,12 +17,12 @@ from tests.effort import calls
 WORKFLOW = "demo-4k2xp"
 
 
-def at(second: float) -> str:
+def time_at(second: float) -> str:
     return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
 
 
 def node(name: str, kind: str = "Pod", phase: str = "Succeeded", start: float = 0, end: float | None = 1, **more: Any):
-    times = {"startedAt": at(start), "finishedAt": None if end is None else at(end)}
+    times = {"startedAt": time_at(start), "finishedAt": None if end is None else time_at(end)}
     return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
 
 
@@ -34,7 +34,7 @@ def status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) ->
 ROOT = node("", "DAG", "Running", end=None)
 
 
-def test_the_tree_has_each_step_below_its_parent_whatever_the_order_of_the_nodes():
+def test_steps_are_below_their_parents_in_any_order_of_nodes():
     nodes = [
         node(".ship.release"),
         ROOT,
@@ -55,12 +55,12 @@ def test_the_tree_has_each_step_below_its_parent_whatever_the_order_of_the_nodes
     }
 
 
-def test_steps_are_listed_as_they_began_for_argo_s_map_has_no_order():
+def test_steps_are_listed_by_start_time():
     rows = steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
     assert [row.name for row in rows] == ["early", "late"]
 
 
-def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
+def test_a_retried_step_is_shown_and_not_blamed_after_success():
     attempts = [node(".train", "Retry"), node(".train(0)", phase="Failed", message="evicted"), node(".train(1)")]
     rows = steps(WORKFLOW, status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
@@ -68,17 +68,17 @@ def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
     assert failed_step(rows) is None
 
 
-def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
+def test_an_error_of_the_runner_names_the_running_step():
     running = [node(".train", "Retry", "Running", end=None), node(".train(0)", phase="Running", end=None)]
     broken = {**status(ROOT, node(".prepare"), *running, phase="Error"), "message": "No space left on device"}
-    said = failure(WORKFLOW, broken, "", None, "rekindle resume x")
-    assert "step    train" in said and "cause   No space left on device" in said
+    text = failure(WORKFLOW, broken, "", None, "rekindle resume x")
+    assert "step    train" in text and "cause   No space left on device" in text
 
 
-def test_a_runner_that_could_not_go_on_is_the_cause_and_not_the_step_that_made_it_so():
+def test_an_error_of_the_runner_is_the_cause_not_the_step():
     failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
-    said = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
-    assert "step    fill" in said and "cause   no space is left" in said
+    text = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
+    assert "step    fill" in text and "cause   no space is left" in text
 
 
 def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
@@ -86,14 +86,14 @@ def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
     assert [row.phase for row in rows] == ["Failed", "Succeeded"]
 
 
-def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
+def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     again = "retryStrategy.expression evaluated to false"
     attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
     assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
-def test_a_run_that_was_stopped_has_no_step_that_runs_for_ever():
-    """A real Argo left the counter of attempts Running."""
+def test_a_stopped_run_shows_no_running_step():
+    """On a real Argo, the Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = steps("demo", ended)
@@ -101,36 +101,40 @@ def test_a_run_that_was_stopped_has_no_step_that_runs_for_ever():
     assert [row.phase for row in steps("demo", {**ended, "phase": "Running"})] == ["Running"]
 
 
-def test_steps_to_come_are_listed_before_they_begin():
+def test_future_steps_are_listed_before_they_start():
     rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
     assert [(row.name, row.phase) for row in rows] == [
         ("prepare", "Succeeded"), ("train", "Waiting"), ("onExit", "Succeeded"),
     ]  # fmt: skip
 
 
-def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_status():
-    texts = ["this run has 4,700 rows; the run for 2024-04-15 had 5,417.", "\x1b[2Jamount has one value."]
+def test_warnings_appear_during_the_run_at_its_end_and_in_status():
+    texts = ["this run has 4,700 rows; that for 2024-04-15 had 5,417.", "\x1b[2Jamount has one value."]
     parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
-    told: dict[str, Any] = {"outputs": {"parameters": parameters}}
+    node_outputs: dict[str, Any] = {"outputs": {"parameters": parameters}}
     run = status(
-        ROOT, node(".prepare", "Retry", **told), node(".prepare(0)", **told), node(".train"), phase="Succeeded"
+        ROOT,
+        node(".prepare", "Retry", **node_outputs),
+        node(".prepare(0)", **node_outputs),
+        node(".train"),
+        phase="Succeeded",
     )
     out = io.StringIO()
     lines = display.Lines(WORKFLOW, lambda row: "", out)
     lines(status(ROOT))
     lines(run)
-    run |= {"startedAt": at(0), "finishedAt": at(9)}
-    for said in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
-        assert said.count(texts[0]) == 1 and said.count("amount has one value.") == 1
-        assert "warning" in said and "\x1b" not in said
+    run |= {"startedAt": time_at(0), "finishedAt": time_at(9)}
+    for text in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
+        assert text.count(texts[0]) == 1 and text.count("amount has one value.") == 1
+        assert "warning" in text and "\x1b" not in text
     assert as_json(WORKFLOW, run)["warnings"] == texts
     assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
-def test_an_output_that_only_happens_to_be_called_warnings_breaks_no_display(value: str):
-    told: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
-    assert as_json(WORKFLOW, status(ROOT, node(".other", **told)))["warnings"] == []
+def test_an_unrelated_output_called_warnings_breaks_no_display(value: str):
+    node_outputs: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
+    assert as_json(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
 
 
 def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
@@ -154,11 +158,11 @@ def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines
     ("seconds", "text"),
     [(None, ""), (0.0612, "0.061 s"), (9.96, "10 s"), (41, "41 s"), (59.6, "1 min 00 s"), (12000, "3 h 20 min")],
 )
-def test_durations_read_as_people_say_them(seconds: float | None, text: str):
+def test_durations_are_readable(seconds: float | None, text: str):
     assert duration(seconds) == text
 
 
-def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
+def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
     with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
         running = status(ROOT, node(".prepare", phase="Running", end=None))
@@ -175,7 +179,7 @@ def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
+def test_a_failed_attempt_is_shown_while_the_next_one_waits(tmp_path: Path):
     attempt = node(".train(0)", phase="Failed", message="failure condition '{status.x == Failed}' evaluated true")
     (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
         "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
@@ -188,17 +192,17 @@ def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
 
 
-def test_a_message_with_brackets_reaches_the_tree():
+def test_a_message_with_brackets_is_shown_in_the_tree():
     from rich.console import Console
 
     tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
     tree(status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
     out = io.StringIO()
-    Console(file=out, width=100).print(tree.drawn())
+    Console(file=out, width=100).print(tree.draw())
     assert "no file [/data/x] of [red]" in out.getvalue()
 
 
-def test_a_step_that_cannot_start_says_why_once():
+def test_a_pending_step_shows_its_reason_once():
     out = io.StringIO()
     with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
         for message in (
@@ -213,19 +217,19 @@ def test_a_step_that_cannot_start_says_why_once():
     ]  # fmt: skip
 
 
-def test_the_tree_draws_every_phase_that_argo_knows():
+def test_the_tree_draws_every_phase_of_argo():
     from rich.console import Console
 
     phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
     tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
     tree(status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
     out = io.StringIO()
-    Console(file=out, width=100).print(tree.drawn())
+    Console(file=out, width=100).print(tree.draw())
     assert [phase.lower() in out.getvalue() for phase in phases] == [True] * len(phases)
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_run_of_a_thousand_steps_is_not_slowed_down_by_being_shown() -> None:
+def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
     out = io.StringIO()
     shown = display.Lines("w", lambda row: "", out)
     nodes = {f"w-{i}": {"name": f"w.t{i}", "type": "Pod", "phase": "Running"} for i in range(1000)}
@@ -247,18 +251,18 @@ HARMLESS = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_what_a_pod_prints_cannot_steer_the_terminal(tmp_path: Path, as_json: bool):
+def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bool):
     (tmp_path / "w-a.log").write_text(f"{HOSTILE}|\n", newline="\n")
     out = io.StringIO()
     display.follow(tmp_path, "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
-    if as_json:  # nothing is lost for a program
+    if as_json:  # JSON is complete
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
         assert out.getvalue() == f"w-a | {HARMLESS}|\n"
 
 
-def test_what_a_pod_says_at_its_end_cannot_steer_the_terminal():
+def test_a_termination_message_cannot_control_the_terminal():
     failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
     lines, log = io.StringIO(), f"error: {HOSTILE}\n"
     shown = display.Lines(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)

@@ -134,7 +134,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["stop", "--cluster"], "no cluster is configured"),
         (["stop", ""], "it is empty"),
         (["resume", ""], "it is empty"),
-        (["resume", "x" * 5000], "there is no run"),
+        (["resume", "x" * 5000], "does not exist"),
         (["run", "--manifest", ""], "it is empty"),
         (["run", ""], "it is empty"),
     ],
@@ -301,7 +301,8 @@ def test_status_and_logs_show_the_steps(tmp_path: Path):
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
     unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
+    expected = 'error: the step "secnd" does not exist in four. Did you mean "second"? Steps: first, second.\n'
+    assert unknown.stderr == expected
     longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
     assert (longer.returncode, 'Did you mean "second"?' in longer.stderr) == (2, True)
     records = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]

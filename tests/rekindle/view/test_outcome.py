@@ -9,7 +9,7 @@ import pytest
 from argolocal.view import display
 from rekindle.view.outcome import as_json, exit_code, success
 from rekindle.view.progress import LogProgress, progress_in
-from tests.argolocal.view.test_display import ROOT, WORKFLOW, at, node, status
+from tests.argolocal.view.test_display import ROOT, WORKFLOW, node, status, time_at
 from tests.waiting import until
 
 
@@ -53,7 +53,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         for n, verdict in enumerate(verdicts)
     ]
     ship = node(".ship", displayName="ship", **with_outputs(model_uri="releases/x/", version="4", **more))
-    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
+    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": time_at(0), "finishedAt": time_at(9)}
     assert exit_code(ended, is_rekindle=True) == code
     text = success(ended, {}, is_rekindle=True)
     assert words in text and ("released: ship" in text) == bool(more)

@@ -1,4 +1,4 @@
-"""Containers of one pod: those that run before what they need is there, and what the pod says of those that failed."""
+"""Container sets: the order of containers, and the messages of failed ones."""
 
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ def ran(home: Path, *containers: dict[str, Any], outputs: dict[str, Any] | None 
 
 
 def ends(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Phase and message of the pod and its containers, by the last part of their names."""
+    """Return phase and message of the pod and its containers, by the last part of their names."""
     nodes = [node for node in status["nodes"].values() if node["type"] in ("Pod", "Container")]
     return {node["name"].rpartition(".")[2]: (node["phase"], node.get("message", "")) for node in nodes}
 
 
 @needs_namespaces
-def test_containers_run_after_what_they_need_and_share_only_their_volumes(tmp_path: Path) -> None:
+def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path: Path) -> None:
     first = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
     beside = shell("beside", "echo two > /work/y")
     main = shell(
@@ -50,7 +50,7 @@ def test_containers_run_after_what_they_need_and_share_only_their_volumes(tmp_pa
     assert ends(status) == {name: ("Succeeded", "") for name in ("set", "main", "first", "beside")}
 
 
-def test_the_table_has_the_containers_below_their_pod_and_the_next_step_below_the_last_of_them() -> None:
+def test_containers_are_below_their_pod_and_the_next_step_below_the_last() -> None:
     containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}, {"name": "c", "dependencies": ["a"]}]
     template = {"name": "one", "containerSet": {"containers": containers}}
     s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
@@ -69,7 +69,7 @@ def test_the_table_has_the_containers_below_their_pod_and_the_next_step_below_th
     assert b["children"] == c["children"] == [group]
 
 
-def test_the_containers_of_a_pod_that_never_ran_have_failed_with_it() -> None:
+def test_containers_of_a_pod_that_never_ran_fail() -> None:
     containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}]
     s = scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = s.advance(1)
@@ -79,7 +79,7 @@ def test_the_containers_of_a_pod_that_never_ran_have_failed_with_it() -> None:
 
 
 @needs_namespaces
-def test_those_that_need_a_failed_one_do_not_run_and_the_pod_names_the_first_that_failed(tmp_path: Path) -> None:
+def test_dependents_of_a_failed_container_do_not_run_and_it_is_named(tmp_path: Path) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
     main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
     status = ran(tmp_path, *chain, main, outputs=OUT)
@@ -106,7 +106,7 @@ def test_a_container_runs_as_often_as_retries_says_with_a_pause_between(tmp_path
 
 
 @needs_namespaces
-def test_a_set_whose_time_is_over_ends_with_all_its_containers(tmp_path: Path) -> None:
+def test_a_set_past_its_deadline_ends_with_all_containers(tmp_path: Path) -> None:
     spec = {
         "entrypoint": "main",
         "templates": [
@@ -124,12 +124,12 @@ def test_a_set_whose_time_is_over_ends_with_all_its_containers(tmp_path: Path) -
 
 
 @needs_namespaces
-def test_what_main_says_is_the_result(tmp_path: Path) -> None:
+def test_the_stdout_of_main_is_the_result(tmp_path: Path) -> None:
     template = {"name": "set", "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]}}
     use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "container": shell("c", "true")}
-    given = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
+    arguments = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
     main = {"name": "main", "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]]}
-    main["steps"][1][0]["arguments"] = given
+    main["steps"][1][0]["arguments"] = arguments
     spec = {"entrypoint": "main", "templates": [main, template, use]}
     status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
     assert [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n] == ["hello"]
@@ -140,20 +140,20 @@ def test_what_main_says_is_the_result(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"containers": []}, r"containers must be at least one"),
-        ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a name of its own"),
+        ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a different name"),
         ({"containers": [shell("a", "", "z")]}, r"containers\[0\]\.dependencies names 'z'"),
-        ({"containers": [shell("a", "", "b"), shell("b", "", "a")]}, r"containers wait for each other: "),
+        ({"containers": [shell("a", "", "b"), shell("b", "", "a")]}, r"containers depend on each other: "),
         ({"containers": [shell("a", "")], "retryStrategy": {"retries": 0}}, r"retries is 0"),
         ({"containers": [shell("a", "")], "retryStrategy": {"retries": 1, "duration": "x"}}, r"duration is 'x'"),
         ({"containers": [{**shell("a", ""), "image": "nginx"}]}, r"containers\[0\]\.image is 'nginx'"),
     ],
 )
-def test_a_set_that_cannot_run_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_set_is_rejected_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ran(tmp_path, **change)
 
 
 @needs_namespaces
-def test_a_set_with_outputs_needs_a_main(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'must have one named "main"'):
+def test_a_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'must include one named "main"'):
         ran(tmp_path, shell("a", "true"), outputs=OUT)

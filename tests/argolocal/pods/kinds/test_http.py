@@ -1,4 +1,4 @@
-"""http and data templates, and probes: answers that are lost, and servers that are used before they answer."""
+"""http and data templates, and probes: lost answers, and servers that are used before they are ready."""
 
 import json
 import threading
@@ -18,20 +18,20 @@ from tests.argolocal.running import execute
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Tells what it was asked; /404 and /slow are what they say."""
+    """Returns the request as JSON; /404 fails and /slow is slow."""
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        told = {"method": self.command, "body": body, "token": self.headers.get("X-Token")}
+        received = {"method": self.command, "body": body, "token": self.headers.get("X-Token")}
         self.send_response(404 if self.path == "/404" else 200)
         self.send_header("x-kind", "a test")
         self.end_headers()
-        self.wfile.write(json.dumps(told).encode())
+        self.wfile.write(json.dumps(received).encode())
 
     do_GET = do_POST = do_PUT = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Do not log."""
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
         ("/", "response.body", "Failed", "unable to cast expression result"),
     ],
 )
-def test_what_an_answer_makes_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
+def test_an_answer_decides_the_phase_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    actual_phase, said, _ = http.send(request, secret)
-    assert (actual_phase, said[: len(message)]) == (phase, message)
+    actual_phase, message, _ = http.send(request, secret)
+    assert (actual_phase, message[: len(message)]) == (phase, message)
 
 
-def test_a_server_that_is_not_there_and_a_secret_that_is_not_there_fail_the_node() -> None:
+def test_a_missing_server_or_secret_fails_the_node() -> None:
     phase, message, _ = http.send({"url": "http://127.0.0.1:9/x"}, secret)
     assert phase == "Failed"
     assert message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
@@ -91,19 +91,19 @@ def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:
-    given = {"parameters": [{"name": "x", "value": "{{steps.ask.outputs.result}}"}]}
+    arguments = {"parameters": [{"name": "x", "value": "{{steps.ask.outputs.result}}"}]}
     ask = {"name": "ask", "inputs": {"parameters": [{"name": "b", "value": "hi"}]}}
     ask["http"] = {"url": url, "method": "POST", "body": "{{inputs.parameters.b}}"}
     use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0s"}}
-    steps = [[{"name": "ask", "template": "ask"}], [{"name": "use", "template": "use", "arguments": given}]]
+    steps = [[{"name": "ask", "template": "ask"}], [{"name": "use", "template": "use", "arguments": arguments}]]
     status = ran(tmp_path, {"name": "main", "steps": steps}, ask, use)
     node = next(node for node in status["nodes"].values() if node["type"] == "HTTP")
     assert (status["phase"], node["phase"]) == ("Succeeded", "Succeeded")
-    told = [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if n["type"] == "Suspend"]
-    assert json.loads(told[0])["body"] == "hi"
+    received = [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if n["type"] == "Suspend"]
+    assert json.loads(received[0])["body"] == "hi"
 
 
-def test_a_request_that_fails_is_tried_again_and_then_fails_the_run(tmp_path: Path) -> None:
+def test_a_failed_request_is_retried_and_then_fails_the_run(tmp_path: Path) -> None:
     http = {"url": "http://127.0.0.1:9", "timeoutSeconds": 1}
     status = ran(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
     assert (status["phase"], status["message"]) == ("Failed", "No more retries left")
@@ -111,7 +111,7 @@ def test_a_request_that_fails_is_tried_again_and_then_fails_the_run(tmp_path: Pa
 
 
 class Bucket:
-    """Keys of one bucket."""
+    """A store with the keys of one bucket."""
 
     keys = ("logs/a/main.log", "logs/b/main.log", "logs/b/other.txt", "logs/dir/")
 
@@ -119,7 +119,7 @@ class Bucket:
         return (type("Entry", (), {"key": key}) for key in self.keys if key.startswith(prefix))
 
 
-def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
+def test_data_lists_keys_and_transforms_them() -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
     steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
     phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
@@ -130,21 +130,21 @@ def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
     assert phase == "Failed" and "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # elsewhere that is the default bucket
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # an artifact would use the default bucket
     assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
 
 
 def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
     source = {"artifactPaths": {"name": "logs", "s3": {"bucket": BUCKET, "key": "in"}}}
     listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
-    made = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
+    output = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
     make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
     use = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
     steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [use]]
     cluster = LocalCluster(tmp_path)
     try:
         templates = (
-            {"name": "make", "container": make, "outputs": {"artifacts": [made]}},
+            {"name": "make", "container": make, "outputs": {"artifacts": [output]}},
             {"name": "use", "suspend": ZERO},
         )
         status = ran(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
@@ -154,7 +154,7 @@ def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
     assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == ["use(0:in/one.log)"]
 
 
-def test_a_listing_of_no_bucket_is_a_failure_that_can_be_answered(tmp_path: Path) -> None:
+def test_a_missing_bucket_fails_the_node(tmp_path: Path) -> None:
     cluster, source = LocalCluster(tmp_path), {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
     try:
         status = ran(tmp_path, {"name": "main", "data": {"source": source, "transformation": [{"expression": "data"}]}})
@@ -183,7 +183,7 @@ def port() -> int:
 
 
 @pytest.mark.parametrize("kind", ["httpGet", "tcpSocket", "exec"])
-def test_what_needs_a_daemon_begins_when_its_probe_passes(tmp_path: Path, port: int, kind: str) -> None:
+def test_dependents_of_a_daemon_start_when_its_probe_passes(tmp_path: Path, port: int, kind: str) -> None:
     asks = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/')"
     probe = {
         "httpGet": {"httpGet": {"port": "web", "path": "/"}},
@@ -197,7 +197,7 @@ def test_what_needs_a_daemon_begins_when_its_probe_passes(tmp_path: Path, port: 
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_a_probe_sees_the_files_of_its_daemon_and_says_nothing_in_its_log(tmp_path: Path) -> None:
+def test_a_probe_sees_the_files_of_its_daemon_and_does_not_log(tmp_path: Path) -> None:
     probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
     container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}
     db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}
@@ -206,7 +206,7 @@ def test_a_probe_sees_the_files_of_its_daemon_and_says_nothing_in_its_log(tmp_pa
     assert [log.read_text() for log in tmp_path.glob("runs/*/logs/*")] == [""]
 
 
-def test_a_daemon_that_ends_before_it_is_ready_has_failed_and_nothing_waits_for_it(tmp_path: Path, port: int) -> None:
+def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int) -> None:
     db = daemon(port, {"tcpSocket": {"port": port}})
     db["container"] |= {"command": ["python", "-c", "raise SystemExit(3)"]}
     status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db)
@@ -214,7 +214,7 @@ def test_a_daemon_that_ends_before_it_is_ready_has_failed_and_nothing_waits_for_
     assert (status["phase"], node["phase"], node["message"]) == ("Failed", "Failed", "main: Error (exit code 3)")
 
 
-def test_a_probe_that_cannot_be_tried_is_refused(tmp_path: Path) -> None:
+def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
         ran(tmp_path, daemon(1, {"periodSeconds": 1}))
     with pytest.raises(ConfigError, match=r"tcpSocket\.port must be a number or the name of one of its ports"):

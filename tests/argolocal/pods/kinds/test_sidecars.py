@@ -1,4 +1,4 @@
-"""Containers beside the main one, and daemons: what would be missing when a step starts, or run on when it is over."""
+"""Init containers, sidecars and daemons: they are ready when a step starts, and end after it."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(t
 
 
 @needs_namespaces
-def test_what_mirrors_the_mounts_of_main_reads_its_input_artifacts(tmp_path: Path) -> None:
+def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> None:
     files = {"in": "/in/data.txt", "vol": "/work/sub/v.txt", "odd": "/opt/x"}
     raw = [{"name": name, "path": path, "raw": {"data": name}} for name, path in files.items()]
     read = f"cat {' '.join(files.values())} > /work/$0 && echo -n + >> /in/data.txt"
@@ -65,7 +65,7 @@ def test_what_mirrors_the_mounts_of_main_reads_its_input_artifacts(tmp_path: Pat
 
 
 @needs_namespaces
-def test_an_artifact_of_main_is_not_seen_by_what_mirrors_nothing(tmp_path: Path) -> None:
+def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) -> None:
     raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
     init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
     status = ran({"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")}, tmp_path)
@@ -80,7 +80,7 @@ def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -
 
 
 @needs_namespaces
-def test_a_sidecar_runs_beside_main_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_sidecar_runs_in_parallel_with_main_and_ends_with_it(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
     main = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
     status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
@@ -95,7 +95,7 @@ def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
     assert (status["phase"], status["message"]) == ("Failed", "side: Error (exit code 7)")
 
 
-def test_steps_go_on_beside_a_daemon_know_its_address_and_end_it_when_they_are_over() -> None:
+def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
     use = leaf("use", inputs={"parameters": [{"name": "x"}]})
     arguments = parameters(x="{{steps.db.ip}}")
     s = scheduler(
@@ -118,7 +118,7 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
     assert phase(s, "db") == "Failed"
 
 
-def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_with_them() -> None:
+def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
     s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
     (first,) = s.advance(1)

@@ -111,7 +111,7 @@ def test_the_coordinators_exit_code_decides_about_a_restart(controllers: Control
         status = wait(controllers, lambda status: status.get("terminalState") == ends)
         assert f"js-lead-0-0 ended with code {code}" in status["conditions"][0]["message"]
     else:
-        wait(controllers, lambda _: "is started again" in read_log(controllers, "js-lead-0-0"))
+        wait(controllers, lambda _: "is restarted" in read_log(controllers, "js-lead-0-0"))
 
 
 def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
