@@ -1,0 +1,28 @@
+"""Prose that a stranger must decode: private patterns are counted, and no room or page may have more than a few."""
+
+import pytest
+
+from tests.english import CODE, OPENINGS, names, openings, rates
+
+MOST_HITS = 3  # for 1,000 words
+MOST_NAMES = 60
+
+
+def test_no_room_and_no_page_is_written_in_patterns_that_must_be_decoded() -> None:
+    limits = {room: max(1, MOST_HITS * words / 1000) for room, (_, words) in rates().items()}
+    above = {room: hits for room, (hits, _) in rates().items() if hits > limits[room]}
+    assert not above, "python -m tests.english FILES shows each place"
+
+
+def test_no_docstring_begins_with_a_question_word() -> None:
+    assert not openings()
+
+
+def test_variables_are_named_after_their_values() -> None:
+    found = [f"{path}:{line}: {name}" for path, line, name in names(*CODE[:-2])]
+    assert len(found) <= MOST_NAMES, found
+
+
+@pytest.mark.parametrize("text", ["Whether it is so.", "What is known."])
+def test_a_docstring_that_begins_with_a_question_word_is_found(text: str) -> None:
+    assert OPENINGS.match(text)
