@@ -122,7 +122,7 @@ def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])
-def test_a_suspended_job_has_no_pods_and_continues_when_resumed(controllers: Controllers, kind: str) -> None:
+def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(controllers: Controllers, kind: str) -> None:
     whole = job_set(job("lead", SLEEP), job("worker", SLEEP))
     if kind == "TrainJob":
         spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": whole["spec"]}}

@@ -98,7 +98,7 @@ def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
     wait(jobs, lambda _: all(map(has_exited, workers)), seconds=5)
 
 
-def test_the_environment_equals_that_of_the_operator() -> None:
+def test_the_environment_matches_the_operator() -> None:
     conf = [{"key": "is_host", "value": "0"}, {"key": "x", "value": "1"}]
     elastic = {"minReplicas": 1, "maxReplicas": 4, "rdzvBackend": "rekindle", "rdzvId": "a", "maxRestarts": 100,
                "rdzvHost": "job-master-0", "rdzvConf": conf}  # fmt: skip
@@ -179,7 +179,7 @@ def test_limits_end_a_job(jobs: TrainingJobs) -> None:
     wait(jobs, lambda _: not jobs.jobs, "deadline")
 
 
-def test_a_suspended_job_has_no_pods_and_continues_when_resumed(jobs: TrainingJobs) -> None:
+def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJobs) -> None:
     obj = job(worker=replica(SLEEP))
     jobs.apply(obj)
     wait(jobs, has("Running"))

@@ -69,7 +69,7 @@ WHERE = {
 FIRST = {  # the pod of rank 0, and the sum
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
-    "PaddleJob": ("master-0", 5),  # its workers have no numbers
+    "PaddleJob": ("master-0", 5),  # its workers are not numbered
     "JAXJob": ("worker-0", 6),
 }
 # starts a process in every slot of the hostfile, like mpirun, and prints their outputs
@@ -223,7 +223,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
     assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
 
 
-def test_the_environment_equals_that_of_the_operator_for_every_kind() -> None:
+def test_the_environment_of_every_kind_matches_the_operator() -> None:
     def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
         return operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
 
@@ -264,6 +264,6 @@ def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
             run(obj)
 
 
-def test_the_default_restart_policies_equal_those_of_the_operator() -> None:
+def test_the_default_restart_policies_match_the_operator() -> None:
     restarts = {kind: framework.restart for kind, framework in JOBS.items()}
     assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]
