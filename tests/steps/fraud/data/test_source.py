@@ -112,7 +112,7 @@ def test_a_path_that_is_not_there_or_two_formats_at_once_are_refused(published: 
 def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> None:
     with pytest.raises(DataError, match=r"no/such.* data\.source"):
         rows(s3.uri("no/such.parquet"), tmp_path)
-    with pytest.raises(ConfigError, match='no bucket "nowhere"'):
+    with pytest.raises(ConfigError, match='bucket "nowhere" does not exist'):
         rows("s3://nowhere/a.parquet", tmp_path)
 
 
