@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.blocks import volume
-from rekindle.blocks.jobs import job, pytorch_job, search, train_job
+from rekindle.blocks.jobs import pytorch_job, train_job
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.serving import autoscaler, deployment, service
 from rekindle.blocks.settings import ClusterConfig
@@ -37,9 +37,6 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
     pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod, code = config.pod("train"), ["-c", lead]
-    alone = (
-        config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config
-    )  # coscheduling does not support plain Jobs
     first, others = Replica(pod, code), Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
@@ -59,10 +56,6 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
         "TrainingRuntime": Kind(train_job.runtime(name, train, config, [])),
         "TrainJob": Kind(train_job.train_job(name, train, config, [])),
-        "Job": Kind(job.job(name, pod, code, alone), job.SUCCESS, job.FAILURE),
-        "Job/search": Kind(
-            search.search(name, pod, code, alone, trials=3, tolerated=1), search.success(), search.FAILURE
-        ),
         "Deployment": Kind(
             deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
             deployment.SUCCESS,

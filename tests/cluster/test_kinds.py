@@ -25,9 +25,7 @@ from tests.waiting import until
 
 STATUSES = Path(__file__).parents[1] / "rekindle/blocks/statuses"
 WAIT = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); time.sleep({})"
-JOBS = ("PyTorchJob", "TFJob", "TFJob/dynamic", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job", "Job/search")
-# part of the name of the pod to evict, if not -worker-1
-EVICTED = {"Job": "", "Job/search": "-1-"}
+JOBS = ("PyTorchJob", "TFJob", "TFJob/dynamic", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob")
 # in a TFJob without dynamic workers, the operator regards each deleted worker as failed
 FATAL = {"TFJob"}
 
@@ -61,15 +59,10 @@ def test_the_conditions_recognize_failure(namespace: Kube, kind: str):
     assert _run_scenario(namespace, kind, "failed", lead=FAIL, worker=FAIL) is False
 
 
-def test_a_sweep_job_succeeds_with_tolerated_failures(namespace: Kube):
-    odd = "import os; raise SystemExit(os.environ['JOB_COMPLETION_INDEX'] == '1')"
-    assert _run_scenario(namespace, "Job/search", "tolerated", lead=odd, worker=PASS) is True
-
-
 @pytest.mark.parametrize("kind", JOBS)
 def test_a_job_survives_the_eviction_of_a_pod(namespace: Kube, kind: str):
     def evict(name: str) -> None:
-        prefix = f"{name}{EVICTED.get(kind, '-worker-1')}"
+        prefix = f"{name}-worker-1"
 
         def running() -> dict[str, str]:
             pods = [pod for pod in namespace.items("pods") if pod["metadata"]["name"].startswith(prefix)]

@@ -8,7 +8,6 @@ from typing import Any
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.errors import ConfigError
 
 
 def metadata(name: str, cluster: ClusterConfig) -> Manifest:
@@ -23,15 +22,6 @@ def queue_metadata(cluster: ClusterConfig) -> Manifest:
     """
     annotations = fields("annotations", cluster)
     return {"annotations": annotations} if annotations else {}
-
-
-def check_job(name: str, cluster: ClusterConfig) -> None:
-    """Raise ConfigError if the gang scheduler does not support plain Jobs."""
-    if reason := presets()["gang"].get(cluster.gang, {}).get("no_job"):
-        raise ConfigError(
-            f"Job {name}: cluster.gang is {cluster.gang}, but {reason}. Set it to volcano or kueue, or build this "
-            'Job from a ClusterConfig with gang="": its pods then start independently.'
-        )
 
 
 def fields(section: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:

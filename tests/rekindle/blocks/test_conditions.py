@@ -4,13 +4,10 @@ statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (se
 comment says otherwise. A step must wait at every status except the last, and end there with the outcome of the story.
 """
 
-from typing import Any
-
 import pytest
 import yaml
 
 from argolocal.language.selector import evaluate_conditions
-from rekindle.blocks.jobs import search
 from tests.kinds import kinds
 from tests.rekindle.blocks.schema import SCHEMAS
 
@@ -36,10 +33,3 @@ def test_a_step_ends_with_its_job_and_with_the_same_outcome(kind: str, story: st
 def test_every_kind_has_stories_of_success_failure_and_loss(kind: str) -> None:
     stories = {story for key, story in STORIES if key == kind.replace("/", "-")}
     assert stories >= {"succeeded", "failed"} and stories & {"lost", "evicted"}
-
-
-def test_a_step_ends_with_a_search_that_waited_in_a_queue() -> None:
-    conditions: list[Any] = [{"type": "Suspended", "status": "False"}, {"type": "SuccessCriteriaMet"}]
-    waiting, done = ({"status": {"conditions": [*conditions, *more]}} for more in ([], [{"type": "Complete"}]))
-    assert evaluate_conditions(waiting, search.success(queued=True), ",".join(search.FAILURE))[0] is None
-    assert evaluate_conditions(done, search.success(queued=True), ",".join(search.FAILURE))[0] is True

@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 
-from rekindle.blocks.jobs.job import job
 from rekindle.blocks.jobs.members import SHARED_MOUNT
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.pod import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import presets
 from rekindle.blocks.serving.deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.errors import ConfigError
 from rekindle.release.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
@@ -184,18 +182,6 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
     )  # Volcano's own default
     labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "nightly"
-
-
-@pytest.mark.parametrize("kind", ["Job", "Job/search"])
-def test_a_plain_job_waits_in_its_queue_or_is_rejected(kind: str) -> None:
-    template = kinds(gang="volcano", queue="nightly")[kind].manifest["spec"]["template"]
-    assert template["spec"]["schedulerName"] == "volcano" and template["metadata"]["annotations"] == QUEUE
-    queued = kinds(gang="kueue", queue="nightly")[kind].manifest
-    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "nightly"
-    assert "schedulerName" not in queued["spec"]["template"]["spec"]
-    cluster = config(gang="coscheduling")
-    with pytest.raises(ConfigError, match=r"Job x: cluster\.gang is coscheduling, .*PodGroup.* volcano or kueue"):
-        job("x", cluster.pod("train"), [], cluster)
 
 
 def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:

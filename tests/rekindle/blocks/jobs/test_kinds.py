@@ -75,21 +75,11 @@ def test_a_lost_pod_does_not_fail_the_job() -> None:
         "PaddleJob": restarted,
         "JAXJob": restarted,
     }
-    for kind in ("Job", "Job/search"):
-        ignored = KINDS[kind].manifest["spec"]["podFailurePolicy"]["rules"][0]
-        assert ignored == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 def _replicas(spec: dict) -> list:
     (specs,) = (value for key, value in spec.items() if key.endswith("ReplicaSpecs"))
     return list(specs.items())
-
-
-def test_a_failed_trial_does_not_end_the_search() -> None:
-    spec = KINDS["Job/search"].manifest["spec"]
-    assert (spec["completions"], spec["maxFailedIndexes"], spec["backoffLimitPerIndex"]) == (3, 1, 1)
-    assert "backoffLimit" not in spec  # it would count the failures of all trials together
-    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "FailIndex", "Ignore"]
 
 
 CLUSTER = ClusterConfig.model_validate({})
