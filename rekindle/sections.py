@@ -111,5 +111,13 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        keys = [(".".join(map(str, [name, *e["loc"]])), e) for e in error.errors()]
-        raise ConfigError("\n".join(f"{key} is {e['input']!r}: {rule(e['msg'])}" for key, e in keys)) from error
+        raise ConfigError("\n".join(_sentence(section, name, e) for e in error.errors())) from error
+
+
+def _sentence(section: type[Section], name: str, error: Any) -> str:
+    key = ".".join(map(str, [name, *error["loc"]]))
+    if error["type"] == "extra_forbidden":
+        *path, last = error["loc"]
+        return f"{key} is not a known key.{did_you_mean(str(last), known_keys(section, path))}"
+    shown = error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
+    return f"{key} is {shown!r}: {rule(error['msg'])}" if error["type"] != "missing" else f"{key} is missing."
