@@ -231,8 +231,9 @@ def _siblings(name: str, folders: list[str]) -> set[str]:
     """Return the modules in the package of `name`, and the project's steps."""
     packages = {name.rpartition(".")[0], "steps", ""}
     return {
-        f"{package}.{path.stem}".lstrip(".")
+        f"{package}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
         for package in packages
         for folder in [*folders, *([str(REFERENCE)] if package in SHARED else [])]
-        for path in Path(folder, *package.split(".")).glob("[!_]*.py")
+        for pattern in ("[!_]*.py", "[!_]*/__init__.py")
+        for path in Path(folder, *package.split(".")).glob(pattern)
     }

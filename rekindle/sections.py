@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from rekindle.errors import ConfigError, did_you_mean, rule
@@ -17,6 +17,13 @@ class Section(BaseModel):
     """A section of a config file. Unknown keys are errors; each field has a description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_true_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+            raise ValueError("it must be a number, not true or false")
+        return value
 
 
 def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, did_you_mean
@@ -36,6 +36,13 @@ class DataConfig(Section):
     tolerated_rejects: float = Field(
         default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _name_source(cls, source: str) -> str:
+        if not source:
+            raise ValueError("it must name the raw data, such as data/power.csv")
+        return source
 
     def at(self, time: datetime) -> Self:
         """Return the section for a run that was scheduled for `time` (UTC), e.g. with the ends of a moving window."""

@@ -36,7 +36,7 @@ def reject_unknown(
     """Raise WiringError for unknown or missing inputs; `options`: names of other arguments, for suggestions."""
     for name in sorted(values.keys() - fields.keys()):
         if name in OPTIONS:
-            refuse(f'{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.')
+            refuse(f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.")
         hint = did_you_mean(name, {*fields, *options}) or f" Its inputs: {', '.join(fields) or 'none'}."
         refuse(f'{task} has no input "{name}".{hint}')
     if missing := [name for name, info in fields.items() if info.is_required() and values.get(name) is None]:
