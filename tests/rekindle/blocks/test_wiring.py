@@ -110,7 +110,7 @@ WRONG = {
     "blocks.step('card', small={}, when=scored().outputs.metrics['accuracy'])": 'is the output metrics["accuracy"]: ',
     "blocks.step('card', small={}, when='yes')": "`when` of card is 'yes': it must be a condition, such as TASK",
     "blocks.step('card', small={}, when=3)": "`when` of card is 3: it must be a condition, such as TASK",
-    "blocks.prepare(when=scored().outputs.verdict == 'keep')": "prepare does not accept `when`: it is an option of",
+    "blocks.prepare(when=scored().outputs.verdict == 'keep')": "does not accept `when`: it is an option of",
     "with blocks.group('one', when=blocks.prepare()):  #!\n    pass": "`when` of one is the task prepare: it must be a",
     "with blocks.group('one', when=True):  #!\n    pass": "`when` of one is True: it must be a condition, such as TASK",
     "blocks.ship(scored(), when=True)": "True is not a condition: combine comparisons of outputs",
