@@ -267,7 +267,7 @@ def compares(workload: Any) -> bool:
 
 def training_function(workload: Any, name: str, section: Any) -> Any:
     """Return `optimizer` or `schedule` of a workload, which may also take its `model` section; None if undefined."""
-    function = getattr(workload, name, None)
+    function: Any = getattr(workload, name, None)
     return (lambda *arguments: function(*arguments, section)) if takes_more(workload, name) else function
 
 
