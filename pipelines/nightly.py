@@ -33,7 +33,10 @@ def build(config: Config) -> Any:
             for name, channels in zip(("small", "wide"), config.nightly.channels, strict=True)
         ]
         with blocks.group("decide", mutex=config.name):
-            small, wide = (blocks.evaluate(model) for model in models)
+            small, wide = (
+                blocks.evaluate(model, task=f"evaluate-{name}")
+                for name, model in zip(("small", "wide"), models, strict=True)
+            )
             better = small.outputs.metrics["accuracy"] >= wide.outputs.metrics["accuracy"]
             for name, evaluation, wins in (("small", small, better), ("wide", wide, ~better)):
                 blocks.ship(evaluation, name=f"ship-{name}", when=wins)

@@ -30,7 +30,10 @@ def build(config: Config) -> Any:
             blocks.job(data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", model=boosted),
         ]
         with blocks.group("decide", mutex=config.name):
-            network, trees = (blocks.evaluate(model) for model in models)
+            network, trees = (
+                blocks.evaluate(model, task=f"evaluate-{name}")
+                for name, model in zip(("network", "trees"), models, strict=True)
+            )
             better = network.outputs.metrics["accuracy"] >= trees.outputs.metrics["accuracy"]
             for name, evaluation, wins in (("network", network, better), ("trees", trees, ~better)):
                 blocks.ship(evaluation, name=f"ship-{name}", when=wins)

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference p
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+UNEXPECTED = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
 MAX_TEXT = 600  # length of an exception's text in an error
@@ -102,6 +104,8 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     `pipelines` are imported from the reference project.
     """
     folders = search_path()
+    if not all(part.isidentifier() for part in str(name).split(".")):
+        raise ConfigError(f'{kind} "{name}" cannot be imported: it must be the dotted name of a module, such as a.b.')
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         _extend_path(name.partition(".")[0])
@@ -130,16 +134,34 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """Format an exception: FILE:LINE of the innermost frame in the project, the text, and the nearest name."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    from pydantic import ValidationError  # only here: `rekindle --help` does not need it
+
+    message = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        message = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}"
+    text = " ".join(f"{type(error).__name__}: {message}".split()).rstrip(": ")
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {text}."
-    hint = ""
-    if isinstance(error, AttributeError) and error.name:
-        hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
     frames = _own_frames(error)
     frame = next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
-    return f"{frame.filename}:{frame.lineno}: {text}.{hint}"
+    return f"{frame.filename}:{frame.lineno}: {text}.{_nearest_name(error, frame.filename)}"
+
+
+def _nearest_name(error: Exception, file: str) -> str:
+    """Return a hint for a misspelt attribute, or argument of a function that `file` uses."""
+    if isinstance(error, AttributeError) and error.name:
+        owner = type(error.obj) if isinstance(error.obj, str | int | float) else error.obj
+        return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
+    if isinstance(error, TypeError) and (match := UNEXPECTED.search(str(error))):
+        users = [vars(module) for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file]
+        names = {name: value for namespace in users for name, value in namespace.items()}
+        modules = [value for value in names.values() if isinstance(value, ModuleType)]
+        functions = [names.get(match[1]), *(getattr(module, match[1], None) for module in modules)]
+        function = next(filter(callable, functions), None)
+        return did_you_mean(match[2], list(signature(function).parameters)) if function else ""
+    return ""
 
 
 def raises(error: BaseException) -> bool:
@@ -207,10 +229,11 @@ def _fill_in(text: str, name: str) -> str:
 
 def _siblings(name: str, folders: list[str]) -> set[str]:
     """Return the modules in the package of `name`, and the project's steps."""
-    packages = {name.rpartition(".")[0] or "steps", "steps"}
+    packages = {name.rpartition(".")[0], "steps", ""}
     return {
-        f"{package}.{path.stem}"
+        f"{package}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
         for package in packages
         for folder in [*folders, *([str(REFERENCE)] if package in SHARED else [])]
-        for path in Path(folder, *package.split(".")).glob("[!_]*.py")
+        for pattern in ("[!_]*.py", "[!_]*/__init__.py")
+        for path in Path(folder, *package.split(".")).glob(pattern)
     }

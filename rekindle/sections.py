@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from rekindle.errors import ConfigError, did_you_mean, rule
@@ -17,6 +17,13 @@ class Section(BaseModel):
     """A section of a config file. Unknown keys are errors; each field has a description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_true_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in (int, float):
+            raise ValueError("it must be a number, not true or false")
+        return value
 
 
 def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -111,5 +118,13 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        keys = [(".".join(map(str, [name, *e["loc"]])), e) for e in error.errors()]
-        raise ConfigError("\n".join(f"{key} is {e['input']!r}: {rule(e['msg'])}" for key, e in keys)) from error
+        raise ConfigError("\n".join(_sentence(section, name, e) for e in error.errors())) from error
+
+
+def _sentence(section: type[Section], name: str, error: Any) -> str:
+    key = ".".join(map(str, [name, *error["loc"]]))
+    if error["type"] == "extra_forbidden":
+        *path, last = error["loc"]
+        return f"{key} is not a known key.{did_you_mean(str(last), known_keys(section, path))}"
+    shown = error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
+    return f"{key} is {shown!r}: {rule(error['msg'])}" if error["type"] != "missing" else f"{key} is missing."

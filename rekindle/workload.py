@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, did_you_mean
@@ -36,6 +36,13 @@ class DataConfig(Section):
     tolerated_rejects: float = Field(
         default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
     )
+
+    @field_validator("source")
+    @classmethod
+    def _name_source(cls, source: str) -> str:
+        if not source:
+            raise ValueError("it must name the raw data, such as data/power.csv")
+        return source
 
     def at(self, time: datetime) -> Self:
         """Return the section for a run that was scheduled for `time` (UTC), e.g. with the ends of a moving window."""
@@ -148,7 +155,8 @@ class Workload(Protocol):
     writes `out/state/`, which replaces the release's `state/`, or returns None without newer data.
 
     Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
-    `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
+    `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
+    `measures(model, batch) -> dict[str, float]`.
     """
 
     Data: type[DataConfig]
@@ -202,6 +210,9 @@ ARGUMENTS = {  # of the functions, the optional ones included
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
 
+OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # further arguments
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def load(name: str) -> Workload:
     """Import the workload module `name`. Raises ConfigError if it cannot be imported or lacks a name."""
@@ -233,16 +244,31 @@ def load(name: str) -> Workload:
             raise ConfigError(
                 f'workload "{name}": the metric {metric.name} lacks a function: Metric({metric.name!r}, function).'
             )
-    champion = ("champion",) if compares(workload) else ()
-    for function, names in (ARGUMENTS | {"examples": (*ARGUMENTS["examples"], *champion)}).items():
-        _check_arguments(name, function, getattr(workload, function, None), names)
+    for function, names in ARGUMENTS.items():
+        more = OPTIONAL[function] if takes_more(workload, function) else ()
+        _check_arguments(name, function, getattr(workload, function, None), (*names, *more))
     _check_spelling(name, workload)
     return cast(Workload, workload)
 
 
+def takes_more(workload: Any, name: str) -> bool:
+    """Return True if the function `name` of a workload takes its optional argument."""
+    function = getattr(workload, name, None)
+    if name not in OPTIONAL or not callable(function):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    return sum(parameter.kind in POSITIONAL for parameter in parameters) > len(ARGUMENTS[name])
+
+
 def compares(workload: Any) -> bool:
     """Return True if `examples` takes the facts of the dataset that the champion was trained on."""
-    return callable(workload.examples) and len(inspect.signature(workload.examples).parameters) > 1
+    return takes_more(workload, "examples")
+
+
+def training_function(workload: Any, name: str, section: Any) -> Any:
+    """Return `optimizer` or `schedule` of a workload, which may also take its `model` section; None if undefined."""
+    function: Any = getattr(workload, name, None)
+    return (lambda *arguments: function(*arguments, section)) if takes_more(workload, name) else function
 
 
 def _check_spelling(name: str, workload: Any) -> None:

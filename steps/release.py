@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rekindle import Artifact, ConfigError, StepInputs, StepOutputs
+from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
 
 
 class Origin(StepInputs):
@@ -30,7 +30,7 @@ class Inputs(Origin):
     dataset: Artifact = Field(description="output of prepare; dataset.json and state/ are released")
     model: Artifact = Field(description="output of train: model.safetensors and model.json")
     report: Artifact = Field(description="output of evaluate; verdict.json is released")
-    verdict: str = Field(description="verdict of the gate; must be release")
+    verdict: gate.Verdict = Field(description="verdict of the gate; must be release")
     run_id: str = Field(description="MLflow run that the version belongs to")
 
 

@@ -1,26 +1,42 @@
 """Validation of a step's inputs when the pipeline is built: names, required values and types."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hera.workflows import Artifact, Parameter, Task
 from hera.workflows import models as m
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from rekindle.blocks.wiring import Block, Value, describe, refuse
+from rekindle.blocks.wiring import Block, Value, check_condition, describe, refuse
 from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section, parse_section
-from rekindle.step import is_artifact
+from rekindle.step import is_artifact, load
+from rekindle.workload import load as load_workload
 
-NUMBERS = (int, float)
+OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")  # of Hera's Task
+ARGUMENTS = ("task", "pod", "after", "inputs")  # of blocks.step
+LISTS = (list, tuple, set, frozenset)
+NAMES = {dict: "a mapping", list: "a list", float: "a number", int: "an integer", bool: "true or false"}
+
+
+def load_step(module: Any) -> Any:
+    """Import a step. Raises WiringError."""
+    try:
+        return load(module)
+    except ConfigError as error:
+        refuse(str(error))
 
 
 def reject_unknown(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo], options: Collection[str] = ()
 ) -> None:
     """Raise WiringError for unknown or missing inputs; `options`: names of other arguments, for suggestions."""
-    for name in values.keys() - fields.keys():
+    for name in sorted(values.keys() - fields.keys()):
+        if name in OPTIONS:
+            refuse(f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.")
         hint = did_you_mean(name, {*fields, *options}) or f" Its inputs: {', '.join(fields) or 'none'}."
         refuse(f'{task} has no input "{name}".{hint}')
     if missing := [name for name, info in fields.items() if info.is_required() and values.get(name) is None]:
@@ -34,7 +50,7 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
         return
     if not isinstance(value, section):
         copy = f"config.{name}.model_copy(update={{...}})"
-        refuse(f"{name}={value!r} is not a section of a config: pass {copy} or a {section.__name__}.")
+        refuse(f"{name} is {describe(value)}, not the section `{name}`: pass {copy} or a {section.__name__}.")
     fields = set(type(value).model_fields)  # model_copy validates neither names nor values
     for unknown in vars(value).keys() - fields:
         refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
@@ -42,6 +58,33 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
         parse_section(type(value), vars(value), name)
     except ConfigError as error:
         refuse(str(error))
+
+
+def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
+    """Raise WiringError unless the workload exists and has these data settings and metrics; tags are not checked."""
+    if "{{" in str(workload):
+        return
+    try:
+        module = load_workload(workload)
+        if data is not None and "{{" not in str(data):
+            parse_section(module.Data, data, "data")
+        check_bounds(parse_section(Gate, bounds, "gate"), module.metrics)
+    except ConfigError as error:
+        refuse(str(error))
+
+
+def check_options(task: str, options: Mapping[str, Any]) -> None:
+    """Raise WiringError for a loop or a condition that Argo could not evaluate."""
+    items, parameter = options.get("with_items"), options.get("with_param")
+    if options.get("when") is not None:
+        check_condition(f"`when` of {task}", options["when"])
+    if isinstance(items, (str, Mapping)) or not hasattr(items or [], "__iter__"):
+        way = "pass an output, which is known only at run time, as with_param" if isinstance(items, Value) else ""
+        refuse(f"with_items of {task} is {describe(items)}: {way or 'it must be a list'}.")
+    if isinstance(parameter, Value) and not _fits(parameter.kind, list):
+        refuse(f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of type list.")
+    if parameter is not None and not isinstance(parameter, (str, list, tuple, Parameter)):
+        refuse(f"with_param of {task} is {describe(parameter)}: it must be an output of type list.")
 
 
 def validate_inputs(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
@@ -55,8 +98,10 @@ def validate_inputs(task: str, values: Mapping[str, Any], fields: Mapping[str, F
 
 def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
     if isinstance(value, Task):
-        near = did_you_mean(name, set(dir(value.outputs))) if isinstance(value, Block) else ""
-        refuse(f"{label} is {describe(value)}: pass one of its outputs, as in {value.name}.outputs.{name}.{near}")
+        outputs = list(value.outputs) if isinstance(value, Block) else []
+        listing = f": {', '.join(outputs)}" if outputs else ""
+        way = f", as in TASK.outputs.{name}" if name in outputs else listing + did_you_mean(name, outputs)
+        refuse(f"{label} is {describe(value)}: pass one of its outputs{way}.")
     if is_artifact(info):
         if isinstance(value, (Artifact, m.Artifact)):
             return value
@@ -70,15 +115,45 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
         return str(value.value)
     elif not (isinstance(value, str) and "{{" in value):
         try:
-            TypeAdapter[Any](info.annotation or Any).validate_python(value)
+            TypeAdapter[Any](Annotated[info.annotation or Any, info]).validate_python(value)  # pyright: ignore
         except ValidationError as error:
-            refuse(f"{label} is {value!r}: {rule(error.errors()[0]['msg'])}")
+            first = error.errors()[0]
+            choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+            hint = did_you_mean(str(value), choices) if first["type"] == "literal_error" else ""
+            refuse(f"{label} is {describe(value)}: {rule(first['msg'])}{hint}")
     return value
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Reject text and mappings for a number, and floats for an integer; every output can be passed as text."""
-    if annotation in NUMBERS and value.kind not in NUMBERS:
-        refuse(f"{label} is a number, and the output {value.name} is not.")
+    """Reject an output whose text would not be a valid value; every output can be passed as text."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
+    if not _fits(value.kind, annotation):
+        kinds = [NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)]
+        refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
+
+
+def _fits(kind: Any, annotation: Any) -> bool:
+    """Return whether the text of an output of type `kind` may be a value of type `annotation`."""
+    for union, other in ((kind, annotation), (annotation, kind)):
+        if get_origin(union) in (Union, UnionType):
+            options = [option for option in get_args(union) if option is not type(None)]
+            return any(_fits(option, other) if union is kind else _fits(other, option) for option in options)
+    if Any in (kind, annotation) or None in (kind, annotation) or annotation is str:
+        return True
+    if get_origin(annotation) is Literal:
+        return kind is str or bool({*get_args(kind)} & {*get_args(annotation)})
+    if annotation in (int, float, bool):
+        return kind is annotation or (kind is int and annotation is float)
+    outer, inner = (get_origin(each) or each for each in (annotation, kind))
+    if not (is_json := _is_json(outer)) or not _is_json(inner):
+        return not is_json or inner not in (str, int, float, bool, Literal)
+    if (outer in LISTS) != (inner in LISTS):
+        return False
+    pairs = zip(get_args(kind), get_args(annotation), strict=False) if outer in (list, dict) and outer is inner else ()
+    return all(_fits(one, other) for one, other in pairs)
+
+
+def _is_json(kind: Any) -> bool:
+    """Return whether a type is a mapping or a list, which a step reads as JSON."""
+    return kind in (dict, *LISTS) or (isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.blocks.binding import reject_unknown, validate_inputs
+from rekindle.blocks.binding import load_step, reject_unknown, validate_inputs
 from rekindle.blocks.container import command, retry_watcher
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.resource import apply, text
-from rekindle.blocks.wiring import Block, Outputs, Stored, refuse, resolve
+from rekindle.blocks.wiring import Block, Outputs, Stored, describe, refuse, resolve
 from rekindle.blocks.workflow import current
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import MODEL, key
 from rekindle.sections import Section
-from rekindle.step import load, short_name
+from rekindle.step import short_name
 
 
 def job(
@@ -35,10 +35,9 @@ def job(
     config, cluster = pipeline.config, pipeline.config.cluster
     if kind not in FRAMEWORKS:
         refuse(f'the job kind "{kind}" is not supported.{did_you_mean(kind, set(FRAMEWORKS))}')
-    try:
-        fields = load(module).Inputs.model_fields
-    except ConfigError as error:
-        refuse(str(error))
+    if not isinstance(replicas, Mapping) or not all(isinstance(count, int) for count in replicas.values()):
+        refuse(f'the replicas are {describe(replicas)}: they must be numbers by role, such as {{"Worker": 2}}.')
+    fields = load_step(module).Inputs.model_fields
     arguments = {name: inputs.pop(name, None) or resolve(data, name) for name in ("dataset", "digest", "run_id")}
     name = pipeline.name(task, short_name(module))
     tags = {field: text(field) for field in ("digest", "run_id") if field in fields}

@@ -1,16 +1,26 @@
 """A DAG under construction: its blocks and their dependencies."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from hera.workflows import DAG, Parameter, Task
 
-from rekindle.blocks.wiring import Block
+from rekindle.blocks.wiring import Block, line
 from rekindle.keys import CACHED, REUSE, cached_name
 
 EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # outputs of the whole workflow
+
+
+class Graph(DAG):
+    """A DAG that knows the line of each task."""
+
+    def _add_sub(self, node: Any) -> None:
+        super()._add_sub(node)
+        if isinstance(node, Task):
+            vars(node)["line"] = line()
 
 
 @dataclass(eq=False)
@@ -54,6 +64,13 @@ class Scope:
                     seen.add(earlier)
                     pending.append(earlier)
         return False
+
+
+def merge(depends: str | None, names: Iterable[str]) -> str | None:
+    """Add dependencies to Argo's `depends`, unless it mentions them already."""
+    missing = [name for name in dict.fromkeys(names) if name not in re.findall(r"[\w-]+", depends or "")]
+    first = f"({depends})" if depends and missing and "||" in depends else depends
+    return " && ".join([*([first] if first else []), *missing]) or None
 
 
 def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:

@@ -9,6 +9,7 @@ from rekindle.sections import Section
 
 CPU = r"^(\d+(\.\d+)?|\d+m)?$"
 MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
+LABEL = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 # labels of nodes whose GPUs are shared: GKE's labels, and the label of NVIDIA's plugin
 GKE_SHARING = {"cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-gpu-partition-size"}
 SHARING = "nvidia.com/gpu.sharing-strategy"
@@ -85,8 +86,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 class ClusterConfig(Section):
     """Settings for Kubernetes."""
 
-    image: str = Field("rekindle:0.1", description="image of all pods; pin it by digest to record the exact code")
-    namespace: str = Field("", description="namespace of the workflow (empty: as in the kubectl context)")
+    image: str = Field(
+        "rekindle:0.1", min_length=1, description="image of all pods; pin it by digest to record the exact code"
+    )
+    namespace: str = Field(
+        "", pattern=LABEL, description="namespace of the workflow: a DNS label (empty: as in the kubectl context)"
+    )
     service_account: str = Field(
         "rekindle", description="ServiceAccount of the workflow's pods; may manage the objects that a workflow applies"
     )
@@ -107,7 +112,7 @@ class ClusterConfig(Section):
     gang: str = Field(
         "", description="gang scheduler: volcano, coscheduling or kueue (empty: pods of a job start one by one)"
     )
-    queue: str = Field("", description="queue of Volcano or Kueue for the jobs")
+    queue: str = Field("", pattern=LABEL, description="queue of Volcano or Kueue for the jobs: a DNS label")
     queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: its default)")
     harvest: bool = Field(
         False, description="run the workers beyond train.min_workers as extra pods on idle capacity, outside the job"

@@ -2,18 +2,22 @@
 
 import contextlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import hera
-from hera.workflows import NoneArchiveStrategy, S3Artifact, Task
+from hera.workflows import Artifact, NoneArchiveStrategy, S3Artifact, Task
+from pydantic import BaseModel
 
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import cached
 
 ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
 NUMBERS = {float: "asFloat", int: "asInt"}  # conversions in Argo's expressions, where every parameter is text
+MAX_SHOWN = 100  # characters of a value in a message
+LINE: ContextVar[str] = ContextVar("line", default="")  # set while a task is checked after its line
 
 
 class WiringError(ConfigError):
@@ -25,12 +29,24 @@ class UnknownOutput(WiringError, AttributeError):
 
 
 def line() -> str:
-    """Return FILE:LINE of the innermost call outside Rekindle and Hera."""
+    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or of the task in `blame`."""
+    if LINE.get():
+        return LINE.get()
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(ENGINE):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
+
+
+@contextlib.contextmanager
+def blame(location: str) -> Iterator[None]:
+    """Report the errors in this context at `location`, where the wrong task was created."""
+    token = LINE.set(location)
+    try:
+        yield
+    finally:
+        LINE.reset(token)
 
 
 def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
@@ -48,10 +64,15 @@ class Condition:
         return f"{{{{={self.text}}}}}"
 
     def __and__(self, other: "Condition") -> "Condition":
-        return Condition(f"({self.text}) && ({other.text})")
+        return self._combine("&&", other)
 
     def __or__(self, other: "Condition") -> "Condition":
-        return Condition(f"({self.text}) || ({other.text})")
+        return self._combine("||", other)
+
+    def _combine(self, sign: str, other: Any) -> "Condition":
+        if not isinstance(other, Condition):
+            refuse(f"{describe(other)} is not a condition: combine comparisons of outputs, each in parentheses.")
+        return Condition(f"({self.text}) {sign} ({other.text})")
 
     def __invert__(self) -> "Condition":
         return Condition(f"!({self.text})")
@@ -81,7 +102,7 @@ class Value(str):
         """Return one value of a mapping, such as metrics["accuracy"]."""
         if not isinstance(key, str):
             return super().__getitem__(key)
-        if getattr(self.kind, "__origin__", self.kind) is not dict:
+        if not self._is_mapping():
             refuse(f'{self.name} is not a mapping: remove ["{key}"].')
         if self.keys and key not in self.keys:
             hint = did_you_mean(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
@@ -89,11 +110,21 @@ class Value(str):
         kind = getattr(self.kind, "__args__", (str, str))[1]
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
 
+    def __bool__(self) -> bool:
+        if sys._getframe(1).f_code.co_filename.startswith(ENGINE):
+            return True  # as the text with the tag
+        refuse(f"the value of {self.name} is known only at run time: pass a comparison as `when=`, instead of `if`.")
+
+    def _is_mapping(self) -> bool:
+        return (get_origin(self.kind) or self.kind) is dict
+
     def _compare(self, sign: str, other: Any) -> Any:
         function = NUMBERS.get(self.kind)
         if not isinstance(other, (str, int, float)):
             return NotImplemented  # Hera compares arguments with its own sentinels
-        if isinstance(other, Value):
+        if isinstance(other, Value) and (other.kind in NUMBERS) is not bool(function):
+            refuse(f"{self.name} and {other.name} cannot be compared: one is a number, the other is not.")
+        elif isinstance(other, Value):
             right = f"{function}({other.expression})" if function else other.expression
         elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
             right = repr(other)
@@ -105,7 +136,9 @@ class Value(str):
                 refuse(f'{self.name} is never "{other}".{hint}')
             right = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
-            refuse(f"{self.name} is {'a number' if function else 'text'}: it cannot be compared with {other!r}.")
+            kind = "a number" if function else "a mapping" if self._is_mapping() else "text"
+            hint = f' Compare one of its values, as in {self.name}["KEY"].' if kind == "a mapping" else ""
+            refuse(f"{self.name} is {kind}: it cannot be compared with {other!r}.{hint}")
         return Condition(f"{f'{function}({self.expression})' if function else self.expression} {sign} {right}")
 
     def __eq__(self, other: Any) -> Any:
@@ -127,6 +160,18 @@ class Value(str):
         return self._compare(">=", other)
 
     __hash__ = str.__hash__
+
+
+def check_condition(label: str, value: Any) -> Any:
+    """Return a Condition, or a text with a tag, which Argo evaluates; raise WiringError for any other value."""
+    if isinstance(value, Value):
+        refuse(f'{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} == "release".')
+    if isinstance(value, Condition) or (isinstance(value, str) and "{{" in value):
+        return value
+    refuse(
+        f'{label} is {describe(value)}: it must be a condition, such as TASK.outputs.verdict == "release". For a '
+        "value that is known now, use Python's `if`."
+    )
 
 
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
@@ -165,6 +210,9 @@ class Outputs:
             hint = did_you_mean(name, set(self._values)) or listing
             refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -212,8 +260,19 @@ def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> d
 
 
 def describe(value: Any) -> str:
-    """Return a value as shown in messages."""
-    return f"the task {value.name}" if isinstance(value, Task) else repr(value)
+    """Return a value as shown in messages: on one line, and shortened."""
+    kinds: dict[Any, str] = {Task: "the task", Artifact: "the artifact", Value: "the output"}
+    for kind, noun in kinds.items():
+        if isinstance(value, kind):
+            return f"{noun} {value.name}"
+    if isinstance(value, Condition):
+        return f"the condition `{value.text}`"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    text = " ".join(repr(value).split())
+    if isinstance(value, str):
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} .."
+    return f"a {type(value).__name__}" if isinstance(value, BaseModel) or len(text) > MAX_SHOWN else text
 
 
 def to_expression(path: str) -> str:

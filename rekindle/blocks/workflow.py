@@ -12,39 +12,43 @@ from hera.workflows import models as m
 from hera.workflows._context import _context  # the active DAG context (private in Hera)
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.binding import reject_unknown, validate_inputs
+from rekindle.blocks.binding import (
+    ARGUMENTS,
+    OPTIONS,
+    check_options,
+    load_step,
+    reject_unknown,
+    validate_inputs,
+)
 from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
+from rekindle.blocks.references import References, check_fields
 from rekindle.blocks.resource import delete, equip
-from rekindle.blocks.scope import Scope, declare_reuse, export
+from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
-from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse, self_or_cached
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
+from rekindle.errors import did_you_mean
 from rekindle.keys import CACHED, LEDGER, cached, cached_key, key
-from rekindle.step import is_artifact, load, short_name, to_text
+from rekindle.step import is_artifact, short_name, to_text
 from rekindle.workload import load as load_workload
 
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
 
-OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")  # of Hera's Task
 LOOPS = ("with_items", "with_param", "with_sequence")
-REFERENCE = re.compile(
-    r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
-)
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 FAILED = "{{workflow.status}} != Succeeded"  # `when` of an exit task
 SUFFIX_LENGTH = 11  # characters that a schedule appends to the name of a workflow
 
 
-class Pipeline:
+class Pipeline(References):
     """The state that the blocks of one workflow share."""
 
     def __init__(self, config: "Config", workflow: Workflow) -> None:
+        super().__init__()
         self.config, self.workflow = config, workflow
-        self.scopes: dict[int, Scope] = {}
         self.names: set[str] = set()
         self.numbers: dict[str, int] = {}  # default task name → last number appended to it
         self.templates: dict[Any, Any] = {}
@@ -53,7 +57,6 @@ class Pipeline:
         # step → callbacks that pass the task's name to the step, called if the step is used more than once
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
-        self.tags: dict[str, str] = {}  # output of such a task → tag that resolves to it or to its cached value
         self.is_tracked = False  # True if a task uses an MLflow run
 
     @cached_property
@@ -72,17 +75,30 @@ class Pipeline:
         return self.scopes.setdefault(id(dag), Scope(dag))
 
     def name(self, requested: str, default: str) -> str:
-        """Reserve the name of a new task: `requested`, or the default with a number if it is in use."""
-        if requested and not NAME.fullmatch(requested):
+        """Reserve the name of a new task: `requested`, or the default with its group's name or a number.
+
+        In the group `ship-wide`, `release` is called `release-wide`; in the group `wide` only if `release` is in use.
+        """
+        if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
             refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
         if requested in self.names:
             refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another one.')
+        group, suffix = self._group()
+        default += suffix if suffix not in default else ""
         name = requested or default
+        if name in self.names and group and not suffix:
+            name = f"{default}-{group}"
         while name in self.names:
             self.numbers[default] = self.numbers.get(default, 1) + 1
             name = f"{default}-{self.numbers[default]}"
         self.names.add(name)
         return name
+
+    def _group(self) -> tuple[str, str]:
+        """Return the name of the innermost group, and the suffix that groups give to the names of their tasks."""
+        names = [scope.task.name for scope in self.scope().path() if scope.task]
+        suffixes = (f"-{rest}" for name in names if (rest := name.partition("-")[2]))
+        return next(iter(names), ""), next(suffixes, "")
 
     def template_name(self, requested: str) -> str:
         """Return `requested`, with a number if another template has this name."""
@@ -119,10 +135,18 @@ class Pipeline:
         after: Iterable[str] = (),
     ) -> Block:
         """Add a task to the active DAG; it depends on the tasks in its inputs and options, and on `after`."""
-        scope, needed = self.scope(), [*after]
+        scope, needed = self.scope(), [after] if isinstance(after, (str, Task)) else [*after]
+        needed = [task.name if isinstance(task, Task) else task for task in needed]
+        if missing := [task for task in needed if not scope.contains(task)]:
+            hint = did_you_mean(str(missing[0]), [*scope.predecessors])
+            refuse(
+                f"{name} cannot run after {describe(missing[0])}: this task does not exist in {scope.dag.name}.{hint}"
+            )
+        check_options(name, options or {})
         arguments = {field: self.localize(scope, value, needed) for field, value in inputs.items() if value is not None}
         extras = {key: self.localize(scope, value, needed) for key, value in (options or {}).items()}
         task = Block(name=name, template=template, arguments=arguments or None, **extras)
+        check_fields(task)
         task.depends = scope.add_dependencies(name, needed)
         task.outputs, task.inputs = Outputs(name, {}), {}
         return task
@@ -132,74 +156,10 @@ class Pipeline:
         self.cacheable.append(task)
         return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo shows it in the message of a skipped task
 
-    def localize(self, scope: Scope, value: Any, needed: list[str]) -> Any:
-        """Rewrite `value` for this DAG; adds the tasks of this DAG that it depends on to `needed`."""
-        if isinstance(value, Stored):
-            self._depend_on(scope, value.producer, needed)
-            return value
-        if isinstance(value, (Value, Condition, Parameter)):
-            value = str(value.value if isinstance(value, Parameter) else value)
-        text = value if isinstance(value, str) else getattr(value, "from_", None)
-        if not isinstance(text, str) or "tasks" not in text:
-            return value
-        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match, needed), text)
-        if isinstance(value, str):
-            return local
-        if local != text:
-            refuse(
-                f"the artifact {value.name} is from a DAG outside {scope.dag.name}: pass an artifact output of a block."
-            )
-        return value
-
-    def _depend_on(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
-        """Let a task in `scope` depend on `producer`. In their innermost common DAG, a group stands for its tasks."""
-        names: dict[Scope, str] = {}  # DAG → the task in it that is or contains the producer
-        name = producer[1]
-        for outer in producer[0].path():
-            names[outer] = name
-            name = outer.task.name if outer.task else ""
-        group = None
-        for outer in scope.path():
-            if outer in names:
-                return self._let_group_depend_on(group, names[outer]) if group else needed.append(names[outer])
-            group = outer
-
-    def _let_group_depend_on(self, group: Scope, name: str) -> None:
-        assert group.task and group.outer
-        if name != group.task.name:
-            predecessors = group.outer.predecessors[group.task.name]
-            group.task.depends = group.outer.add_dependencies(group.task.name, [*predecessors, name])
-
-    def _localize_reference(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
-        task, path = match[1] or match[2], list(scope.path())
-        owner = next((outer for outer in path if outer.contains(task)), None)
-        if owner is None:
-            names = {other.name for other in path[-1].dag.tasks}
-            dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
-            hint = f" {task} is in {dag}: use it there." if dag else did_you_mean(task, names)
-            refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
-        self._depend_on(scope, (owner, task), needed)
-        value = match[0]
-        for group in reversed(path[: path.index(owner)]):
-            tag = self.tags.get(value, f"{{{{{value}}}}}")
-            value = f"inputs.parameters{self._pass_into(group, tag, match[4] or match[5] or 'result', task)}"
-        return value
-
-    def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
-        """Pass `value` into a group as an input; return the input's name with a leading dot."""
-        assert scope.task
-        arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
-        if arguments.get(name, value) != value:
-            name = f"{task}-{name}"
-        if name not in arguments:
-            scope.task.arguments = arguments | {name: value}
-            inputs: list[Any] = scope.dag.inputs or []  # pyright: ignore[reportAssignmentType]
-            scope.dag.inputs = [*inputs, Parameter(name=name)]
-        return f".{name}"
-
     def close(self) -> None:
         """Finish the workflow: everything that needs the complete list of tasks."""
         self._reject_repeated_groups()
+        self.connect_plain_tasks()
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
             for set_part in setters:
                 set_part()
@@ -278,6 +238,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
     `options` are fields of Hera's Workflow that override the defaults; labels and arguments are added to them.
     """
+    if not hasattr(config, "cluster"):
+        refuse(f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of build(config).")
     cluster = config.cluster
     if "on_exit" in options or "entrypoint" in options:
         refuse("the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with blocks.at_exit():`.")
@@ -301,7 +263,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
         try:
-            with DAG(name="main"):
+            with Graph(name="main"):
                 pipeline.scope()
                 yield workflow
             if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
@@ -320,10 +282,10 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
     inside. `options` are fields of Hera's DAG.
     """
     pipeline = current()
-    outer, name = pipeline.scope(), pipeline.name(name, name)
+    outer, name = pipeline.scope(), pipeline.name(name or " ", "")
     if mutex:
         options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
-    dag = DAG(name=pipeline.template_name(name), **options)
+    dag = Graph(name=pipeline.template_name(name), **options)
     task = pipeline.add(name, dag, {}, {} if when is None else {"when": when})
     pipeline.scopes[id(dag)] = Scope(dag, outer, task)
     with dag:
@@ -339,7 +301,7 @@ def at_exit() -> Iterator[None]:
     pipeline = current()
     dags = (scope.dag for scope in pipeline.scopes.values() if scope.dag.name == "finish")
     pipeline.workflow.on_exit = "finish"
-    with next(dags, None) or DAG(name="finish"):
+    with next(dags, None) or Graph(name="finish"):
         pipeline.scope()
         yield
 
@@ -352,16 +314,14 @@ def step(
     `task`: name of the task; `pod`: kind of its pod in cluster.pods. Fields of Hera's Task, such as `when` and
     `with_items`, are passed to it. Raises WiringError.
     """
-    pipeline = current()
-    try:
-        definition = load(module)
-    except ConfigError as error:
-        refuse(str(error))
+    pipeline, definition = current(), load_step(module)
+    if not isinstance(pod, str):
+        refuse(f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train.")
     options = {name: more.pop(name) for name in OPTIONS if name in more}
     looped = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
     values = {**(inputs or {}), **more}
-    reject_unknown(name, values, fields := definition.Inputs.model_fields, OPTIONS)
+    reject_unknown(name, values, fields := definition.Inputs.model_fields, (*OPTIONS, *ARGUMENTS))
     arguments = validate_inputs(name, values, fields)
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
     cacheable = hasattr(definition, "REUSE") and not looped and is_known_early

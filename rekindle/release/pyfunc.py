@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INSTANCES = "instances"
 TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}  # JSON schema → MLflow
+PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
 
@@ -57,7 +58,7 @@ def describe(release: Path, run_id: str) -> None:
     """Write the MLmodel file of a release, its signature and input example. Raises DataError if it cannot predict."""
     predictor = open_predictor(release)
     example = predictor.example()
-    predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
+    [predictions] = predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
     instances = example[INSTANCES]
     columns = list(dict.fromkeys(key for instance in instances for key in instance))
     table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
@@ -65,7 +66,11 @@ def describe(release: Path, run_id: str) -> None:
     model = {
         "run_id": run_id,
         "flavors": {"python_function": {"loader_module": __name__, "python_version": platform.python_version()}},
-        "signature": {"inputs": json.dumps(inputs), "outputs": None, "params": json.dumps(params) if params else None},
+        "signature": {
+            "inputs": json.dumps(inputs),
+            "outputs": json.dumps([{**type_of(predictions[0]), "required": True}]),
+            "params": json.dumps(params) if params else None,
+        },
         "saved_input_example_info": {
             "artifact_path": EXAMPLE,
             "serving_input_path": SERVING_EXAMPLE,
@@ -88,6 +93,16 @@ def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict
         {"name": name, "type": "string", "default": "", "shape": None} for name in properties if name != INSTANCES
     ]
     return [{"name": name, **column} for name, column in columns.items()], params
+
+
+def type_of(prediction: Any) -> dict[str, Any]:
+    """Return MLflow's type of a JSON value, as in the example of the release."""
+    match prediction:
+        case [first, *_]:
+            return {"type": "array", "items": type_of(first)}
+        case {**values} if values:
+            return {"type": "object", "properties": {k: type_of(v) | {"required": True} for k, v in values.items()}}
+    return {"type": PYTHON_TYPES.get(type(prediction), "any")}
 
 
 def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import State, load_weights, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
-from rekindle.workload import Workload, dataset_facts, load
+from rekindle.workload import Workload, dataset_facts, load, training_function
 
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # of the other ranks, until rank 0 has written the checkpoint of a pause
 
@@ -80,7 +80,7 @@ class Training:
             raise ConfigError(f"model(section, facts) returned {self.model!r}: it must return a torch.nn.Module.")
         if spec.start:
             retry_until(lambda: load_weights(self.model, self.store, spec.start), leaving, "for the initial weights")
-        self.make_optimizer = getattr(self.workload, "optimizer", None)
+        self.make_optimizer = training_function(self.workload, "optimizer", section)
         self.state = State(self.model, spec, device, self.make_optimizer)
         # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine lacks
         self.generators = [torch.default_generator]
@@ -88,7 +88,7 @@ class Training:
             self.generators.append(torch.cuda.default_generators[device.index])
         self.sampler = Sampler(len(self.samples), spec.batch_size, spec.virtual_workers, spec.seed)
         self.total, self.pause = spec.total_steps(len(self.samples)), spec.pause(len(self.samples))
-        self.schedule: Callable[[int, int], float] | None = getattr(self.workload, "schedule", None)
+        self.schedule: Callable[[int, int], float] | None = training_function(self.workload, "schedule", section)
         self.precision = autocast(spec, device)
         self.validation = Validation(
             spec, self.workload, self.state, held_out, len(self.samples), self.fetch, members.aborted

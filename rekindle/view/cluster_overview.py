@@ -30,7 +30,7 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     """Return the steps of a run. Raises ConfigError if it does not exist."""
     workflow = read(cluster, name)
     if as_json:
-        return json.dumps(as_object(workflow), indent=2)
+        return json.dumps(as_object(cluster, workflow), indent=2)
     status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
     queued = queue.describe_waiting(cluster, name) if status.get("phase") not in COMPLETED else []

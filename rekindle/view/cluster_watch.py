@@ -70,7 +70,7 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     code = outcome.exit_code(status, is_rekindle)
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
-        print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
+        print(json.dumps(as_object(cluster, workflow)), flush=True)
     if code in (0, outcome.NOT_RELEASED):
         text = outcome.success(status, _facts(cluster, labels, endpoint), is_rekindle)
         (sys.stderr if as_json else sys.stdout).write(text)
@@ -79,11 +79,12 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     return code
 
 
-def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
+def as_object(cluster: Cluster, workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run as `-o json` prints it."""
     metadata = workflow["metadata"]
     sha256 = (metadata.get("annotations") or {}).get(SHA256)
     facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
+    facts |= {"endpoint": _endpoint(cluster, (metadata.get("labels") or {}).get(NAME))}
     return outcome.as_json(metadata["name"], workflow.get("status") or {"phase": "Pending"}, **facts)
 
 

@@ -11,9 +11,8 @@ from argolocal.controllers.deployment import Deployments
 from argolocal.runner.run import LocalRun
 from argolocal.view import foreground
 from argolocal.view.summary import Status, Step
-from rekindle.blocks.manifest.render import manifest_sha256
 from rekindle.local.cluster import LocalCluster
-from rekindle.view import outcome
+from rekindle.view import outcome, overview
 from rekindle.view.progress import LogProgress
 
 
@@ -33,27 +32,27 @@ def run(
     """
     # notes on manifests that Rekindle rendered would only be noise
     local = foreground.create_run(LocalCluster(home), manifest, parameters, other_objects, notes=full_status)
-    return Pipeline(local, manifest).run(as_json=as_json, ask=ask, full_status=full_status)
+    return Pipeline(local).run(as_json=as_json, ask=ask, full_status=full_status)
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
     """Resume a run, or its suspended steps if another process runs it. Raises ConfigError, Busy."""
     if not (local := foreground.load_run(LocalCluster(home), name, values, as_json)):
         return 0
-    pipeline = Pipeline(local, local.workflow)
+    pipeline = Pipeline(local)
     return pipeline.run(as_json=as_json, ask=ask, full_status=not pipeline.is_rekindle)
 
 
 class Pipeline(foreground.Foreground):
     """Runs a workflow; `is_rekindle` if Rekindle rendered it."""
 
-    def __init__(self, local: LocalRun, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, local: LocalRun) -> None:
         super().__init__(local)
-        self.manifest, self.is_rekindle = manifest, self._label("part-of") == "rekindle"
+        self.is_rekindle = overview.label(local.workflow, "part-of") == "rekindle"
 
     def begin(self) -> None:
         """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
-        name, cluster = self._label("name"), self.local.cluster
+        name, cluster = overview.label(self.local.workflow, "name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()
 
@@ -67,27 +66,14 @@ class Pipeline(foreground.Foreground):
         return code in (0, outcome.NOT_RELEASED)
 
     def as_json(self, status: Status) -> dict[str, Any]:
-        return outcome.as_json(
-            self.name, status, manifest_sha256=manifest_sha256(self.manifest), endpoint=self._endpoint()
-        )
+        return outcome.as_json(self.name, status, **overview.facts(self.local.cluster.home, self.local.workflow))
 
     def success(self, status: Status) -> str:
-        endpoint = self._endpoint()
-        model = f"{endpoint}/v1/models/{self._label('name')}"
+        endpoint = overview.endpoint(self.local.cluster.home, self.local.workflow)
+        model = f"{endpoint}/v1/models/{overview.label(self.local.workflow, 'name')}"
         facts = {
             "endpoint": endpoint,
             "try it": endpoint and f"curl -s {model}/example | curl -s {model}:predict -d @-",
             "mlflow": "rekindle ui" if outcome.parameters(status).get("run_id") else None,
         }
         return outcome.success(status, facts, self.is_rekindle)
-
-    def _label(self, name: str) -> str | None:
-        return self.local.workflow["metadata"]["labels"].get(f"app.kubernetes.io/{name}")
-
-    def _endpoint(self) -> str | None:
-        """Return the URL of the pipeline's Service, if its deployment is running."""
-        cluster, name = LocalCluster(self.local.cluster.home), self._label("name")
-        if not name or not (service := cluster.find("Service", name)):
-            return None
-        address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
-        return address if any(row.get("address") == address and row["running"] for row in cluster.overview()) else None

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from argolocal.common.wording import duration
@@ -42,14 +43,14 @@ def parameters(status: Status) -> dict[str, str]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return the task, verdict, reason and metrics of each evaluation of the run."""
-    found = []
+    """Return each evaluation: its task, verdict, reason and metrics, and the version of its model if released."""
+    found, versions = [], {release.evaluation: release.version for release in releases(status)}
     for node in list((status.get("nodes") or {}).values()):
         values = outputs(node)
         if node.get("type") == "Pod" and values.get("verdict") in VERDICTS and "metrics" in values:
             task = node["displayName"].partition("(")[0]
             facts = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
-            found.append({"task": task, **facts})
+            found.append({"task": task, **facts, "version": versions.get(task)})
     return sorted(found, key=lambda verdict: verdict["task"])
 
 
@@ -69,15 +70,16 @@ def success(status: Status, facts: Mapping[str, str | None], is_rekindle: bool) 
     """
     values = parameters(status) if is_rekindle else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-    figures = [f"{name} {value:.4g}" for name, value in metrics(values).items() if value is not None]
+    evaluations = verdicts(status) if is_rekindle and not values.get("verdict") else []
+    winners = [row["metrics"] for row in evaluations if row["version"]]
+    figures = winners[0] if len(winners) == 1 else metrics(values)
     lines = {
         "verdict": _verdict(status, values.get("verdict", "")),
         "reason": values.get("reason"),
-        "metrics": "  ".join(figures),
+        "metrics": "  ".join(f"{name} {value:.4g}" for name, value in figures.items() if value is not None),
         **facts,
         "took": duration(took),
     }
-    evaluations = verdicts(status) if is_rekindle and not values.get("verdict") else []
     rows = [("judged", f"{row['task']}: {row['verdict']}. {row['reason']}") for row in evaluations]
     rows += list(lines.items())
     rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if is_rekindle]
@@ -88,16 +90,28 @@ def _verdict(status: Status, verdict: str) -> str:
     """Describe the verdict, and whether the model was released: a verdict alone releases nothing."""
     released = releases(status)
     if not verdict:
-        return f"released: {', '.join(sorted(released))}" if released else ""
+        return f"released: {', '.join(sorted(map(str, released)))}" if released else ""
     if verdict == "release" and not released:
         return "release: the model passed the gate, but this pipeline has not released it"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
 
 
-def releases(status: Status) -> list[str]:
-    """Return the steps that registered a version, with the version: `release 3`."""
+@dataclass(frozen=True)
+class Release:
+    """A step that registered a version, and the evaluation of its model."""
+
+    task: str
+    version: str
+    evaluation: str
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.version}" + (f", the model of {self.evaluation}" if self.evaluation else "")
+
+
+def releases(status: Status) -> list[Release]:
+    """Return the releases of a run."""
     return [
-        f"{node['displayName'].partition('(')[0]} {version}"
+        Release(node["displayName"].partition("(")[0], version, _evaluation(node))
         for node in (status.get("nodes") or {}).values()
         if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
     ]
@@ -107,6 +121,13 @@ def _released(node: Mapping[str, Any]) -> str:
     """Return the version that a step registered, or ""."""
     values = outputs(node)
     return values.get("version", "") if {"model_uri", "content"} <= values.keys() else ""
+
+
+def _evaluation(node: Mapping[str, Any]) -> str:
+    """Return the task whose report a step got, by the report's key RUN/TASK/report; "" if unknown."""
+    artifacts = (node.get("inputs") or {}).get("artifacts") or []
+    keys = [(artifact.get("s3") or {}).get("key", "") for artifact in artifacts if artifact["name"] == "report"]
+    return keys[0].split("/")[1] if keys and keys[0].count("/") == 2 else ""
 
 
 def exit_code(status: Status, is_rekindle: bool) -> int:
@@ -119,4 +140,4 @@ def exit_code(status: Status, is_rekindle: bool) -> int:
     if verdict := parameters(status).get("verdict"):
         return NOT_RELEASED if verdict in ("keep", "taken back") else 0
     found = {row["verdict"] for row in verdicts(status)}
-    return NOT_RELEASED if "keep" in found and "same" not in found and not releases(status) else 0
+    return NOT_RELEASED if found and "same" not in found and not releases(status) else 0

@@ -1,8 +1,11 @@
 """Runs, deployments and services on this machine: the tables of `rekindle status`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from argolocal.state.journal import RunFiles
 from argolocal.view import runs
 from argolocal.view.summary import Status
 from rekindle.local.cluster import LocalCluster
@@ -16,7 +19,34 @@ def everything(home: Path, as_json: bool) -> str:
 
 def run(home: Path, name: str, as_json: bool) -> str:
     status = runs.state(home, name)
-    return json.dumps(outcome.as_json(name, status), indent=2) if as_json else runs.steps_table(name, status)
+    if not as_json:
+        return runs.steps_table(name, status)
+    return json.dumps(outcome.as_json(name, status, **facts(home, RunFiles(home, name).workflow())), indent=2)
+
+
+def facts(home: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hash of a run's manifest and the endpoint of its model, for `-o json`."""
+    from rekindle.blocks.manifest.render import manifest_sha256  # only here, for a fast `rekindle status`
+
+    parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
+    recorded = [parameter.get("value") for parameter in parameters if parameter["name"] == "manifest_hash"]
+    sha256 = recorded[0] if recorded and recorded[0] else manifest_sha256(manifest)
+    return {"manifest_sha256": sha256, "endpoint": endpoint(home, manifest)}
+
+
+def endpoint(home: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Return the URL of the pipeline's Service, if its deployment is running."""
+    name = label(manifest, "name")
+    cluster = LocalCluster(home)
+    if not name or not (service := cluster.find("Service", name)):
+        return None
+    address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
+    return address if any(row.get("address") == address and row["running"] for row in cluster.overview()) else None
+
+
+def label(manifest: Mapping[str, Any], name: str) -> str | None:
+    """Return a label that Rekindle sets on its manifests, such as the name of the pipeline."""
+    return (manifest["metadata"].get("labels") or {}).get(f"app.kubernetes.io/{name}")
 
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:

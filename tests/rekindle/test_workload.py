@@ -7,7 +7,7 @@ import pytest
 
 from rekindle import Examples
 from rekindle.errors import ConfigError
-from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, load
+from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, load, training_function
 from steps.fraud.protocol import Weekly
 from tests.commands import ROOT
 
@@ -53,6 +53,18 @@ def test_a_metric_without_a_function_is_rejected(monkeypatch: pytest.MonkeyPatch
     lines: Any = load("tests.rekindle.release.lines")
     monkeypatch.setattr(lines, "metrics", (type(lines.metrics[0])("rmse"),))
     with pytest.raises(ConfigError, match="the metric rmse lacks a function"):
+        load("tests.rekindle.release.lines")
+
+
+def test_optimizer_and_schedule_may_take_the_section_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Any = load("tests.rekindle.release.lines")
+    monkeypatch.setattr(lines, "optimizer", lambda model, train, section: (model, train, section), raising=False)
+    monkeypatch.setattr(lines, "schedule", lambda step, total: step / total, raising=False)
+    load("tests.rekindle.release.lines")
+    assert training_function(lines, "optimizer", "own")("net", "settings") == ("net", "settings", "own")
+    assert training_function(lines, "schedule", "own")(1, 4) == 0.25
+    monkeypatch.setattr(lines, "schedule", lambda step, total, section, more: 1)
+    with pytest.raises(ConfigError, match=r"cannot be called as schedule\(step, total, section\)"):
         load("tests.rekindle.release.lines")
 
 

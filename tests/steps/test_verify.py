@@ -101,6 +101,8 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
     schema = model.metadata.get_input_schema()
     assert schema and [(c.name, c.type) for c in schema][-1] == ("amount", DataType.double)
+    outputs_schema = model.metadata.get_output_schema()
+    assert outputs_schema and [column.type for column in outputs_schema] == [DataType.double]
     app = TestClient(init(model))  # as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
     with Running(f"--model={outputs.model_uri}") as server:

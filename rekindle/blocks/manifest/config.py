@@ -9,6 +9,7 @@ Each section's model is defined next to the code that it configures; the workloa
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -153,7 +154,14 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
     if "workload" not in values:
         raise ConfigError(f"{file}: workload is missing: name the module of the model, such as workload: steps.digits.")
-    model = _schema(str(values["workload"]), str(values.get("pipeline", DEFAULT_PIPELINE)))
+    modules = {"workload": values["workload"], "pipeline": values.get("pipeline", DEFAULT_PIPELINE)}
+    for key, module in modules.items():
+        if not isinstance(module, str) or not module:
+            raise ConfigError(f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module.")
+    with _prefixed(origins["workload"]):
+        load(modules["workload"])
+    with _prefixed(origins.get("pipeline", str(file))):
+        model = _schema(**modules)
     try:
         config = model.model_validate(values)
     except ValidationError as error:
@@ -163,21 +171,32 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
         raise ConfigError("\n".join([*lines, *more])) from error
     workload = load(config.workload)
-    check_bounds(config.gate, workload.metrics)
-    check_training(config.train, workload)
-    return Loaded(config, origins)
+    loaded = Loaded(config, origins)
+    with _prefixed(loaded.below("gate") or str(file)):
+        check_bounds(config.gate, workload.metrics)
+    with _prefixed(loaded._origin("train.validation")):
+        check_training(config.train, workload)
+    return loaded
+
+
+@contextmanager
+def _prefixed(origin: str) -> Iterator[None]:
+    """Name the origin of the wrong value in errors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from error
 
 
 @cache
-def _schema(workload_name: str, pipeline: str) -> type[Config]:
+def _schema(workload: str, pipeline: str) -> type[Config]:
     """Return the model of a config: `Config` or the pipeline's subclass, with the two sections of the workload."""
-    workload = load(workload_name)
-    base = Config
+    module, base = load(workload), Config
     if pipeline != DEFAULT_PIPELINE:
         base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)
     if not (isinstance(base, type) and issubclass(base, Config)):
         raise ConfigError(f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config.")
-    sections: dict[str, Any] = {"data": (workload.Data, ...), "model": (workload.Model, workload.Model())}
+    sections: dict[str, Any] = {"data": (module.Data, ...), "model": (module.Model, module.Model())}
     fields = base.model_fields
     overridden = {name for name in sections if fields[name].annotation is not Config.model_fields[name].annotation}
     return create_model("Config", __base__=base, **{name: sections[name] for name in sections.keys() - overridden})
@@ -193,12 +212,12 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
     for name, text in sorted(environment.items()):
         keys = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
         if variables.sets_config(name):
-            yield keys, _parse_value(text), name
+            yield keys, _parse_value(text, name), name
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
-        yield tuple(path.strip().split(".")), _parse_value(text), f"--set {item}"
+        yield tuple(path.strip().split(".")), _parse_value(text, f"--set {item}"), f"--set {item}"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -218,10 +237,10 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str, origin: str) -> Any:
     """Parse lists, mappings and null as YAML; other values stay text, which the field's type converts."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
-        return next(iter(parse(text, repr(text))), None)
+        return next(iter(parse(text, origin)), None)
     return text
 
 

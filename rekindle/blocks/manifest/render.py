@@ -6,6 +6,7 @@ rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 
 import copy
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -82,18 +83,27 @@ def _workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
     pipeline = project.load(config.pipeline, "pipeline", ("build",))
+    location, build = str(pipeline.__file__), pipeline.build
+    if inspect.isfunction(build):
+        location = f"{inspect.unwrap(build).__code__.co_filename}:{inspect.unwrap(build).__code__.co_firstlineno}"
     try:
-        workflow = pipeline.build(config)
+        inspect.signature(build).bind(config)
+    except TypeError as error:
+        raise ConfigError(
+            f"{location}: build must be a function of the config: def build(config). ({error})"
+        ) from error
+    try:
+        workflow = build(config)
+        if type(workflow) is Workflow:
+            return workflow.to_dict()
     except RekindleError:
         raise
     except Exception as error:  # an error in the user's code
         raise ConfigError(f"{project.describe(error)} Correct the pipeline {config.pipeline}.") from error
-    if type(workflow) is not Workflow:
-        raise ConfigError(
-            f"{config.pipeline}.build returns {type(workflow).__name__}: it must return a Workflow of Hera, also for a "
-            "WorkflowTemplate and a CronWorkflow."
-        )
-    return workflow.to_dict()
+    raise ConfigError(
+        f"{location}: build returns {type(workflow).__name__}: it must end with `return workflow`, a Workflow of Hera, "
+        "also for a WorkflowTemplate and a CronWorkflow."
+    )
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:

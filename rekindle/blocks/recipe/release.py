@@ -7,7 +7,7 @@ from typing import Any
 
 from hera.workflows import DAG, Parameter, Task
 
-from rekindle.blocks.binding import check_section
+from rekindle.blocks.binding import check_section, check_workload
 from rekindle.blocks.container import RETRYABLE, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
 from rekindle.blocks.pod import Manifest
@@ -32,6 +32,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     values = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
     values |= resolve_missing(model, inputs, "run_id", "dataset", "model") | inputs
+    check_workload(values["workload"], **{name: values[name] for name in ("minimum", "maximum") if name in inputs})
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)
     evaluation.outputs.metrics.keys = current().metrics
     arguments: dict[str, Any] = evaluation.arguments  # pyright: ignore[reportAssignmentType]
@@ -126,9 +127,9 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     _withdraw(pipeline, server, [deployed.name, block.name, canary.name])
     _unshare(pipeline, model, serve, server, [canary.name], when=~passed)
     pipeline.delete("take-back", OBJECTS, server, [canary.name], when=~passed)
-    prefix = "" if block.name == "verify" else f"{block.name}-"
-    with group(f"{prefix}promote", when=passed) as promotion:
-        last = step("steps.verify", task=f"{prefix}verify-again", inputs=values | inputs).follow(canary)
+    suffix = block.name.removeprefix("verify") if block.name.startswith("verify") else f"-{block.name}"
+    with group(f"promote{suffix}", when=passed) as promotion:
+        last = step("steps.verify", task=f"verify-again{suffix}", inputs=values | inputs).follow(canary)
         _promote(pipeline, model, serve, server, last, [])
     pipeline.scope().guarded += [block.name, canary.name, promotion.name]
     return last
@@ -188,7 +189,7 @@ def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None
 
     `when`: a further condition; `inputs`: inputs of `verify`.
     """
-    verdict = evaluation.outputs.verdict == "release"
+    verdict = resolve(evaluation, "verdict") == "release"
     with group(name, when=verdict & when if when is not None else verdict):
         return verify(deploy(release(evaluation)), **inputs)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hera.workflows import Resource
 
-from rekindle.blocks.binding import check_section, reject_unknown, validate_inputs
+from rekindle.blocks.binding import check_section, check_workload, reject_unknown, validate_inputs
 from rekindle.blocks.container import command, retries, retry_watcher
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
@@ -19,7 +19,6 @@ from rekindle.blocks.resource import apply, render, text
 from rekindle.blocks.wiring import Block, Outputs, Stored, refuse, resolve
 from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
-from rekindle.sections import Section
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 
@@ -31,6 +30,7 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
     if config.data.moves:
         values |= {"created": "{{workflow.creationTimestamp}}", "scheduled": parameter(SCHEDULED)}
     values |= {"experiment": config.name, **{name: parameter(name) for name in ("config", "manifest")}}
+    check_workload(inputs.get("workload", config.workload), inputs.get("data"))
     return step("steps.prepare", task=task, inputs=values | inputs)
 
 
@@ -43,7 +43,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     pipeline = current()
     config = pipeline.config
     check_section("train", train, TrainConfig)
-    check_section("model", model, Section)
+    check_section("model", model, type(config.model))
     section, backend = limit_to_minimum(train or config.train, config.cluster), BACKENDS[config.cluster.backend]
     values = {name: inputs.pop(name, None) or resolve(data, name) for name in ("dataset", "digest", "run_id")}
     values |= {"start": inputs.pop("start")} if inputs.get("start") else {}
@@ -55,8 +55,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     flags = {**dict(section), "workload": config.workload, "model": model or config.model, **inputs}
     flags |= {"dataset": values["dataset"].key, "out": key(name, MODEL), "checkpoints": key(name, CHECKPOINTS)}
     flags |= tags | {"reuse": reuse()}
-    reject_unknown(name, flags, fields)
-    validate_inputs(name, inputs, fields)
+    reject_unknown(name, flags, fields, ("task", "train", "model"))
+    validate_inputs(name, {field: value for field, value in (values | inputs).items() if field != "dataset"}, fields)
     job_name = pipeline.job_name(name, backend.max_name_length)
 
     def manifest(maker: Any, **more: str) -> dict[str, Any]:

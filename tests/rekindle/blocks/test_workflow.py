@@ -53,13 +53,13 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
         "model": cached_key("train-wide", "model"),
     }
     second = tasks(workflow, "ship-wide")
-    assert keys(workflow, "ship-wide", "release-2")["report"] == "{{workflow.name}}/evaluate-wide/report"
-    served = {p["name"]: p["value"] for p in second["verify-2"]["arguments"]["parameters"]}
+    assert keys(workflow, "ship-wide", "release-wide")["report"] == "{{workflow.name}}/evaluate-wide/report"
+    served = {p["name"]: p["value"] for p in second["verify-wide"]["arguments"]["parameters"]}
     assert served["name"] == "cards-wide" and served["endpoint"].startswith("http://cards-wide-{{")
     assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
-    assert templates["ship-wide"]["dag"]["target"] == "verify-2 switch-2 expire-2 withdraw-2"
+    assert templates["ship-wide"]["dag"]["target"] == "verify-wide switch-wide expire-wide withdraw-wide"
     parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in parameters
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]

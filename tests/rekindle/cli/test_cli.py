@@ -197,6 +197,8 @@ def test_json_is_one_object_on_stdout(tmp_path: Path):
     assert [(step["name"], step["phase"]) for step in output["steps"]] == [(name, "Succeeded") for name in "abcd"]
     assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
     assert "a succeeded" in done.stderr
+    status = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
+    assert status == {key: value for key, value in output.items() if key != "status"}
 
 
 def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):

@@ -3,27 +3,21 @@
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, dataset, examples, loss, metrics, predictor, prepare, splits
+from tests.rekindle.training.toy import Data, dataset, examples, loss, metrics, model, predictor, prepare, splits
 
-__all__ = ["Data", "dataset", "examples", "loss", "metrics", "predictor", "prepare", "splits"]
+__all__ = ["Data", "dataset", "examples", "loss", "metrics", "model", "predictor", "prepare", "splits"]
 
 
 class Model(toy.Model):
     optimizer: str = "SGD"
 
 
-def model(section: Model, facts: dict[str, Any]) -> Any:
-    net = toy.model(section, facts)
-    net.optimizer_name = section.optimizer
-    return net
-
-
-def optimizer(model: Any, train: Any) -> Any:
+def optimizer(model: Any, train: Any, section: Model) -> Any:
     import torch
 
-    if model.optimizer_name == "SGD":
+    if section.optimizer == "SGD":
         return torch.optim.SGD(model.parameters(), lr=train.learning_rate, momentum=0.9, dampening=0.3)
-    return getattr(torch.optim, model.optimizer_name)(model.parameters(), lr=train.learning_rate)
+    return getattr(torch.optim, section.optimizer)(model.parameters(), lr=train.learning_rate)
 
 
 def schedule(step: int, total: int) -> float:

@@ -141,6 +141,16 @@ def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_p
     ]
 
 
+def test_status_of_a_run_has_the_endpoint_and_the_hash_of_its_manifest(server: ApiServer, tmp_path: Path):
+    workflow = run("Succeeded", verdict="release")
+    workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
+    server.put(WORKFLOWS_AT, workflow)
+    service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 8080}]}}
+    server.put("/api/v1/namespaces/models/services", service)
+    status = json.loads(rekindle("status", "demo", "--cluster", "-o", "json", cwd=tmp_path).stdout)
+    assert status["endpoint"] == "http://cards.models:8080" and "manifest_sha256" in status
+
+
 def test_deleting_an_active_run_needs_yes(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, run("Running"))
     refused = rekindle("delete", "demo", cwd=tmp_path)

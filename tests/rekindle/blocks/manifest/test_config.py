@@ -1,5 +1,6 @@
 """Configs are read completely: no setting is silently ignored, and every error names key and rule."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,122 @@ def test_an_error_in_a_config_names_file_key_and_rule(
     with pytest.raises(ConfigError) as caught:
         load_config(file, sets, {})
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# key=VALUE, the value as YAML → the beginning of the error, after the file's name, and a word of its rest
+WRONG = {
+    "train.workers=0": ("train.workers is 0: ", "greater than or equal to 1"),
+    "train.workers=2.5": ("train.workers is 2.5: ", "integer"),
+    "train.workers=true": ("train.workers is True: it must be a number, not true or false.", ""),
+    "train.workers=": ("train.workers is None: ", "integer"),
+    "train.workers=[1]": ("train.workers is [1]: ", "integer"),
+    "train.max_workers=99": (
+        "train: train.max_workers is 99: it must be at most train.virtual_workers (8).",
+        "Lower it",
+    ),
+    "train.min_workers=5": ("train: train.workers is 2: it must lie between train.min_workers (5)", "max_workers (2)"),
+    "train.epochs=ten": ("train.epochs is 'ten': ", "number"),
+    "train.epochs=2026-01-01": ("train.epochs is '2026-01-01': ", "number"),
+    "train.epochs=.nan": ("train.epochs is nan: ", "finite"),
+    "train.learning_rate=0": ("train.learning_rate is 0: ", "greater than 0"),
+    "train.schedule=cosin": ("train.schedule is 'cosin': ", 'Did you mean "cosine"?'),
+    "train.warmup=1": ("train.warmup is 1: ", "less than 1"),
+    "train.precision=bf32": ("train.precision is 'bf32': ", "'float32' or 'bf16'"),
+    "train.device=cud": ("train.device is 'cud': ", 'Did you mean "cuda"?'),
+    "train.seed=-1": ("train.seed is -1: ", "greater than or equal to 0"),
+    "train.keep_checkpoints=1": ("train.keep_checkpoints is 1: ", "greater than or equal to 2"),
+    "train.keep_best=maybe": ("train.keep_best is 'maybe': ", "boolean"),
+    "train.fingerprint={torhc: '2'}": ("train.fingerprint.torhc is 'torhc': ", 'Did you mean "torch"?'),
+    "train=3": ("train is 3: ", "dictionary"),
+    "train=": ("train is empty: give it keys, or remove it.", ""),
+    "train=[workers]": ("train is ['workers']: ", "dictionary"),
+    "gate.minmum={ap: .9}": ("gate.minmum is not a known key.", 'Did you mean "minimum"?'),
+    "gate.minimum=0.9": ("gate.minimum is 0.9: ", "dictionary"),
+    "gate.minimum={ap: high}": ("gate.minimum.ap is 'high': ", "number"),
+    "gate.minimum={app: .9}": ("gate.minimum.app: the workload does not define this metric.", 'Did you mean "ap"?'),
+    "gate.maximum={ap: .5}": ("gate.maximum.ap without gate.minimum.ap: higher is better for ap", "Set gate.minimum"),
+    "gate={minimum: {ap: .9}, maximum: {ap: .5}}": ("gate.minimum.ap is 0.9 and gate.maximum.ap is 0.5: no value", ""),
+    "gate.confidence=95": ("gate.confidence is 95: ", "less than 1"),
+    "gate.tolerance=-1": ("gate.tolerance is -1: ", "greater than or equal to 0"),
+    "gate.resamples=3": ("gate.resamples is 3: ", "greater than or equal to 50"),
+    "serve.port=http": ("serve.port is 'http': ", "integer"),
+    "serve.port=99999": ("serve.port is 99999: ", "65535"),
+    "serve.replicas=3": ("serve.replicas is not a known key.", 'Did you mean "min_replicas"?'),
+    "serve.canary=true": ("serve.canary is True: ", "dictionary"),
+    "serve.canary={sharse: [1]}": ("serve.canary.sharse is not a known key.", "Did you mean"),
+    "serve.max_batch=0": ("serve.max_batch is 0: ", "greater than or equal to 1"),
+    "schedule.cron=every day": ("schedule.cron is 'every day': it must have five fields", "not 2"),
+    "schedule.cron=0 25 * * *": ("schedule.cron is '0 25 * * *': the hour is \"25\": it must be * or 0-23", "ranges"),
+    "schedule.crom=0 3 * * 1": ("schedule.crom is not a known key.", 'Did you mean "cron"?'),
+    "schedule.timezone=Europe/Pari": ("schedule.timezone is 'Europe/Pari': ", 'Did you mean "Europe/Paris"?'),
+    "notify.format=slak": ("notify.format is 'slak': ", 'Did you mean "slack"?'),
+    "notify.events=[failures]": ("notify.events.0 is 'failures': ", 'Did you mean "failure"?'),
+    "notify=slack": ("notify is 'slack': ", "dictionary"),
+    "cluster.backend=pytorch": ("cluster.backend is 'pytorch': ", 'Did you mean "pytorchjob"?'),
+    "cluster.image=''": ("cluster.image is '': ", "at least 1 character"),
+    "cluster.namespace=My Space": ("cluster.namespace is 'My Space': ", ""),
+    "cluster.queue=x y": ("cluster.queue is 'x y': ", ""),
+    "cluster.gang=kueu": ('cluster: cluster.gang is "kueu": this preset does not exist.', 'Did you mean "kueue"?'),
+    "cluster.pods=[train]": ("cluster.pods is ['train']: ", "dictionary"),
+    "cluster.pods.train=3": ("cluster.pods.train is 3: ", "dictionary"),
+    "cluster.pods.train.gpuz=1": ("cluster.pods.train.gpuz is not a known key.", 'Did you mean "gpus"?'),
+    "cluster.pods.train.memory=lots": ("cluster.pods.train.memory is 'lots': ", ""),
+    "cluster.pods.train.preset=gke-spt": ('cluster: cluster.pods.train.preset is "gke-spt": ', 'mean "gke-spot"?'),
+    "data={source: x, sorce: y}": ("data.sorce is not a known key.", 'Did you mean "source"?'),
+    "data=": ("data is empty: give it keys, or remove it.", ""),
+    "data.source=''": ("data.source is '': it must name the raw data", ""),
+    "data.source=3": ("data.source is 3: ", "string"),
+    "data.first_day=2026-13-01": ("data.first_day is '2026-13-01': ", "month"),
+    "data.columns={idd: x}": ("data.columns.idd is not a known key.", 'Did you mean "id"?'),
+    "data=power.csv": ("data is 'power.csv': ", "dictionary"),
+    "model.widht=3": ("model.widht is not a known key.", 'Did you mean "width"?'),
+    "model.width=wide": ("model.width is 'wide': ", "integer"),
+    "model.heads=7": ("model: width is 64: it must be a multiple of heads (7).", ""),
+    "model=": ("model is empty: give it keys, or remove it.", ""),
+    "name=3": ("name is 3: ", "string"),
+    "name=": ("name is None: ", "string"),
+    "workload=": ("workload is None: it must be the dotted name of a module.", ""),
+    "workload=steps.frad": ('workload "steps.frad" cannot be imported', 'Did you mean "steps.fraud"?'),
+    "workload=numpy": ('workload "numpy" lacks Data, Model, metrics', "docs/your-own-model.md"),
+    "pipeline=": ("pipeline is None: it must be the dotted name of a module.", ""),
+    "pipeline=pipelines.trainin": ('pipeline "pipelines.trainin" cannot be imported', 'mean "pipelines.training"?'),
+    "pipeline=numpy": ('pipeline "numpy" lacks build', "docs/your-own-pipeline.md"),
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(setting: str, tmp_path: Path) -> None:
+    path, _, text = setting.partition("=")
+    *sections, last = path.split(".")
+    values = inner = yaml.safe_load(yaml.safe_dump(SMALL))
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[last] = yaml.safe_load(re.sub(r"(2026-\S+)", r"'\1'", text))
+    file = write(tmp_path / "c.yaml", values)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [], {})
+    beginning, rest = WRONG[setting]
+    error = str(caught.value)
+    assert error.startswith(f"{file}: {beginning}") and rest in error and "\n" not in error, error
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("=3", "it must be KEY=VALUE, such as --set train.workers=3."),
+        ("train.workers=", "train.workers is '': "),
+        ("train.workers=3=4", "train.workers is '3=4': "),
+        ("train.workers=[1", "is not YAML: "),
+        ("trian.workers=3", 'trian is not a known key. Did you mean "train"?'),
+        ("workload=steps.frad", 'Did you mean "steps.fraud"?'),
+        ("gate.minimum.app=.9", "the workload does not define this metric."),
+    ],
+)
+def test_an_error_in_a_set_option_names_the_option(item: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path / "c.yaml", SMALL), [item], {})
+    error = str(caught.value)
+    assert error.startswith(f"--set {item}") and words in error and "\n" not in error, error
 
 
 def test_a_missing_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""References of tasks to outputs of other tasks: rewritten for the DAG of the task, which then depends on them."""
+
+import re
+from typing import Any
+
+from hera.workflows import Parameter, Task
+from pydantic import ValidationError
+
+from rekindle.blocks.scope import Scope, merge
+from rekindle.blocks.wiring import Block, Condition, Stored, Value, blame, describe, refuse
+from rekindle.errors import did_you_mean, rule
+
+REFERENCE = re.compile(
+    r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
+)
+
+
+class References:
+    """The scopes of a workflow, and the references between their tasks."""
+
+    def __init__(self) -> None:
+        self.scopes: dict[int, Scope] = {}
+        self.tags: dict[str, str] = {}  # output of such a task → tag that resolves to it or to its cached value
+
+    def localize(self, scope: Scope, value: Any, needed: list[str]) -> Any:
+        """Rewrite `value` for this DAG; adds the tasks of this DAG that it depends on to `needed`."""
+        if isinstance(value, Stored):
+            self._depend_on(scope, value.producer, needed)
+            return value
+        if isinstance(value, (Value, Condition, Parameter)):
+            value = str(value.value if isinstance(value, Parameter) else value)
+        text = value if isinstance(value, str) else getattr(value, "from_", None)
+        if not isinstance(text, str) or "tasks" not in text:
+            return value
+        local = REFERENCE.sub(lambda match: self._localize_reference(scope, match, needed), text)
+        if isinstance(value, str):
+            return local
+        if local != text:
+            refuse(
+                f"the artifact {value.name} is from a DAG outside {scope.dag.name}: pass an artifact output of a block."
+            )
+        return value
+
+    def _depend_on(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
+        """Let a task in `scope` depend on `producer`. In their innermost common DAG, a group stands for its tasks."""
+        names: dict[Scope, str] = {}  # DAG → the task in it that is or contains the producer
+        name = producer[1]
+        for outer in producer[0].path():
+            names[outer] = name
+            name = outer.task.name if outer.task else ""
+        group = None
+        for outer in scope.path():
+            if outer in names:
+                return self._let_group_depend_on(group, names[outer]) if group else needed.append(names[outer])
+            group = outer
+
+    def _let_group_depend_on(self, group: Scope, name: str) -> None:
+        assert group.task and group.outer
+        task, outer = group.task, group.outer
+        if name != task.name:
+            names = outer.predecessors[task.name]
+            is_ordered_by_hand = task.depends != (" && ".join(names) or None)  # by `a >> group`
+            depends = outer.add_dependencies(task.name, [*names, name])
+            task.depends = merge(task.depends, [name]) if is_ordered_by_hand else depends
+
+    def connect_plain_tasks(self) -> None:
+        """Let plain Hera tasks depend on the tasks whose outputs they use, as blocks do."""
+        for scope in list(self.scopes.values()):
+            for task in scope.dag.tasks:
+                if isinstance(task, Task) and not isinstance(task, Block):
+                    with blame(vars(task).get("line", "")):
+                        self._connect(scope, task)
+
+    def _connect(self, scope: Scope, task: Task) -> None:
+        needed: list[str] = []
+        task.arguments = [self._localize_argument(scope, item, needed) for item in listed(task.arguments)] or None
+        for option in ("when", "with_param"):
+            setattr(task, option, self.localize(scope, getattr(task, option), needed))
+        check_fields(task)
+        if not task.dependencies:
+            task.depends = merge(task.depends, needed)
+
+    def _localize_argument(self, scope: Scope, argument: Any, needed: list[str]) -> Any:
+        if isinstance(argument, dict):
+            return {name: self.localize(scope, value, needed) for name, value in argument.items()}
+        if isinstance(argument, Parameter) and isinstance(argument.value, str):
+            argument = argument.with_name(argument.name or "")  # a copy
+            argument.value = self.localize(scope, argument.value, needed)
+            return argument
+        return self.localize(scope, argument, needed) if isinstance(argument, Stored) else argument
+
+    def _localize_reference(self, scope: Scope, match: re.Match[str], needed: list[str]) -> str:
+        task, path = match[1] or match[2], list(scope.path())
+        owner = next((outer for outer in path if outer.contains(task)), None)
+        if owner is None:
+            names = {other.name for other in path[-1].dag.tasks}
+            dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
+            hint = f" {task} is in {dag}: use it there." if dag else did_you_mean(task, names)
+            refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
+        self._depend_on(scope, (owner, task), needed)
+        value = match[0]
+        for group in reversed(path[: path.index(owner)]):
+            tag = self.tags.get(value, f"{{{{{value}}}}}")
+            value = f"inputs.parameters{self._pass_into(group, tag, match[4] or match[5] or 'result', task)}"
+        return value
+
+    def _pass_into(self, scope: Scope, value: str, name: str, task: str) -> str:
+        """Pass `value` into a group as an input; return the input's name with a leading dot."""
+        assert scope.task
+        arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
+        if arguments.get(name, value) != value:
+            name = f"{task}-{name}"
+        if name not in arguments:
+            scope.task.arguments = arguments | {name: value}
+            inputs: list[Any] = scope.dag.inputs or []  # pyright: ignore[reportAssignmentType]
+            scope.dag.inputs = [*inputs, Parameter(name=name)]
+        return f".{name}"
+
+
+def check_fields(task: Task) -> None:
+    """Raise WiringError unless Hera can build the task."""
+    for argument in listed(task.arguments):
+        for name, value in argument.items() if isinstance(argument, dict) else ():
+            if isinstance(value, Task):
+                refuse(f'the argument "{name}" of {task.name} is {describe(value)}: pass one of its outputs.')
+    try:
+        task._build_dag_task()
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        field = ".".join(map(str, first["loc"]))
+        refuse(f"{field} of {task.name} is {describe(first['input'])}: {rule(first['msg'])}")
+    except TypeError as error:
+        refuse(f"{task.name} has an argument that is not JSON: {error}.")
+
+
+def listed(arguments: Any) -> list[Any]:
+    """Return the arguments of a task as a list."""
+    return arguments if isinstance(arguments, list) else [arguments] if arguments else []
