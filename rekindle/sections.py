@@ -44,13 +44,27 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that the object at `path` of a model may have; empty if unknown."""
-    schema = _schema(model)
+    return set(_nodes(model, path)[1].get("properties", ()))
+
+
+def broken_rule(model: type[BaseModel], error: Any) -> str:
+    """Return the rule that one of pydantic's errors is about; for a pattern, with the description of the field."""
+    description = _nodes(model, error["loc"])[0].get("description")
+    if error["type"] == "string_pattern_mismatch" and description:
+        return f"it has the wrong form for: {description}."
+    return rule(error["msg"])
+
+
+def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema at `path` of a model, as it is there and resolved; empty if unknown."""
+    inner = schema = _schema(model)
     definitions = schema.get("$defs", {})
     node = resolve(schema, definitions)  # the schema of a recursive model is a reference
     for key in path:
         inner = node.get("properties", {}).get(key) or node.get("items") or node.get("additionalProperties")
-        node = resolve(inner, definitions) if isinstance(inner, dict) else {}
-    return set(node.get("properties", ()))
+        inner = inner if isinstance(inner, dict) else {}
+        node = resolve(inner, definitions)
+    return inner, node
 
 
 class Setting(NamedTuple):
@@ -112,4 +126,5 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
         return section.model_validate(values)
     except ValidationError as error:
         keys = [(".".join(map(str, [name, *e["loc"]])), e) for e in error.errors()]
-        raise ConfigError("\n".join(f"{key} is {e['input']!r}: {rule(e['msg'])}" for key, e in keys)) from error
+        lines = [f"{key} is {e['input']!r}: {broken_rule(section, e)}" for key, e in keys]
+        raise ConfigError("\n".join(lines)) from error

@@ -20,11 +20,11 @@ from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import project, variables
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
-from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
 from rekindle.release.config import ServeConfig
-from rekindle.sections import Section, Setting, known_keys, settings
+from rekindle.sections import Section, Setting, broken_rule, known_keys, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -263,4 +263,4 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, fil
     shown = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(value), choices)
-    return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"
+    return f"{where}: {path or 'the config'}{shown}: {broken_rule(model, error)}{hint}"

@@ -120,8 +120,8 @@ def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster)
 def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
     """Return the run `demo` with a completed pod for each label."""
     run = workflow("demo", phase)
-    run["status"]["nodes"] = {label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels}
-    return run
+    nodes = {label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels}
+    return run | {"status": {"phase": phase, "nodes": nodes}}
 
 
 def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: Cluster):
@@ -168,8 +168,9 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
     s3.put("demo/demo-own-1/main.log", b"one\ntwo\nthree\n")
     outputs = {"artifacts": [{"name": "main-logs", "s3": {"key": "demo/demo-own-1/main.log"}}]}
     container = {"image": "rekindle:0.1", "command": ["python"], "args": ["-m", "rekindle", "step", "steps.own"]}
-    run = workflow("demo", "Succeeded") | {"spec": {"templates": [{"name": "own", "container": container}]}}
-    run["status"]["nodes"] = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
+    nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
+    run = workflow("demo") | {"spec": {"templates": [{"name": "own", "container": container}]}}
+    run |= {"status": {"phase": "Succeeded", "nodes": nodes}}
     with RotatingKubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         (_, cut), end = read_archived(Cluster.connect(), run, "own")
