@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
@@ -90,9 +90,10 @@ class Config(Section):
 
     @field_validator("data")
     @classmethod
-    def _resolve_path(cls, data: DataConfig) -> DataConfig:
+    def _resolve_path(cls, data: DataConfig, info: ValidationInfo) -> DataConfig:
         """Resolve a relative path now: the step that reads it has another working directory."""
-        source = data.source if "://" in data.source else str(Path(data.source).expanduser().absolute())
+        folder = (info.context or {}).get("folder") or Path.cwd()
+        source = data.source if "://" in data.source else str(folder / Path(data.source).expanduser())
         return data.model_copy(update={"source": source})
 
 
@@ -138,7 +139,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     """Load the config in `file` with its overrides. Raises ConfigError that names each wrong key or value.
 
     A Python file is a pipeline: its config has the defaults and the file's name.
-    A relative path that does not exist in the working directory is looked up in the project.
+    A relative path that does not exist in the working directory is looked up in the project. `data.source` of a file in
+    another project is relative to that project.
     """
     file = project.config(Path(file))
     values: dict[str, Any] = {}
@@ -154,8 +156,9 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     if "workload" not in values:
         raise ConfigError(f"{file}: workload is missing: name the module of the model, such as workload: steps.digits.")
     model = _schema(str(values["workload"]), str(values.get("pipeline", DEFAULT_PIPELINE)))
+    folder = project.other_project(file) if origins.get("data.source") == str(file) else None
     try:
-        config = model.model_validate(values)
+        config = model.model_validate(values, context={"folder": folder})
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
