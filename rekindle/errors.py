@@ -64,6 +64,8 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def rule(message: str) -> str:
-    """Format a validator's message as the end of a sentence."""
+    """Format a validator's message as the end of a sentence, without regular expressions."""
     message = message.removeprefix("Value error, ")
+    if message.startswith("String should match pattern"):
+        return "it has the wrong form."
     return message if message.endswith((".", "?")) else message + "."

@@ -1,7 +1,8 @@
 """The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
 
 It is the working directory or the nearest folder above that contains modules in `pipelines/`, or a `pyproject.toml`
-with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation.
+with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation. A command
+that gets a config of another project uses that project.
 """
 
 import os
@@ -71,6 +72,32 @@ def search_path() -> list[str]:
 def use_reference() -> None:
     """Use the reference project in this process and its child processes."""
     os.environ[PATH] = str(REFERENCE)
+
+
+def root() -> Path:
+    """Return the root of the current project; outside of any project, the working directory."""
+    first = Path(search_path()[0])
+    return Path.cwd() if first == REFERENCE else first
+
+
+def other_project(file: Path) -> Path | None:
+    """Return the root of the project that `file` is in, if that is not the project of the working directory.
+
+    A file in a folder of another user is not in a project: commands must not import that user's modules.
+    """
+    folder = Path(os.path.abspath(file)).parent  # without `..`, and a link belongs to the folder that it is in
+    if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
+        return None
+    found = find(folder)
+    return None if found in (REFERENCE, find(Path.cwd())) else found
+
+
+def enter(file: Path) -> None:
+    """Use the project that `file` is in, in this process and its child processes, if it is in another project."""
+    if found := other_project(file):
+        here = {str(find(Path.cwd())), str(Path.cwd())}
+        folders = [folder for folder in search_path() if folder not in here]
+        os.environ[PATH] = os.pathsep.join([*folders, str(found)])
 
 
 def config(path: Path) -> Path:

@@ -51,13 +51,27 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def known_keys(model: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that the object at `path` of a model may have; empty if unknown."""
-    schema = _schema(model)
+    return set(_nodes(model, path)[1].get("properties", ()))
+
+
+def broken_rule(model: type[BaseModel], error: Any) -> str:
+    """Return the rule that one of pydantic's errors is about; for a pattern, with the description of the field."""
+    description = _nodes(model, error["loc"])[0].get("description")
+    if error["type"] == "string_pattern_mismatch" and description:
+        return f"it has the wrong form for: {description}."
+    return rule(error["msg"])
+
+
+def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON schema at `path` of a model, as it is there and resolved; empty if unknown."""
+    inner = schema = _schema(model)
     definitions = schema.get("$defs", {})
     node = resolve(schema, definitions)  # the schema of a recursive model is a reference
     for key in path:
         inner = node.get("properties", {}).get(key) or node.get("items") or node.get("additionalProperties")
-        node = resolve(inner, definitions) if isinstance(inner, dict) else {}
-    return set(node.get("properties", ()))
+        inner = inner if isinstance(inner, dict) else {}
+        node = resolve(inner, definitions)
+    return inner, node
 
 
 class Setting(NamedTuple):
@@ -127,4 +141,4 @@ def _sentence(section: type[Section], name: str, error: Any) -> str:
         *path, last = error["loc"]
         return f"{key} is not a known key.{did_you_mean(str(last), known_keys(section, path))}"
     shown = error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
-    return f"{key} is {shown!r}: {rule(error['msg'])}" if error["type"] != "missing" else f"{key} is missing."
+    return f"{key} is {shown!r}: {broken_rule(section, error)}" if error["type"] != "missing" else f"{key} is missing."

@@ -28,7 +28,8 @@ from pydantic.fields import FieldInfo
 
 from argolocal.common import program
 from rekindle import project
-from rekindle.errors import ConfigError, RekindleError, did_you_mean, rule
+from rekindle.errors import ConfigError, RekindleError, did_you_mean
+from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
 TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
@@ -130,17 +131,17 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     try:
         return inputs.model_validate(values)
     except ValidationError as error:
-        lines = [_sentence(e, texts) for e in error.errors()]
+        lines = [_sentence(inputs, e, texts) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
 
 
-def _sentence(error: Any, texts: dict[str, str]) -> str:
+def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing" and not inner:
         return f"{flag(name)} is missing: it is required."
     shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
-    return f"{shown}: {rule(error['msg'])}"
+    return f"{shown}: {broken_rule(inputs, error)}"
 
 
 def _is_scalar(annotation: Any) -> bool:

@@ -63,7 +63,7 @@ class DataConfig(Section):
             if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in visible):
                 raise ConfigError(
                     f"data.source is {self.source!r}: each pod has its own /tmp and cannot access it. Move it "
-                    f"below {Path.cwd()}, or make it an object: rekindle put {self.source}"
+                    f"below {project.root()}, or make it an object: rekindle put {self.source}"
                 )
             return
         near = {str(path.with_name(other.name)) for other in path.parent.glob("*")}

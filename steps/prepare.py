@@ -64,8 +64,8 @@ def run(inputs: Inputs) -> Outputs:
 
     dataset = inputs.workdir / "dataset"
     prepared, digest = prepare(workload, data, dataset)
-    tags = json.dumps(prepared.tags, default=str)
-    sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected; {tags}\n")
+    tags = f"; {json.dumps(prepared.tags, default=str)}" if prepared.tags else ""
+    sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected{tags}\n")
     last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
     shares = warn_of_changed_shares(prepared.shares, last[0].metrics) if last else []
     warnings = [*prepared.warnings, *shares, *warn_of_stale_data(prepared, data, time, last)]

@@ -153,12 +153,15 @@ def status(name: str | None, as_json: bool) -> None:
 def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """Print the logs of a run (default: the newest), or of the steps whose names contain STEP.
 
+    If the run is active or was interrupted, stderr says so.
+
     Example:
       argolocal logs -f
     """
     from argolocal.view import runs
 
-    runs.logs(home(), name, step, follow, sys.stdout, as_json)
+    if reason := runs.logs(home(), name, step, follow, sys.stdout, as_json):
+        click.echo(reason, err=True)
 
 
 @commands.command

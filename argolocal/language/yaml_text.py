@@ -99,7 +99,7 @@ def parse(text: str, source: str = "the manifest") -> list[Any]:
     try:
         return [document for document in _read(text) if document is not None]
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not YAML: {_describe(error)}") from None
+        raise ConfigError(f"{source} is not YAML: {_describe(error, text)}") from None
     except _TooMuch as error:
         raise ConfigError(f"{source} is rejected: {error}") from None
     except ValueError as error:
@@ -149,12 +149,16 @@ def _reject_constant(word: str) -> Any:
     raise json.JSONDecodeError("not a JSON number", word, 0)
 
 
-def _describe(error: yaml.YAMLError) -> str:
+def _describe(error: yaml.YAMLError, text: str) -> str:
     """Return the problem and its position in one line."""
     problem, mark = str(error), None
     if isinstance(error, yaml.MarkedYAMLError):
         problem = ", ".join(filter(None, (error.context, error.problem)))
         mark = error.problem_mark or error.context_mark
+    elif isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - text.rfind("\n", 0, error.position)
+        return f"the character {chr(error.character)!r} is not allowed: remove it (line {line}, column {column})"
     problem = " ".join(problem.split())[:300]
     return f"{problem} ({_format_mark(mark)})" if mark else problem
 

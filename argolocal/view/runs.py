@@ -77,12 +77,17 @@ def steps_table(name: str, status: Status) -> str:
     return head.rstrip() + "\n\n" + table(rows) + "".join(warned)
 
 
-def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits."""
+def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return the reason if more may come."""
     files = RunFiles(home, name := name or newest(home))
     manifest = files.workflow()
     check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
+    reasons = {
+        "Interrupted": f"{name} was interrupted, and its logs end there: `{program.name} resume {name}` continues it.",
+        "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
+    }
+    return reasons.get(state(home, name)["phase"], "")
 
 
 def _runs(home: Path) -> Iterator[tuple[str, Status]]:

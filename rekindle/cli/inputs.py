@@ -19,10 +19,12 @@ class Source:
 
     def load(self) -> Any:
         """Return the config with its overrides and the origin of each value."""
+        from rekindle import project
         from rekindle.blocks.manifest.config import load_config
 
         if self.config is None:
             raise click.UsageError("give a config file, such as configs/demo.yaml.")
+        project.enter(self.config)
         return load_config(self.config, self.sets)
 
     def manifests(

@@ -128,7 +128,8 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
     """Print the logs of a run: its steps, and its training replicas.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
-    object. On a cluster, the logs of steps whose pods are gone are read from the object store.
+    object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are missing,
+    or more may come, stderr says why.
 
     Example:
       rekindle logs -f
@@ -147,6 +148,9 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
             reader.follow()
         elif not reader.print(workflow):
             click.echo(NO_LOGS.format(name), err=True)
+            return
+        for label, reason in reader.gaps.items():
+            click.echo(f"{label}: {reason}", err=True)
         return
     click.get_current_context().invoke(local.logs, name=name, step=step, follow=follow, as_json=as_json)
 

@@ -55,6 +55,7 @@ OWNERS = {
     "kubeflow.org": "the Kubeflow training operator",
     "trainer.kubeflow.org": "Kubeflow Trainer",
 }
+REGEX = re.compile(r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)")
 PERMANENT = (400, 404, 409, 413, 422)
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")  # with any status
 
@@ -62,7 +63,7 @@ PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request 
 def api_error(code: int, body: bytes, path: str, server: str, context: str, namespace: str) -> ApiError:
     """Return the error for a response with HTTP status `code`."""
     status = _status(body)
-    message = str(status.get("message") or body.decode(errors="replace")[:500]).strip()
+    message = _without_regex(str(status.get("message") or body.decode(errors="replace")[:500]).strip())
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
     error_type = BadObject if code in PERMANENT or PERMANENT_MESSAGE.search(message) else ApiError
     return error_type(_describe(code, message, status, facts), code, str(status.get("reason") or ""))
@@ -73,12 +74,17 @@ def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping
         return f"the webhook {match['hook']} refuses {facts['kind']} {facts['name']!r}: {match['what'].strip()}"
     causes = (status.get("details") or {}).get("causes") or []
     if code == 422 and causes:
-        lines = [f"  {cause.get('field') or '?'}: {cause.get('message')}" for cause in causes]
+        lines = [f"  {cause.get('field') or '?'}: {_without_regex(str(cause.get('message')))}" for cause in causes]
         return "\n".join([f"{facts['server']} refuses {facts['kind']} {facts['name']!r}; change", *lines])
     for rule_code, pattern, template in RULES:
         if rule_code == code and (match := re.search(pattern, message, re.DOTALL)):
             return template.format(**facts, **match.groupdict())
     return f"{facts['server']} answered {code} for {facts['kind']} {facts['name']!r}: {message}"
+
+
+def _without_regex(message: str) -> str:
+    """Remove the regular expressions of Kubernetes, which explains most of them in words."""
+    return REGEX.sub(lambda match: " has the wrong form" if match[1].startswith("in body") else "", message)
 
 
 def _status(body: bytes) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator, from_json
 
-from rekindle.errors import DataError, did_you_mean, rule
-from rekindle.sections import known_keys
+from rekindle.errors import DataError, did_you_mean
+from rekindle.sections import broken_rule, known_keys
 
 MAX_SHOWN_ERRORS = 5  # of a request
 LARGE = 1 << 15  # bytes of a body whose errors could take too much memory: 500 bytes and more per error
@@ -95,7 +95,7 @@ def numbers(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 def describe_error(request: type[BaseModel], detail: Any) -> str:
     """Format one of pydantic's errors as a sentence with the location, the value and the rule."""
-    kind, path, message = detail["type"], detail["loc"], rule(detail["msg"])
+    kind, path, message = detail["type"], detail["loc"], broken_rule(request, detail)
     where = format_path(path)
     match kind:
         case "json_invalid":

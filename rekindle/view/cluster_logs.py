@@ -5,7 +5,7 @@
 Each running container is read by its own thread; a broken connection resumes where it stopped, so no line is repeated.
 Pods may be deleted and recreated under the same name. `read_archived` reads the logs of deleted pods.
 
-    python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "line": ...} for each line of these objects
+    python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "number": ..., "line": ...} for each line
 """
 
 import json
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, count
 from typing import Any, TextIO
 
 from argolocal.common.wording import visible
@@ -35,6 +35,7 @@ COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 SILENCE_TIMEOUT_S = 300.0  # without a line before reconnecting, in case the connection died silently
 DRAIN_TIMEOUT_S = 5.0  # to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
+CUT = "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
 
 
 class Logs:
@@ -49,6 +50,8 @@ class Logs:
         self.completed = threading.Event()
         self.drained = threading.Event()  # no more waiting for lines
         self.failed: Exception | None = None
+        self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
+        self.gaps: dict[str, str] = {}  # label → reason why lines of it may be missing
 
     def print(self, workflow: Object) -> int:
         """Write the current logs; returns the number of pods and of archived lines.
@@ -61,16 +64,18 @@ class Logs:
         count = len([label for label in labels if self.step in label])
         for label, line in read_archived(self.cluster, workflow, self.step, labels):
             self._write(label, line)
+            self.shown.add(label)
             count += 1
         for pod in pods:
             for container, starts in _started_containers(pod):
                 self._read(pod, container, starts, follow=False)
+        self._note_missing(workflow, "its pod is deleted, and its log is not in the object store.")
         return count
 
     def follow(self) -> None:
         """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if `out` is closed."""
         for watch in (self._watch_pods, self._watch_workflow):
-            self._start_thread(watch)
+            self._start_thread("watch", watch)
         self.ended.wait()
         if self.failed:
             raise self.failed
@@ -83,8 +88,19 @@ class Logs:
         self.drained.set()
         if self.failed:
             raise self.failed
+        hint = f"`rekindle logs {self.name} --cluster` reads archived logs."
+        for reader in self.readers.values():
+            if reader.is_alive():
+                self.gaps[reader.name] = f"its log had not ended {DRAIN_TIMEOUT_S:g} s after the run. {hint}"
+        self._note_missing(self.workflow, f"its pod was deleted before its log was read. {hint}")
 
-    def _start_thread(self, function: Callable[..., None], *args: Any) -> threading.Thread:
+    def _note_missing(self, workflow: Object, reason: str) -> None:
+        """Note the steps that ran, but whose logs were not read."""
+        for label in ran(workflow):
+            if self.step in label and label not in self.shown:
+                self.gaps.setdefault(label, reason)
+
+    def _start_thread(self, name: str, function: Callable[..., None], *args: Any) -> threading.Thread:
         def run() -> None:
             try:
                 function(*args)
@@ -92,12 +108,15 @@ class Logs:
                 self.failed = error
                 self.ended.set()
 
-        thread = threading.Thread(target=run, daemon=True)
+        thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
 
     def _watch_workflow(self) -> None:
         for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
+            self.workflow = workflow
+            if kind == "DELETED":
+                self.gaps[self.name] = "the run was deleted while its logs were read."
             if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
                 return self.ended.set()
 
@@ -113,7 +132,9 @@ class Logs:
             for container, starts in _started_containers(pod):
                 key = (pod["metadata"]["uid"], container, starts)
                 if key not in self.readers:
-                    self.readers[key] = self._start_thread(self._read, pod, container, starts, True)
+                    self.readers[key] = self._start_thread(
+                        label_of(self.name, pod), self._read, pod, container, starts, True
+                    )
 
     def _read(self, pod: Object, container: str, starts: int, follow: bool) -> None:
         label = label_of(self.name, pod)
@@ -124,6 +145,7 @@ class Logs:
             lines = chain(self._lines(pod, container, starts, follow=False, previous=True), lines)
         for line in lines:
             self._write(label, line)
+        self.shown.add(label)
 
     def _lines(self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False) -> Iterator[str]:
         """Yield the lines since one start of a container, each once, also after reconnecting."""
@@ -145,6 +167,8 @@ class Logs:
                     yield text
             except ApiError as error:
                 if error.code in (400, 404):  # no log yet, or the pod is deleted
+                    if error.code == 404:
+                        self.gaps[label_of(self.name, pod)] = "its pod was deleted before its log was read to the end."
                     return
                 if error.code in (401, 403):
                     raise
@@ -177,11 +201,22 @@ class Logs:
             self.out.flush()
 
 
+def ran(workflow: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the labels of the pods that a run has started."""
+    for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
+        if node["type"] == "Pod" and node.get("phase") in ("Running", *COMPLETED):
+            yield _label(workflow["metadata"]["name"], node["name"])
+
+
 def label_of(name: str, pod: Mapping[str, Any]) -> str:
     """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's job."""
     metadata = pod["metadata"]
     node = (metadata.get("annotations") or {}).get(NODE_NAME)
-    return re.sub(r"^[.-]", "", (node or metadata["name"]).removeprefix(name))
+    return _label(name, node or metadata["name"])
+
+
+def _label(workflow: str, name: str) -> str:
+    return re.sub(r"^[.-]", "", name.removeprefix(workflow))
 
 
 def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -220,7 +255,7 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         if node["type"] == "Retry":  # it has the outputs of its last attempt, whose pod may be present
             continue
-        label = re.sub(r"^[.-]", "", node["name"].removeprefix(workflow["metadata"]["name"]))
+        label = _label(workflow["metadata"]["name"], node["name"])
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             if (
                 artifact["name"] == "main-logs"
@@ -230,22 +265,26 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
             ):
                 keys[key] = label
     if keys:
+        next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
+            if missing := record["number"] - next_number:
+                yield keys[record["key"]], CUT.format(missing)
+            next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 
 
 def _print_stored(keys: Iterable[str]) -> None:
-    """Print each line of the objects `keys` as JSON; a missing object is one line that says so."""
+    """Print each line of the objects `keys` as JSON, numbered; a missing object is one line that says so."""
     from rekindle.storage import NotFound, Store
 
-    store = Store.from_env()
+    store, numbers = Store.from_env(), count()
     for key in keys:
         try:
             lines = store.get(key).decode(errors="replace").splitlines()
         except NotFound:
             lines = [f"{store.uri(key)} does not exist"]
         for line in lines:
-            print(json.dumps({"key": key, "line": line}))
+            print(json.dumps({"key": key, "number": next(numbers), "line": line}))
 
 
 class TrainingProgress:

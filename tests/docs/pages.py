@@ -42,7 +42,7 @@ Generated from `--help` by `python -m tests.docs.pages`.
 - `-o json` prints one object (`lint` a list, `logs` one object per line) on stdout, and everything else on stderr.
 - Set `S3_ENDPOINT_URL` and `MLFLOW_TRACKING_URI` to use real services instead of the embedded ones. `REKINDLE_HOME` is
   the directory of the runs and the embedded services (`.rekindle`), `REKINDLE_PATH` the folders of the project. The
-  default is the project of the working directory.
+  default is the project of the config, else of the working directory.
 - `rekindle run --manifest workflow.yaml -p name=value` runs any Argo manifest, and refuses fields that would not behave
   as on Argo by name: [supported fields](argo-fields.md).
 """

@@ -191,6 +191,31 @@ def test_a_config_is_found_from_a_subfolder_and_the_nearest_wins(
     assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")  # not the reference project's
 
 
+def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Path) -> None:
+    here, other = write_project(tmp_path / "here", packages=False), write_project(tmp_path / "other", packages=False)
+    (other / "steps/greeting.py").write_text(WORKLOAD.replace('"world"', '"world"\n    mood: str = "cheerful"'))
+    for folder in (here, other):
+        (folder / "rows.csv").touch()
+        (folder / "configs/hello.yaml").write_text(CONFIG.replace("made://up", "rows.csv"))
+    for start, file in ((here, "../other/configs/hello.yaml"), (tmp_path, "other/configs/hello.yaml")):
+        text = call(BIN / "rekindle", f"config {file}", start)
+        assert "cheerful" in text and f"{other}/rows.csv" in text
+        assert "greet" in call(BIN / "rekindle", f"render {file}", start)
+    (here / "more.csv").touch()
+    text = call(BIN / "rekindle", "render ../other/configs/hello.yaml --set data.source=more.csv", here)
+    assert f"{here}/more.csv" in text, "a path of the command line is relative to the working directory"
+    text = call(BIN / "rekindle", "config configs/hello.yaml", here)
+    assert "cheerful" not in text and f"{here}/rows.csv" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_config_in_a_folder_of_another_user_does_not_choose_the_project(tmp_path: Path) -> None:
+    config = write_project(tmp_path / "other", packages=False) / "configs/hello.yaml"
+    assert project.other_project(config) == tmp_path / "other"
+    os.chown(config.parent, 65534, -1)
+    assert project.other_project(config) is None
+
+
 def test_the_error_for_a_wrong_module_refers_to_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(project.PATH, str(ROOT))
     with pytest.raises(ConfigError, match=r"Did you mean \"steps.prepare\"") as error:

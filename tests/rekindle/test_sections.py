@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from rekindle.errors import ConfigError
-from rekindle.sections import Section, Setting, known_keys, settings
+from rekindle.sections import Section, Setting, known_keys, parse_section, settings
 
 
 class Tree(BaseModel):
@@ -88,3 +88,17 @@ def test_a_model_that_holds_itself_is_described_once() -> None:
 def test_a_mistyped_key_to_explain_is_refused_with_the_nearest(key: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         settings(Whole, key)
+
+
+class Patterns(Section):
+    week: str = Field(pattern="^[0-9]{4}-W[0-9]{2}$", description="week, such as 2026-W48")
+    place: str = Field("", pattern="^[a-z]*$")
+
+
+def test_an_error_about_a_pattern_has_the_description_instead_of_the_regular_expression() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_section(Patterns, {"week": "48", "place": "Rome"}, "data")
+    assert str(error.value).splitlines() == [
+        "data.week is '48': it has the wrong form for: week, such as 2026-W48.",
+        "data.place is 'Rome': it has the wrong form.",
+    ]

@@ -15,17 +15,17 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_model, field_validator
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import project, variables
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
-from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
 from rekindle.notify import NotifyConfig
 from rekindle.release.config import ServeConfig
-from rekindle.sections import Section, Setting, known_keys, settings
+from rekindle.sections import Section, Setting, broken_rule, known_keys, settings
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
@@ -91,9 +91,10 @@ class Config(Section):
 
     @field_validator("data")
     @classmethod
-    def _resolve_path(cls, data: DataConfig) -> DataConfig:
+    def _resolve_path(cls, data: DataConfig, info: ValidationInfo) -> DataConfig:
         """Resolve a relative path now: the step that reads it has another working directory."""
-        source = data.source if "://" in data.source else str(Path(data.source).expanduser().absolute())
+        folder = (info.context or {}).get("folder") or Path.cwd()
+        source = data.source if "://" in data.source else str(folder / Path(data.source).expanduser())
         return data.model_copy(update={"source": source})
 
 
@@ -139,7 +140,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     """Load the config in `file` with its overrides. Raises ConfigError that names each wrong key or value.
 
     A Python file is a pipeline: its config has the defaults and the file's name.
-    A relative path that does not exist in the working directory is looked up in the project.
+    A relative path that does not exist in the working directory is looked up in the project. `data.source` of a file in
+    another project is relative to that project.
     """
     file = project.config(Path(file))
     values: dict[str, Any] = {}
@@ -162,8 +164,9 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         load(modules["workload"])
     with _prefixed(origins.get("pipeline", str(file))):
         model = _schema(**modules)
+    folder = project.other_project(file) if origins.get("data.source") == str(file) else None
     try:
-        config = model.model_validate(values)
+        config = model.model_validate(values, context={"folder": folder})
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
@@ -282,4 +285,4 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, fil
     shown = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(value), choices)
-    return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"
+    return f"{where}: {path or 'the config'}{shown}: {broken_rule(model, error)}{hint}"

@@ -6,6 +6,7 @@ import subprocess
 import zlib
 from collections.abc import Mapping
 
+from rekindle import project
 from rekindle.keys import CACHED
 
 RELEASED = ("git_sha", "config_hash", "manifest_hash")  # also recorded with a release
@@ -20,7 +21,7 @@ def parameter(name: str) -> str:
 
 
 def git_sha() -> str:
-    """Return the commit of the working directory, with -dirty if files were changed; "" outside a repository.
+    """Return the commit of the project, with -dirty if files were changed; "" outside a repository.
 
     The repository may be untrusted: programs that its configuration names are not started.
     """
@@ -44,7 +45,13 @@ def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
         done = subprocess.run(
-            ["git", *arguments], env=variables, capture_output=True, text=True, errors="surrogateescape", timeout=10
+            ["git", *arguments],
+            cwd=project.root(),
+            env=variables,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
+from rekindle.errors import rule
+
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # integers are accepted
 
@@ -55,7 +57,8 @@ def read(name: str, data: bytes) -> Manifest:
         base64.b64decode(manifest["loader"], validate=True)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False, include_input=False)
-        raise Damaged(f"its manifest is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]) from None
+        where = ".".join(map(str, first["loc"]))
+        raise Damaged(f"its manifest is invalid: {where}: {rule(first['msg'])}"[:300]) from None
     except ValueError as error:
         raise Damaged(f"its loader state cannot be read: {error}") from None
     if manifest["step"] != step_of(name):

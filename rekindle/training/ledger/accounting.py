@@ -86,6 +86,7 @@ class Accounts:
         self.failed: set[str] = set()  # names of workers that reported an error
         self.missing: dict[str, Incident] = {}  # by name of a worker that has not returned yet
         self.coordinators = 0
+        self.restart: Incident | None = None  # of the coordinator, until the next group trains
         self.latest: float | None = None
 
     def apply(self, event: Event) -> None:
@@ -115,8 +116,8 @@ class Accounts:
     def on_coordinator(self, t: float, event: Event) -> None:
         self._new_epoch(t)
         self.coordinators += 1
-        if self.coordinators > 1:
-            self._incident(t, "coordinator", str(event.get("id", "")))
+        if self.coordinators > 1 and (restart := self._incident(t, "coordinator", str(event.get("id", "")))):
+            self.restart, restart.left = restart, 0
 
     def on_join(self, t: float, event: Event) -> None:
         id, name = _id(event), str(event.get("name", "?"))
@@ -125,8 +126,8 @@ class Accounts:
         is_new = id == name if name in alive else id not in alive
         if alive and is_new and alive[0] not in self.unconfirmed:  # its end was not recorded
             self._new_epoch(t)
-        if id != name:
-            self.unconfirmed.pop(id, None)
+        if id != name and self.unconfirmed.pop(id, None) is not None and self.restart and id in self.group:
+            self.restart.left += 1
         self._mark_dead([name])
         if self.summary.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
@@ -173,7 +174,7 @@ class Accounts:
     def on_generation(self, t: float, event: Event) -> None:
         step, names = int(event.get("step", -1)), [str(name) for name in event.get("members") or []]
         self._mark_dead([life.name for life in self.lives.values() if life.name not in names])
-        self.unconfirmed = {}
+        self.unconfirmed, self.restart = {}, None
         self.summary.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
         for name in names:
@@ -200,6 +201,8 @@ class Accounts:
     def on_step(self, t: float, event: Event) -> None:
         step = int(event["step"])
         self._infer_start(step)
+        if self.restart and not self.restart.left:  # the group trains without a coordinator
+            self.restart.left = len(self.group)
         if step > self.points[-1][1] if self.points else True:
             self._point(t, step)
 
@@ -247,14 +250,17 @@ class Accounts:
                 self.group.discard(id)
                 self._incident(t, "lost", life.name, "unseen")
 
-    def _incident(self, t: float, kind: str, name: str, reason: str = "") -> None:
-        if self.summary.state == "running":
-            survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
-            incident = Incident(t, kind, name, reason, self.points[-1][1] if self.points else 0, survivors)
-            self.summary.incidents.append(incident)
-            self.pause.incidents.append(incident)
-            if kind in ("lost", "drain", "failed"):
-                self.missing[name] = incident
+    def _incident(self, t: float, kind: str, name: str, reason: str = "") -> Incident | None:
+        """Record an incident unless the run has ended."""
+        if self.summary.state != "running":
+            return None
+        survivors = sum(life.alive for id, life in self.lives.items() if id in self.group)
+        incident = Incident(t, kind, name, reason, self.points[-1][1] if self.points else 0, survivors)
+        self.summary.incidents.append(incident)
+        self.pause.incidents.append(incident)
+        if kind in ("lost", "drain", "failed"):
+            self.missing[name] = incident
+        return incident
 
     def _end_all(self, t: float) -> None:
         pause = self.unsure or self.pause
@@ -274,7 +280,7 @@ class Accounts:
             self._resume(pause, step)
             return
         for incident in pause.incidents:
-            incident.left = 0
+            incident.left = 0 if incident.kind != "coordinator" else incident.left
         if self.unsure:
             self.unsure.until, self.unsure.unseen = t, True
             self.unsure.incidents += pause.incidents

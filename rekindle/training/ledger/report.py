@@ -45,7 +45,7 @@ class Incident:
     name: str
     why: str = ""
     step: int = 0  # newest recorded step at that time
-    left: int = 0  # number of surviving members of the group
+    left: int = 0  # number of surviving members of the group; for a coordinator: workers that continued
     resumed: float | None = None  # when the next group started
     repeated: int = 0  # repeated steps
     back: float | None = None  # when a worker with that name trained again
@@ -83,12 +83,21 @@ class Summary:
         )
 
     @property
+    def first_step(self) -> int:
+        """The first step of the training; above 0 if it was resumed."""
+        return self.points[0][1] if self.points else 0
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds during which any worker was in a group."""
+        working = [interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED]
+        return sum(end - start for start, end in alive(working))
+
+    @property
     def steps_per_second(self) -> float:
         """Steps (repeated ones count once) per second during which any worker was in a group."""
-        first = self.points[0][1] if self.points else 0
-        working = [interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED]
-        busy = sum(end - start for start, end in alive(working))
-        return (self.steps - first) / busy if busy else 0.0
+        busy = self.training_seconds
+        return (self.steps - self.first_step) / busy if busy else 0.0
 
     @property
     def preemptions(self) -> int:

@@ -44,13 +44,15 @@ def _amount(seconds: float, summary: Summary) -> str:
 
 
 def _result(summary: Summary) -> str:
-    total = summary.run.get("steps")
-    steps = f"{summary.steps} of {total} steps" if total and total != summary.steps else f"{summary.steps} steps"
+    total, first = summary.run.get("steps"), summary.first_step
+    end = f"{summary.steps} of {total}" if total and total != summary.steps else f"{summary.steps}"
+    steps = f"{summary.steps - first} steps ({first} to {end})" if first else f"{end} steps"
     count = len(summary.intervals)
     start = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
     text = (
-        f"{count} worker{'s' * (count > 1)} trained {steps} in {duration(summary.ended - summary.began)}, "
-        f"{summary.steps_per_second:.3g} steps/s, since {start}."
+        f"{count} worker{'s' * (count > 1)} trained {steps} in {duration(summary.training_seconds)}, "
+        f"{summary.steps_per_second:.3g} steps/s; with starts and pauses it took "
+        f"{duration(summary.ended - summary.began)}, since {start}."
     )
     if summary.state == "failed":
         return f"{text} Then the run was aborted: {summary.message}"
@@ -69,7 +71,7 @@ def _incident(group: list[Incident], summary: Summary) -> str:
     names = ", ".join(short_name(incident.name) for incident in group)
     pause = duration(first.resumed - first.t) if first.resumed is not None else ""
     if first.kind == "coordinator":
-        return "the coordinator restarted; the workers continued without it."
+        return "the coordinator restarted" + ("; the workers continued without it." if first.left else ".")
     if first.kind == "join":
         return f"{names} joined" + (f" and trained {pause} later." if pause else ".")
     if first.kind == "failed":

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
+from rekindle.errors import rule
 from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
 
 Number = Annotated[int, Field(ge=0, lt=2**53)]
@@ -57,4 +58,4 @@ def parse(line: bytes) -> tuple[str, Message]:
         return kind, KINDS[kind].validate_python(message)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False, include_input=False)
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]) from None
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {rule(first['msg'])}"[:300]) from None

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from rekindle.errors import did_you_mean, rule
-from rekindle.sections import Section
+from rekindle.errors import did_you_mean
+from rekindle.sections import Section, broken_rule
 from rekindle.workload import load
 
 Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
@@ -153,7 +153,8 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or next(iter(changes))
-        raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {rule(first['msg'])}") from error
+        reason = broken_rule(type(section), first)
+        raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}") from error
 
 
 def default(sweep: Sweep, train: Any, model: Any) -> Settings:

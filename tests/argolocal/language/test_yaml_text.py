@@ -45,6 +45,7 @@ BOMBS = {
     "a long key": ("? " + "k" * 10**6 + "\n: 1\n", "a key has 1,000,000 characters"),
     "a long text": ("a: " + "k" * 10**7, "more than 10,000,000 characters"),
     "directives": ("".join(islice((f"%TAG !a{n}! tag:x\n" for n in count()), 10**5)) + "--- {}\n", "begin with %"),
+    "a control character": ("a: b\nname: \a", r"the character '\x07' is not allowed: remove it (line 2, column 7)"),
     "a key twice": ('{"a": 1, "a": 2}', 'the key "a" is duplicated: remove one (line 1, column 10)'),
 }
 

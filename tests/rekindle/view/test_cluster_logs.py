@@ -117,6 +117,66 @@ def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster)
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
+def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
+    """Return the run `demo` with a completed pod for each label."""
+    run = workflow("demo", phase)
+    nodes = {label: {"name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"} for label in labels}
+    return run | {"status": {"phase": phase, "nodes": nodes}}
+
+
+def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-1", "demo.train(0)", state="terminated"))
+    server.write_log("demo-train-1", "40 steps")
+    server.end_log("demo-train-1")
+    server.put(WORKFLOWS_AT, ran("prepare(0)", "train(0)"))
+    result = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
+    assert result.stdout == "train(0) | 40 steps\n"
+    assert result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
+    selected = Logs(cluster, "demo", io.StringIO(), "train")
+    assert selected.print(ran("prepare(0)", "train(0)")) == 1 and selected.gaps == {}
+
+
+def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, ran("prepare(0)"))
+    logs = Logs(cluster, "demo", io.StringIO())
+    logs.follow()
+    assert "before its log was read" in logs.gaps["prepare(0)"] and "rekindle logs demo" in logs.gaps["prepare(0)"]
+
+
+def test_a_run_that_is_deleted_while_it_is_followed_is_reported(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, workflow("demo"))
+    logs = Logs(cluster, "demo", io.StringIO())
+    follower = threading.Thread(target=logs.follow)
+    follower.start()
+    until("the watch", lambda: hasattr(logs, "workflow"))
+    server.remove(WORKFLOWS_AT, "demo")
+    follower.join(20)
+    assert logs.gaps == {"demo": "the run was deleted while its logs were read."}
+
+
+class RotatingKubelet(Kubelet):
+    """Keeps only the newest line of a log, as a node keeps only the end of a long one."""
+
+    def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
+        self.logs.pop((pod, container), None)
+        super().write_log(pod, text, timestamp, container)
+
+
+def test_a_long_archived_log_without_its_first_lines_says_so(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("demo/demo-own-1/main.log", b"one\ntwo\nthree\n")
+    outputs = {"artifacts": [{"name": "main-logs", "s3": {"key": "demo/demo-own-1/main.log"}}]}
+    container = {"image": "rekindle:0.1", "command": ["python"], "args": ["-m", "rekindle", "step", "steps.own"]}
+    nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
+    run = workflow("demo") | {"spec": {"templates": [{"name": "own", "container": container}]}}
+    run |= {"status": {"phase": "Succeeded", "nodes": nodes}}
+    with RotatingKubelet(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        (_, cut), end = read_archived(Cluster.connect(), run, "own")
+    assert cut.startswith("(2 earlier lines are missing") and end == ("own", "three")
+
+
 def test_a_missing_permission_to_read_logs_is_an_error(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     server.put(PODS_AT, pod("demo-a-1", "demo.a"))

@@ -41,7 +41,7 @@ def test_explain_reports_a_finished_training_as_text_and_json(tmp_path: Path, s3
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
     text = explain(tmp_path, None, as_json=False)
     assert text.startswith("fraud: Succeeded\n")
-    assert "2 workers trained 40 steps in 5.1 s" in text
+    assert "2 workers trained 40 steps in 4 s, 10 steps/s; with starts and pauses it took 5.1 s" in text
     loss = "worker-1 was lost (connection closed) at step 10; the others continued 0.1 s later. No step was lost."
     assert loss in text
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")

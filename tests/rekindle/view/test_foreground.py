@@ -96,6 +96,9 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
     assert process.wait(timeout=60) == 129
     assert surviving(pods) == []
     assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["four", "Interrupted"]
+    logs = rekindle("logs", "-f", cwd=tmp_path)
+    assert (logs.returncode, "begun" in logs.stdout) == (0, True)
+    assert logs.stderr == "four was interrupted, and its logs end there: `rekindle resume four` continues it.\n"
 
 
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
@@ -104,6 +107,8 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         process, terminal = on_a_terminal(tmp_path, script, signal.SIG_IGN)
         wait_until_started(process, tmp_path)
         os.close(terminal)
+        logs = rekindle("logs", cwd=tmp_path)
+        assert logs.stderr == "four is running: `rekindle logs four -f` follows its logs.\n"
         Path(shared, "closed").touch()
         assert process.wait(timeout=60) == 0
 

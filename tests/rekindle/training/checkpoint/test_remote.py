@@ -97,7 +97,7 @@ def test_any_damage_is_reported_and_the_previous_checkpoint_used(
     [
         ({"chunks": []}, "it has 0 chunks for"),
         ({"chunks": [{}]}, "chunks.0: Input should be a valid string"),
-        ({"chunks": ["../../latest"]}, "chunks.0: String should match"),
+        ({"chunks": ["../../latest"]}, "chunks.0: it has the wrong form"),
         ({"chunk": 0}, "chunk: Input should be greater than 0"),
         ({"step": 10**30}, "step: Input should be less than"),
         ({"step": 7}, "its name says step 1, but its manifest step 7"),

@@ -22,7 +22,8 @@ def test_a_loss_is_described_with_its_reason_cost_and_duration():
         *start("a", "b"), step(3, 10), step(4, 20), lost(5.5, "b", "silent"), (5.5, "open", {"hard": True}),
         generation(5.75, 2, 20, "a"), again, generation(6.5, 3, 25, "a", "b"), (8.5, "complete", {"step": 45}),
     )  # fmt: skip
-    assert text[0].startswith("2 workers trained 45 steps in 8.5 s, ")
+    rate = "2 workers trained 45 steps in 6.2 s, 7.2 steps/s; with starts and pauses it took 8.5 s, since "
+    assert text[0].startswith(rate), "steps / seconds is the rate"
     assert text[1] == (
         "b was lost (silent for too long) at step 20; the others continued 0.25 s later. "
         "No step was lost, but 3 worker-seconds of work. It was back after 1 s."
@@ -73,6 +74,29 @@ def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
     ]
 
 
+def test_no_worker_continues_after_a_kill_of_all_workers_and_the_coordinator():
+    again = [(9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")]
+    text = story(
+        *start("a", "b"), step(3, 10), (8, "coordinator", {"id": "c2"}), *again, generation(9.5, 2, 5, "a", "b"),
+        (9.5, "restored", {"step": 5, "tier": "durable"}), step(10, 10), (11.5, "complete", {"step": 25}),
+    )  # fmt: skip
+    assert "the coordinator restarted." in text
+    assert "a, b were lost (while the coordinator was unavailable) at step 10; no worker was left. " in "".join(text)
+
+
+def test_a_group_that_does_not_stop_for_a_new_coordinator_continued_without_it():
+    text = story(*start("a"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190))
+    assert text[1] == "the coordinator restarted; the workers continued without it."
+
+
+def test_the_steps_of_a_resumed_training_are_counted_from_where_it_was_resumed():
+    text = story(
+        (0, "coordinator", {"id": "c1"}), *join("a"), generation(2, 1, -1, "a"), (2, "restored", {"step": 80}),
+        (4, "complete", {"step": 100}),
+    )  # fmt: skip
+    assert text[0].startswith("1 worker trained 20 steps (80 to 100) in 2 s, 10 steps/s")
+
+
 def test_the_description_of_a_thousand_losses_fits_on_a_screen():
     lines: list[tuple[Any, ...]] = start("a", "b")
     for n in range(1000):
@@ -89,7 +113,7 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
     lines = [(0, "run", {"device": "NVIDIA H200", "steps": 900_000}), *start("a", "b"), lost(90_000, "b"),
              (90_000, "open", {"hard": True}), generation(90_001, 2, 800_000, "a"), step(90_010, 800_090)]  # fmt: skip
     text = describe(summary_of(*lines))
-    assert "800090 of 900000 steps in 25 h 00 min" in text[0]
+    assert "800090 of 900000 steps in 25 h 00 min" in text[0] and "it took 25 h 00 min" in text[0]
     assert text[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
     assert "of 50.0 GPU-hours trained" in text[-1]
 
