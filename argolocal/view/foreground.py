@@ -75,14 +75,14 @@ class Foreground:
     """Runs one workflow. A subclass says more of those that it knows."""
 
     def __init__(self, local: LocalRun) -> None:
-        self.local, self.name = local, local.name
+        self.local, self.name, self.deployments = local, local.name, local.cluster.home / "deployments"
 
     def begin(self) -> None:
         """Called before the run starts."""
 
     def progress(self, row: Step) -> str:
         """The progress of a running step, or the error of a failed job."""
-        return display.LogErrors(self.name, self.local.files.logs).of(row)
+        return display.LogErrors(self.name, self.local.files.logs, self.deployments).of(row)
 
     def exit_code(self, status: Status) -> int:
         """The exit code of a run that has ended by itself."""
@@ -130,9 +130,8 @@ class Foreground:
         return code
 
     def _failure(self, status: Status, why: str, resume: str) -> str:
-        logs, deployments = self.local.files.logs, self.local.cluster.home / "deployments"
         step = summary.failed_step(summary.steps(self.name, status))
-        log = summary.log_of(self.name, status, step, logs, deployments)
+        log = summary.log_of(self.name, status, step, self.local.files.logs, self.deployments)
         tail, place = (summary.end_of(log, TAIL), os.path.relpath(log)) if log else ("", None)
         return summary.failure(self.name, status, tail, place, resume, why)
 

@@ -115,7 +115,7 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
     log = command = ""
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        log = cluster_logs.tail(cluster, name, [attempt, step.name])
+        log = cluster_logs.tail(cluster, name, [attempt, step.name], cluster_logs.inputs_of(step).get("server", ""))
         command = f"rekindle logs {name} {step.name}{cluster_flags(cluster)}" if log else ""
     return summary.failure(name, status, log, command, f"rekindle resume {name}{cluster_flags(cluster)}")
 
