@@ -272,6 +272,23 @@ def test_an_exception_ends_the_step_with_its_line_and_without_a_retry(
     assert "Traceback (most recent call last):" in errors
 
 
+@pytest.mark.usefixtures("mlflow_server")
+def test_a_type_error_of_a_validator_is_not_blamed_on_the_test_rows(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workload, _ = stage.write(WORKLOAD.replace("# Instance", "None + 1"))
+    assert run_evaluate(workload, stage) == CodeError.exit_code
+    assert f"{workload}.py:30: TypeError: unsupported operand" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_a_dataset_without_tags_is_reported_without_empty_braces(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_prepare(stage.write(WORKLOAD)[0], stage) == 0
+    assert "prepared 40 rows, 0 rejected" in capfd.readouterr().err.splitlines()
+
+
 @pytest.mark.parametrize("function", TRAINING)
 def test_an_exception_in_training_ends_the_job_with_its_line(stage: Stage, crew: Crew, function: str) -> None:
     workload, expected = stage.write(WORKLOAD, function)
