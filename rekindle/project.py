@@ -139,9 +139,11 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         module = import_module(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing one
-            raise ConfigError(
-                f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
-            ) from error
+            hint = did_you_mean(error.name or "", _siblings(error.name or "", folders))
+            remedy = "Install it, also in the image."
+            if (error.name or "").partition(".")[0] in SHARED:
+                remedy = f"The project does not have that module.{hint}"
+            raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} {remedy}') from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."

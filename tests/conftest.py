@@ -40,7 +40,7 @@ PIECES = {
     "tests/conformance/test_recorded.py": 6
 }  # file → number of pieces that it is split into for several processes
 CREWS = {  # tests that one process of xdist runs; the first two fork from a process that has loaded torch
-    "launchers": ("tests/rekindle/training/launch/", "tests/chaos/"),
+    "launchers": ("tests/rekindle/training/launch/", "tests/rekindle/test_user_functions.py", "tests/chaos/"),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
     "fraud": (  # they share a dataset and two models, which each process creates once
         *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),

@@ -1,6 +1,6 @@
 """Shows a run in progress: a live tree on a terminal, timestamped lines elsewhere.
 
-    with display.show(name, LogErrors(name, logs).of, manifest, sys.stdout) as shown:
+    with display.show(name, LogErrors(name, logs, deployments).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
 Both read only the workflow's status (plain data) and the result of `progress`. Only the tree imports rich.
@@ -22,13 +22,13 @@ from argolocal.view.summary import (
     FINISHED,
     Status,
     Step,
+    applied_log,
     end_of,
     last_error,
     leaves,
     planned,
     steps,
     warnings,
-    with_first_error,
 )
 
 MARKS = {
@@ -217,13 +217,15 @@ def task_of(row: Step) -> str:
 
 
 class LogErrors:
-    """Reads the errors of failed jobs from the logs of their pods (`WORKFLOW-STEP-*.log`)."""
+    """Reads the errors of failed jobs and deployments from the logs of their pods (`WORKFLOW-STEP-*.log`)."""
 
-    def __init__(self, name: str, logs: Path) -> None:
-        self.name, self.logs = name, logs
+    def __init__(self, name: str, logs: Path, deployments: Path) -> None:
+        self.name, self.logs, self.deployments = name, logs, deployments
 
     def of(self, row: Step) -> str:
-        log = with_first_error([*self.logs.glob(f"{self.name}-{task_of(row)}-*.log")]) if row.phase in FAILED else None
+        if row.phase not in FAILED:
+            return ""
+        log = applied_log(self.name, row.node or {}, task_of(row), self.logs, self.deployments)
         return last_error(end_of(log, 65536)) if log else ""
 
 

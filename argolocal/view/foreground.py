@@ -75,14 +75,14 @@ class Foreground:
     """Runs one workflow. Subclasses can show more."""
 
     def __init__(self, local: LocalRun) -> None:
-        self.local, self.name = local, local.name
+        self.local, self.name, self.deployments = local, local.name, local.cluster.home / "deployments"
 
     def begin(self) -> None:
         """Prepare the run; called before it starts."""
 
     def progress(self, row: Step) -> str:
         """Return the progress of a running step, or the error of a failed job."""
-        return display.LogErrors(self.name, self.local.files.logs).of(row)
+        return display.LogErrors(self.name, self.local.files.logs, self.deployments).of(row)
 
     def exit_code(self, status: Status) -> int:
         """Return the exit code of a run that was not interrupted."""
@@ -130,9 +130,8 @@ class Foreground:
         return code
 
     def _failure(self, status: Status, runner_error: str, resume: str) -> str:
-        logs, deployments = self.local.files.logs, self.local.cluster.home / "deployments"
         step = summary.failed_step(summary.steps(self.name, status))
-        log = summary.log_of(self.name, status, step, logs, deployments)
+        log = summary.log_of(self.name, status, step, self.local.files.logs, self.deployments)
         tail, log_path = (summary.end_of(log, TAIL_BYTES), os.path.relpath(log)) if log else ("", None)
         return summary.failure(self.name, status, tail, log_path, resume, runner_error)
 

@@ -179,8 +179,13 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     node = last_attempt(status, step)
     if (log := logs / f"{pod_of(name, node)}.log").exists():
         return log
-    paths = list(logs.glob(f"{name}-{step.label}-*.log"))
-    if node.get("templateName") == "deployment":
+    return applied_log(name, node, step.label, logs, deployments)
+
+
+def applied_log(name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path) -> Path | None:
+    """The log that explains the outcome of the job or deployment that a step has applied."""
+    paths = list(logs.glob(f"{name}-{task}-*.log"))
+    if str(node.get("templateName")).startswith("deployment"):
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
     return with_first_error(paths)
 

@@ -8,6 +8,8 @@ Expensive packages are imported only by the commands that need them.
 import os
 from typing import Any
 
+import click
+
 from argolocal.cli.output import exit_code
 from rekindle import project, variables
 
@@ -15,6 +17,7 @@ from rekindle import project, variables
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
+from rekindle.errors import RekindleError
 
 
 def main() -> int:
@@ -25,4 +28,11 @@ def main() -> int:
 def _main() -> Any:
     variables.check(os.environ)
     os.environ[project.PATH] = os.pathsep.join(map(os.path.abspath, project.search_path()))
-    return commands.main(standalone_mode=False)
+    try:
+        return commands.main(standalone_mode=False)
+    except Exception as error:
+        if isinstance(error, (RekindleError, click.ClickException)) or not project.raises(error):
+            raise
+        from rekindle import user_code  # only needed for failures
+
+        raise user_code.as_error(error) from error

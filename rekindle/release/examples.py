@@ -92,13 +92,20 @@ class Examples:
 
     def _request(self, kind: Any, row: int) -> Any:
         try:
-            return parse(kind, json.dumps({"instances": [self.instances[row]]}).encode())
-        except (DataError, TypeError) as error:
-            fault = str(error).replace("instances[0].", "")
-            raise DataError(
-                f"`examples` gives test row {row}, which is not a valid instance: {fault} It must yield a valid "
-                "`Instance` and its truth."
-            ) from error
+            body = json.dumps({"instances": [self.instances[row]]}).encode()
+        except TypeError as error:
+            raise _invalid_row(row, f"{error}.") from error
+        try:
+            return parse(kind, body)
+        except DataError as error:
+            raise _invalid_row(row, str(error).replace("instances[0].", "")) from error
+
+
+def _invalid_row(row: int, reason: str) -> DataError:
+    return DataError(
+        f"`examples` gives test row {row}, which is not a valid instance: {reason} It must yield a valid `Instance` "
+        "and its truth."
+    )
 
 
 def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:

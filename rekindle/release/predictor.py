@@ -76,11 +76,20 @@ def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: 
     from safetensors.torch import load_file
 
     try:
-        model = workload.model(workload.Model.model_validate(description["model"]), facts)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, RuntimeError, SafetensorError, ValidationError) as error:
-        raise DataError(
-            f"{folder} does not contain a model of {description['workload']} ({' '.join(str(error).split())}). "
-            "If the workload changed since the training, train again."
-        ) from error
+        section = workload.Model.model_validate(description["model"])
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, KeyError, SafetensorError, ValidationError) as error:
+        raise _mismatch(folder, description, error) from error
+    model = workload.model(section, facts)  # an exception of the workload's code keeps its type and line
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise _mismatch(folder, description, error) from error
     return model.eval()
+
+
+def _mismatch(folder: Path, description: dict[str, Any], error: Exception) -> DataError:
+    return DataError(
+        f"{folder} does not contain a model of {description['workload']} ({' '.join(str(error).split())}). "
+        "If the workload changed since the training, train again."
+    )

@@ -228,13 +228,19 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, restarts
 
 
-def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
-    """Return the last lines of a pod of these steps, preferably with an error; "" if all pods are deleted."""
-    texts = []
+def tail(cluster: Cluster, name: str, labels: list[str], server: str = "", size: int = 50) -> str:
+    """Return the last lines of a pod of these steps or of the Deployment `server`, preferably with an error.
+
+    Without such a pod, return "".
+    """
+    pods = []
     for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
-            texts += [_tail_of(cluster, pod, container, size) for container, _ in _started_containers(pod)]
+            pods.append(pod)
+    if server:
+        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={server}")
+    texts = [_tail_of(cluster, pod, container, size) for pod in pods for container, _ in _started_containers(pod)]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
 
@@ -287,6 +293,12 @@ def _print_stored(keys: Iterable[str]) -> None:
             print(json.dumps({"key": key, "number": next(numbers), "line": line}))
 
 
+def inputs_of(row: Step) -> dict[str, str]:
+    """Return the input parameters of a step."""
+    parameters = ((row.node or {}).get("inputs") or {}).get("parameters") or []
+    return {parameter["name"]: str(parameter.get("value", "")) for parameter in parameters}
+
+
 class TrainingProgress:
     """The progress of the training of a run, polled from the logs of its workers while `of` is called.
 
@@ -302,7 +314,8 @@ class TrainingProgress:
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
             with suppress(ApiError):  # the message of the step remains
-                return last_error(tail(self.cluster, self.name, [row.name.partition("(")[0], task_of(row)]))
+                labels = [row.name.partition("(")[0], task_of(row)]
+                return last_error(tail(self.cluster, self.name, labels, inputs_of(row).get("server", "")))
             return ""
         self.requested.set()
         return next((text for pod, text in self.progress.items() if pod.startswith(f"{self.name}-{row.label}-")), "")

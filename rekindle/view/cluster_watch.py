@@ -116,6 +116,6 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
     log, command, flags = "", "", f" --cluster{cluster.flags}"
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        log = cluster_logs.tail(cluster, name, [attempt, step.name])
+        log = cluster_logs.tail(cluster, name, [attempt, step.name], cluster_logs.inputs_of(step).get("server", ""))
         command = f"rekindle logs {name} {step.name}{flags}" if log else ""
     return summary.failure(name, status, log, command, f"rekindle resume {name}{flags}")

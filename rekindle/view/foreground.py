@@ -57,7 +57,7 @@ class Pipeline(foreground.Foreground):
             Deployments(cluster).start()
 
     def progress(self, row: Step) -> str:
-        return LogProgress(self.name, self.local.files.logs).of(row)
+        return LogProgress(self.name, self.local.files.logs, self.deployments).of(row)
 
     def exit_code(self, status: Status) -> int:
         return outcome.exit_code(status, self.is_rekindle)

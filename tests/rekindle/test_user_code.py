@@ -159,3 +159,12 @@ def test_the_error_for_a_missing_import_has_its_line(project: Path, text: str, w
     with pytest.raises(ConfigError, match=words) as refused:
         load("own_model", "workload", ())
     assert "Did you mean" not in str(refused.value)
+
+
+def test_a_missing_module_of_the_project_has_the_nearest_name(project: Path) -> None:
+    (project / "steps").mkdir()
+    (project / "steps/card.py").write_text("")
+    (project / "own_importing.py").write_text("import steps.crad\n")
+    words = r"own_importing.py:1: ModuleNotFoundError: .* does not have that module. Did you mean \"steps.card\"\?"
+    with pytest.raises(ConfigError, match=words):
+        load("own_importing", "workload", ())

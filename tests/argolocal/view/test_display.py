@@ -184,12 +184,23 @@ def test_a_failed_attempt_is_shown_while_the_next_one_waits(tmp_path: Path):
     (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
         "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
     )
-    out, progress = io.StringIO(), display.LogErrors(WORKFLOW, tmp_path).of
+    out, progress = io.StringIO(), display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
     with display.show(WORKFLOW, progress, {}, out) as shown:
         shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
         shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
+
+
+def test_a_failed_attempt_of_a_deployment_has_the_error_of_its_pod(tmp_path: Path):
+    message = "failure condition '{status.x == [ProgressDeadlineExceeded]}' evaluated true"
+    attempt = node(".deployment(0)", phase="Failed", message=message, templateName="deployment")
+    log = tmp_path / "deployments/model/logs/model-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("error: the model cannot be loaded: own.py:7: KeyError: 3.\n")
+    errors = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments")
+    rows = {row.name: row for row in steps(WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt))}
+    assert display.cause_of(rows["deployment(0)"], errors.of) == "the model cannot be loaded: own.py:7: KeyError: 3."
 
 
 def test_a_message_with_brackets_is_shown_in_the_tree():

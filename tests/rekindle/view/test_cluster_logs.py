@@ -232,6 +232,17 @@ def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, clus
     assert cause_of(attempt, progress) == attempt.message
 
 
+def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("m-0123-abc", labels={WORKFLOW: "none", "app.kubernetes.io/instance": "m-0123"}))
+    server.write_log("m-0123-abc", "error: the model cannot be loaded: /app/own.py:7: KeyError: 3.")
+    server.end_log("m-0123-abc")
+    node = {"inputs": {"parameters": [{"name": "server", "value": "m-0123"}]}}
+    message = "failure condition 'x' evaluated true"
+    attempt = Step("deployment(0)", "(0)", 1, "Pod", "Failed", message=message, node=node)
+    cause = cause_of(attempt, TrainingProgress(cluster, "demo").of)
+    assert cause == "the model cannot be loaded: /app/own.py:7: KeyError: 3."
+
+
 def test_logs_of_deleted_pods_are_read_from_the_archive(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

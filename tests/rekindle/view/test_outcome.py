@@ -75,7 +75,9 @@ def test_training_progress_is_shown(tmp_path: Path):
     log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
                    "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n")  # fmt: skip
     out = io.StringIO()
-    with display.show(WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs").of, {}, out) as shown:
+    with display.show(
+        WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, out
+    ) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
         until("the progress line", lambda: "loss" in out.getvalue())
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()

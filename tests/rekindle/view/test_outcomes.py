@@ -169,9 +169,10 @@ def test_a_step_that_keeps_failing_ends_the_run() -> None:
     assert run.phase == "Failed" and run.started.count("evaluate") == 5
 
 
-def test_an_exception_in_user_code_is_not_retried() -> None:
-    run = Run(lambda name, n: "wrong code" if name == "prepare" else None)
-    assert run.phase == "Failed" and run.started.count("prepare") == 1
+@pytest.mark.parametrize("step", ["prepare", "evaluate", "release", "verify", "report"])
+def test_an_exception_in_user_code_is_not_retried(step: str) -> None:
+    run = Run(lambda name, n: "wrong code" if name == step else None)
+    assert run.phase == "Failed" and run.started.count(step) == 1
 
 
 def test_a_run_that_mlflow_cannot_record_fails() -> None:
