@@ -25,6 +25,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
+from argolocal.common.disk import FREE_BYTES
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 
 THREADS = 8  # parallel transfers; more do not help with one endpoint
@@ -158,6 +159,11 @@ class Store:
                 return
             for item in page.get("Contents", []):
                 yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
+
+    def free_bytes(self) -> float:
+        """Return the free space on the store's disk; infinite unless it is the embedded store, which reports it."""
+        answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
+        return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the bucket."""

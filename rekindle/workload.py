@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from pydantic import BaseModel, Field, field_validator
 
+from argolocal.common.disk import check_space, size_of
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 DATASET = "dataset.json"
+SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
 
@@ -300,6 +302,8 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     try:
+        if "://" not in data.source:  # a dataset is about as large as its source
+            check_space("the dataset", size_of(Path(data.source)), out, SMALL_DISK)
         prepared = workload.prepare(data, out)
         total = prepared.rows + prepared.rejected
         if prepared.rejected > data.tolerated_rejects * total:

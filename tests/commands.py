@@ -25,7 +25,7 @@ RECIPES = {  # make target → its command; the tests cannot run themselves
 ELSEWHERE = {  # command → other tests that run it; includes commands that never end
     **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
     **{"rekindle demo chaos": "tests/rekindle/view/demo/test_chaos.py", "cd power && make run": "test_project.py"},
-    **{"mlflow models serve": "tests/rekindle/serving", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
+    **{"mlflow models serve": "tests/test_end_to_end.py", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
 }
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 

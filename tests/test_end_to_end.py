@@ -2,7 +2,11 @@
 
 import base64
 import json
+import os
+import signal
+import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +20,9 @@ import pytest
 from rekindle.local.services.services import Services
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import parse
-from tests.commands import ROOT, Shell, shell, write_files
+from tests.commands import ROOT, Shell, commands, shell, write_files
+from tests.ports import free_port
+from tests.waiting import until
 
 
 def payments(path: Path) -> None:
@@ -94,6 +100,41 @@ def test_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
     assert (result["phase"], result["verdict"]) == ("Succeeded", "release")
     assert 0 < result["metrics"]["ap"] <= 1 and 0.5 < result["metrics"]["auc"] <= 1
     assert served(result) == result["model_sha256"]
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    """Return the predictions of a server; None while it starts."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["predictions"]
+    except urllib.error.URLError:
+        return None
+
+
+def test_mlflow_serves_the_released_model_as_documented(started: tuple[Shell, dict[str, Any]]):
+    typed, result = started
+    served = f"{result['endpoint']}/v1/models/mine"
+    with urllib.request.urlopen(f"{served}/example") as answer:
+        example = json.load(answer)
+    port = str(free_port())
+    (documented,) = (line for line in commands(ROOT / "docs/tracking.md") if "mlflow models serve" in line)
+    command = ["bash", "-c", documented.replace("models:/demo@", "models:/mine@").replace("5001", port)]
+    log, rival = typed.folder / "mlflow.log", ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    environment = {name: value for name, value in typed.environ.items() if name not in rival}  # of the token
+    params = {name: json.dumps(value) for name, value in example.items() if name != "instances"}
+    body = {"dataframe_records": example["instances"], "params": params}
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            command, cwd=typed.folder, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        invocations = f"http://127.0.0.1:{port}/invocations"
+        answer = until("MLflow to serve", lambda: post(invocations, body), 120, evidence=log.read_text)
+        assert answer == post(f"{served}:predict", example)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
 
 
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.disk import check_space
 from argolocal.common.files import make_own
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
@@ -52,6 +53,8 @@ def _cache() -> Path:
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:
+    size = sum(entry.size for entry in store.list(prefix.rstrip("/") + "/"))
+    check_space("the dataset", size, target.parent, f"free space, or set {CACHE} to a larger disk.")
     try:
         store.download(prefix.rstrip("/") + "/", target)
     except NotFound as error:

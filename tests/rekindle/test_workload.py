@@ -1,13 +1,16 @@
 """Optional hooks of a workload: few, documented, and each used by an example."""
 
 import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rekindle import Examples
-from rekindle.errors import ConfigError
-from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, load, training_function
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.workload import ARGUMENTS, REMOVED, REQUIRED, SERVED, DataConfig, load, prepare, training_function
 from steps.fraud.protocol import Weekly
 from tests.commands import ROOT
 
@@ -54,6 +57,18 @@ def test_a_metric_without_a_function_is_rejected(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lines, "metrics", (type(lines.metrics[0])("rmse"),))
     with pytest.raises(ConfigError, match="the metric rmse lacks a function"):
         load("tests.rekindle.release.lines")
+
+
+def test_a_source_that_does_not_fit_on_the_disk_is_an_error_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raw").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / "raw" / name).write_bytes(bytes(60_000))
+    data = DataConfig(source=str(tmp_path / "raw"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    with pytest.raises(RekindleError, match=r"the dataset needs about 0\.0 GB and .*out has .*or set TMPDIR"):
+        prepare(load("tests.rekindle.release.lines"), data, tmp_path / "out")
 
 
 def test_optimizer_and_schedule_may_take_the_section_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

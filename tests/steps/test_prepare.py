@@ -190,7 +190,7 @@ def test_a_shrinking_window_is_a_warning_for_any_workload(tmp_path: Path, monkey
     [
         ({"source": "nowhere.parquet"}, 65, "error: nowhere.parquet does not exist"),
         ({"source": "simulate://x"}, 78, "error: data.source is 'simulate://x'"),
-        ({"sauce": "simulate://7"}, 78, "error: data.sauce is 'simulate://7'"),
+        ({"sauce": "simulate://7"}, 78, "error: data.sauce is not a known key. Did you mean"),
         ({"test_weeks": 0}, 78, "error: data.test_weeks is 0"),
     ],
 )

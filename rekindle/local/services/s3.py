@@ -28,6 +28,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree  # nosec B405  # see below
 
+from argolocal.common.disk import FREE_BYTES
 from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.s3_files import BLOCK, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
@@ -127,7 +128,8 @@ class Handler(Request):
 
     def head_bucket(self) -> None:
         self.files.find(self.bucket, "")
-        self.answer(200, {"x-amz-bucket-region": "us-east-1"})
+        free = shutil.disk_usage(self.files.root).free
+        self.answer(200, {"x-amz-bucket-region": "us-east-1", FREE_BYTES: free})
 
     def locate_bucket(self) -> None:
         self.files.find(self.bucket, "")

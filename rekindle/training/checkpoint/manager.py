@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from argolocal.common.disk import missing_space
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
@@ -64,6 +65,7 @@ class Checkpoints:
         self._followed = False  # another worker was rank 0 at the last durable checkpoint
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
+        self._disk_checked = False
 
     def due(self) -> bool:
         """Return True if a durable checkpoint is due after this step (for rank 0)."""
@@ -152,10 +154,24 @@ class Checkpoints:
         finally:
             self.snapshots.unpin(slot)
         if rank_size[0] == 0 and not upload.problem:
+            self._warn_of_full_disk(len(upload.state))
             seconds = time.monotonic() - began
             self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu, seconds
             figures = {"seconds": round(seconds, 3), "bytes": len(upload.state), "uploaded": upload.uploaded}
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
+
+    def _warn_of_full_disk(self, size: int) -> None:
+        """Once, warn if the disk of the object store is too small for the checkpoints that are kept."""
+        if self._disk_checked:
+            return
+        self._disk_checked = True
+        with suppress(StorageError):
+            count, free = self.config.keep_checkpoints, self.remote.store.free_bytes()
+            remedy = f"free space, or lower train.keep_checkpoints ({count})."
+            if message := missing_space(
+                f"each checkpoint has {size:,} bytes: keeping them", count * size, free, "the object store", remedy
+            ):
+                say(f"warning: {message}")
 
     def restore(
         self, snapshot_step: int, run: Run = lambda read: read(), cancelled: Callable[[], bool] = lambda: False

@@ -32,8 +32,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from argolocal.common.disk import check_space
 from rekindle.errors import DataError, RekindleError
-from rekindle.workload import Prepared
+from rekindle.workload import SMALL_DISK, Prepared
 from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
 from steps.fraud.data.boosting import BOOSTED, Sample
@@ -77,16 +78,6 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share}, newest)
 
 
-def _check_disk(rows: int, out: Path) -> None:
-    """Raise RekindleError if the files of `rows` rows do not fit."""
-    need, free = 1.1 * ROW_BYTES * rows, shutil.disk_usage(out).free
-    if need > free:
-        raise RekindleError(
-            f"the dataset of {rows:,} rows needs about {need / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB left: "
-            "free space, or set TMPDIR to a directory on a larger disk."
-        )
-
-
 def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     raw = source.read(data, out / "download")
     shutil.rmtree(out / "download", ignore_errors=True)
@@ -96,7 +87,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     rows = _select_days(checked.rows, data)
     if data.window:
         rows = _hide_labels(rows, labels_end(checked.rows, data))
-    _check_disk(len(rows), out)
+    check_space(f"the dataset of {len(rows):,} rows", 1.1 * ROW_BYTES * len(rows), out, SMALL_DISK)
     warnings = suspicions(rows, data.columns)
     facts = calendar(rows, data, labels_end(checked.rows, data)) | {
         "features": [*features.NAMES, BOOSTED],

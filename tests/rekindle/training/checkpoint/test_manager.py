@@ -51,6 +51,16 @@ def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: E
     assert events[-1] == ("restored", {"step": second.state.step, "tier": "hot", "name": "n"})
 
 
+def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
+    open_: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count, words in ((3, ""), (10**15, f"or lower train.keep_checkpoints ({10**15}).")):
+        checkpoints = open_(keep_checkpoints=count)
+        train(checkpoints, checkpoints.state.step + 9)
+        shown = capsys.readouterr().err
+        assert ("warning: each checkpoint has" in shown) == bool(words) and words in shown
+
+
 def test_the_newer_of_the_two_tiers_is_used(open_: Open, s3: Store, proxy: Proxy) -> None:
     for newer, step in ((4, 4), (2, 3)):
         first = open_(node=f"n{newer}")
