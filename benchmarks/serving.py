@@ -1,76 +1,127 @@
-"""Speed of serving a fraud model: requests of one transaction, on two cores, compared with `mlflow models serve`.
+"""Speed of serving models: requests of one record on two cores, in batches, one by one, and by `mlflow models serve`.
 
-    python -m benchmarks.serving [--seconds 10] [--json]
+    python -m benchmarks.serving [--models digits fraud] [--seconds 10] [--json]
 
-The model has the shape and the serving state of the handbook's (5,000 cards, half a year) and random weights. Servers
-use cores 0 and 1, clients the others. 32 clients send one request after the other; then 8 clients without others, and
-together with 64 that send one byte per second. MLflow serves the same release with two workers.
+The models are steps.digits, steps.language, the workload `power` of docs/your-own-model.md, and steps.fraud with the
+serving state of the handbook's data (5,000 cards, half a year), all with random weights. Servers use cores 0 and 1,
+clients the others. 32 clients send one request after the other, in turn to three servers of the same release: with the
+default serve.max_batch, with 1, and MLflow with two workers. The server of the last model then answers 8 clients alone,
+and together with 64 clients that send one byte per second.
 """
 
 import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import psutil
 
 from benchmarks.bars import Bar, bar, parser, report
 
-WORLD = "simulate://7?cards=5000&terminals=10000&days=183"
+SOURCES = {  # model → `data.source`
+    "digits": "sklearn://digits",
+    "language": "python://topics",
+    "power": "power.csv",
+    "fraud": "simulate://7?cards=5000&terminals=10000&days=183",
+}
+RATES = {"fraud": 1323}  # answers per second of a model that gains nothing from batches of `predict`
+PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
 CORES = {0, 1}
-NAME, PREFIX = "fraud", "releases/fraud/benchmark/"
 HEAD = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 RUNS = 3
+PORT = 18_480  # of the first server; the others follow
 
 
-def write_release(folder: Path) -> Path:
-    """Write the files of a release with untrained weights."""
+def load_workload(name: str, folder: Path) -> tuple[str, Any]:
+    """Return name and module of a model's workload; `power` is written into `folder`, with some data."""
+    from rekindle.workload import load
+
+    if name != "power":
+        return f"steps.{name}", load(f"steps.{name}")
+    match = re.search(r"```python\n(# power\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    assert match, f"{PAGE} does not contain power.py"
+    (folder / "power.py").write_text(match[1])
+    draw = random.Random(1)
+    rows = [(hour % 24, round(draw.gauss(10, 8), 1), round(draw.uniform(1, 9), 2)) for hour in range(2000)]
+    (folder / "power.csv").write_text("hour,temperature,kwh\n" + "".join(f"{h},{t},{kwh}\n" for h, t, kwh in rows))
+    return name, load(name)
+
+
+def write_release(name: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """Write the files of a release with untrained weights; return their folder, and instances of requests."""
     import torch
     from safetensors.torch import save_file
 
+    from rekindle.release import pyfunc
+    from rekindle.release.predictor import open_predictor
     from rekindle.storage import file_sha256
     from rekindle.workload import dataset_facts, prepare
-    from steps import fraud
 
-    prepare(fraud, fraud.Data(source=WORLD), folder)
+    module, workload = load_workload(name, folder)
+    source, release = SOURCES[name], folder / name
+    source = source if "://" in source else str(folder / source)
+    prepare(workload, workload.Data(source=source), release)
     torch.manual_seed(0)
-    section = fraud.Model()
-    save_file(fraud.model(section, dataset_facts(folder)).state_dict(), folder / "model.safetensors")
-    sha256 = file_sha256(folder / "model.safetensors")
-    card = {"sha256": sha256, "workload": "steps.fraud", "model": section.model_dump(mode="json")}
-    (folder / "model.json").write_text(json.dumps(card))
-    return folder
+    section = workload.Model()
+    save_file(workload.model(section, dataset_facts(release)).state_dict(), release / "model.safetensors")
+    sha256 = file_sha256(release / "model.safetensors")
+    card = {"sha256": sha256, "workload": module, "model": section.model_dump(mode="json")}
+    (release / "model.json").write_text(json.dumps(card))
+    if name == "fraud":
+        instances = transactions(open_predictor(release).example()["instances"][0]["time"])
+    else:
+        instances = [example[0] for example in islice(workload.examples(release), 2000)]
+        (release / "example.json").write_text(json.dumps({"instances": instances[:1]}))
+    pyfunc.describe(release, "")
+    return release, instances
 
 
-def upload(release: Path, home: Path) -> dict[str, str]:
-    """Upload the release to its own object store. Returns the environment with the address of the store."""
+def transactions(time: str, count: int = 2000) -> list[dict[str, Any]]:
+    """Return transactions of the handbook's cards and terminals."""
+    draw = random.Random(1)
+    return [
+        {"transaction_id": number, "time": time}
+        | {"card": draw.randrange(5000), "terminal": draw.randrange(10_000), "amount": round(draw.uniform(1, 200), 2)}
+        for number in range(count)
+    ]
+
+
+def upload(name: str, release: Path, home: Path) -> tuple[str, dict[str, str]]:
+    """Upload the release to its own object store. Return its prefix, and the environment of its servers."""
     from rekindle.local.services.services import Services
     from rekindle.release.files import commit
     from rekindle.storage import Store, file_sha256
 
-    services = Services(home, {})
+    services, prefix = Services(home, {}), f"releases/{name}/benchmark/"
     keys, url = services.credentials(), services.url("s3")
     store = Store("benchmark", url, *keys.values())
-    store.client.create_bucket(Bucket=store.bucket)
-    paths = [release / name for name in ("model.safetensors", "model.json", "dataset.json")]
+    with suppress(store.client.exceptions.BucketAlreadyOwnedByYou):
+        store.client.create_bucket(Bucket=store.bucket)
+    names = ("model.safetensors", "model.json", "dataset.json", "example.json")
+    paths = [release / file for file in names if (release / file).exists()]
     hashes = {}
-    for path in [*paths, *(release / "state").iterdir()]:
+    for path in [*paths, *(release / "state").glob("*")]:
         key = str(path.relative_to(release))
-        store.upload(path, PREFIX + key)
+        store.upload(path, prefix + key)
         hashes[key] = file_sha256(path)
-    about = {"name": NAME, "version": "1", "workload": "steps.fraud", "model_sha256": hashes["model.safetensors"]}
-    commit(store, PREFIX, about | {"files": hashes})
-    return {**os.environ, **keys, "S3_ENDPOINT_URL": url, "S3_BUCKET": store.bucket}
+    workload = json.loads((release / "model.json").read_text())["workload"]
+    about = {"name": name, "version": "1", "workload": workload, "model_sha256": hashes["model.safetensors"]}
+    commit(store, prefix, about | {"files": hashes})
+    folders = {"PYTHONPATH": f"{os.getcwd()}:{release.parent}", "REKINDLE_PATH": str(release.parent)}
+    return prefix, {**os.environ, **keys, **folders, "S3_ENDPOINT_URL": url, "S3_BUCKET": store.bucket}
 
 
 @contextmanager
@@ -96,15 +147,10 @@ def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psu
             server.wait()
 
 
-def requests(path: str, key: str, time: str, count: int = 2000) -> list[bytes]:
-    """Return HTTP requests of one transaction each."""
-    draw, texts = random.Random(1), []
-    for number in range(count):
-        card, terminal, amount = draw.randrange(5000), draw.randrange(10_000), round(draw.uniform(1, 200), 2)
-        row = {"transaction_id": number, "time": time, "card": card, "terminal": terminal, "amount": amount}
-        body = json.dumps({key: [row]})
-        texts.append((HEAD.format(path, len(body)) + body).encode())
-    return texts
+def requests(path: str, key: str, instances: list[dict[str, Any]]) -> list[bytes]:
+    """Return HTTP requests of one instance each."""
+    bodies = (json.dumps({key: [instance]}) for instance in instances)
+    return [(HEAD.format(path, len(body.encode())) + body).encode() for body in bodies]
 
 
 class Load:
@@ -156,75 +202,104 @@ class Run:
     cpu: float  # ms per answer
 
 
-def run(server: psutil.Process, port: int, texts: list[bytes], clients: int, seconds: float, slow: int = 0) -> Run:
-    """Measure after a warm-up of one second."""
-    asyncio.run(Load(port, texts).run(clients, 0, 1.0))
-    load, start, used = Load(port, texts), time.perf_counter(), cpu(server)
-    asyncio.run(load.run(clients, slow, seconds))
-    answers, used = len(load.seconds), cpu(server) - used
-    rate = answers / (time.perf_counter() - start)
-    return Run(rate, 1000 * quantiles(load.seconds, n=100)[98], load.failures, 1000 * used / answers)
+@dataclass(frozen=True)
+class Server:
+    """A running server, and requests for it."""
+
+    process: psutil.Process
+    port: int
+    texts: list[bytes]
+
+    def run(self, clients: int, seconds: float, slow: int = 0) -> Run:
+        """Measure after a warm-up of one second."""
+        asyncio.run(Load(self.port, self.texts).run(clients, 0, 1.0))
+        load, start, used = Load(self.port, self.texts), time.perf_counter(), self.cpu()
+        asyncio.run(load.run(clients, slow, seconds))
+        answers, used = len(load.seconds), self.cpu() - used
+        rate = answers / (time.perf_counter() - start)
+        return Run(rate, 1000 * quantiles(load.seconds, n=100)[98], load.failures, 1000 * used / answers)
+
+    def cpu(self) -> float:
+        """Return the CPU seconds of the server and its processes."""
+        times = [process.cpu_times() for process in (self.process, *self.process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
 
 
-def cpu(server: psutil.Process) -> float:
-    """Return the CPU seconds of a server and its processes."""
-    times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
-
-
-def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
-    """Return the figures of this benchmark."""
-    release = write_release(folder / "release")
-    env = upload(release, folder / "home")
-    from rekindle.release import pyfunc
-    from rekindle.release.predictor import open_predictor
-
-    pyfunc.describe(release, "")
-    example = open_predictor(release).example()["instances"][0]["time"]
-    port, other = 18_480, 18_481
-    serve = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
-    rekindle_requests = requests(f"/v1/models/{NAME}:predict", "instances", example)
-    mlflow_requests = requests("/invocations", "dataframe_records", example)
-    flags = ["--env-manager=local", "--workers=2", f"--port={other}", f"--model-uri={release}"]
+def start_servers(name: str, folder: Path, processes: int, stack: ExitStack) -> list[Server]:
+    """Start the servers of a model: in batches, one at a time, MLflow."""
+    release, instances = write_release(name, folder)
+    prefix, env = upload(name, release, folder / "home")
+    servers = []
+    texts = requests(f"/v1/models/{name}:predict", "instances", instances)
+    for flags in ([], ["--max-batch=1"]):
+        port = PORT + len(servers)
+        serve = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={port}"]
+        command, ready = [*serve, f"--processes={processes}", *flags], f"http://127.0.0.1:{port}/health/ready"
+        servers.append(Server(stack.enter_context(running(command, env, ready)), port, texts))
+    port = PORT + len(servers)
+    flags = ["--env-manager=local", "--workers=2", f"--port={port}", f"--model-uri={release}"]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
-    with running([*serve, f"--processes={processes}"], env, f"http://127.0.0.1:{port}/health/ready") as server:
-        many = [run(server, port, rekindle_requests, 32, seconds) for _ in range(RUNS)]
-        alone = [run(server, port, rekindle_requests, 8, seconds) for _ in range(RUNS)]
-        with_slow = [run(server, port, rekindle_requests, 8, seconds, slow=64) for _ in range(RUNS)]
-    serve = [sys.executable, "-m", "mlflow", "models", "serve", *flags]
-    with running(serve, env | threads | paths, f"http://127.0.0.1:{other}/ping") as server:
-        mlflow = [run(server, other, mlflow_requests, 32, seconds) for _ in range(RUNS)]
-    return [
-        bar("requests of one record, 32 clients", [each.rate for each in many], "/s", 1323, "more"),
-        bar("their p99", [each.p99 for each in many], "ms", 40),
-        bar("CPU of one", [each.cpu for each in many], "ms"),
-        bar("p99 of 8 clients", [each.p99 for each in alone], "ms"),
-        bar("p99 of 8 clients with 64 slow ones", [each.p99 for each in with_slow], "ms"),
-        bar("the second over the first", _ratios(with_slow, alone, "p99"), "times", 2),
-        bar("requests that failed", sum(each.failures for each in many + alone + with_slow), "", 0),
-        bar("mlflow models serve, 32 clients", [each.rate for each in mlflow], "/s"),
-        bar("its p99", [each.p99 for each in mlflow], "ms"),
-        bar("CPU of one of its requests", [each.cpu for each in mlflow], "ms"),
-        bar("its requests that failed", sum(each.failures for each in mlflow), ""),
-        bar("our rate over MLflow's", _ratios(many, mlflow, "rate"), "times", 5, "more"),
-    ]
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "mlflow", "models", "serve", *flags]
+    process = stack.enter_context(running(command, env | threads | paths, f"http://127.0.0.1:{port}/ping"))
+    return [*servers, Server(process, port, requests("/invocations", "dataframe_records", instances))]
+
+
+def measure(name: str, folder: Path, seconds: float, processes: int, slow: bool) -> list[Bar]:
+    """Return the figures of a model."""
+    with ExitStack() as stack:
+        servers = start_servers(name, folder, processes, stack)
+        turns = [[server.run(32, seconds) for server in servers] for _ in range(RUNS)]
+        batched, single, mlflow = ([turn[number] for turn in turns] for number in range(len(servers)))
+        bars = [
+            bar(f"{name}: requests of one record, 32 clients", _all(batched, "rate"), "/s", RATES.get(name), "more"),
+            bar("  their p99", _all(batched, "p99"), "ms", 40),
+            bar("  CPU of one", _all(batched, "cpu"), "ms"),
+            bar("  with serve.max_batch 1", _all(single, "rate"), "/s"),
+            bar("  CPU of one", _all(single, "cpu"), "ms"),
+            bar("  the first over it", _ratios(batched, single, "rate"), "times", None if name in RATES else 3, "more"),
+            bar("  mlflow models serve", _all(mlflow, "rate"), "/s"),
+            bar("  its p99", _all(mlflow, "p99"), "ms"),
+            bar("  CPU of one of its requests", _all(mlflow, "cpu"), "ms"),
+            bar("  its requests that failed", sum(_all(mlflow, "failures")), ""),
+            bar("  our rate over MLflow's", _ratios(batched, mlflow, "rate"), "times", 5, "more"),
+        ]
+        failures = sum(_all(batched + single, "failures"))
+        if slow:
+            alone = [servers[0].run(8, seconds) for _ in range(RUNS)]
+            with_slow = [servers[0].run(8, seconds, slow=64) for _ in range(RUNS)]
+            failures += sum(_all(alone + with_slow, "failures"))
+            bars += [
+                bar("  p99 of 8 clients", _all(alone, "p99"), "ms"),
+                bar("  p99 of 8 clients with 64 slow ones", _all(with_slow, "p99"), "ms"),
+                bar("  the second over the first", _ratios(with_slow, alone, "p99"), "times", 2),
+            ]
+    return [*bars, bar("  requests that failed", failures, "", 0)]
+
+
+def _all(runs: list[Run], figure: str) -> list[float]:
+    return [getattr(each, figure) for each in runs]
 
 
 def _ratios(runs: list[Run], references: list[Run], figure: str) -> list[float]:
-    return [getattr(a, figure) / getattr(b, figure) for a, b in zip(runs, references, strict=True)]
+    return [a / b for a, b in zip(_all(runs, figure), _all(references, figure), strict=True)]
 
 
 def main() -> int:
     command = parser(__doc__)
+    command.add_argument("--models", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="models to serve")
     command.add_argument("--seconds", type=float, default=10, help="duration of each run")
     command.add_argument("--processes", type=int, default=1, help="serve.processes")
     arguments = command.parse_args()
     if client_cores := os.sched_getaffinity(0) - CORES:
         os.sched_setaffinity(0, client_cores)
+    bars = []
     with tempfile.TemporaryDirectory() as folder:
+        sys.path.insert(0, folder)  # of power.py
         try:
-            bars = measure(Path(folder), arguments.seconds, arguments.processes)
+            for name in arguments.models:
+                slow = name == arguments.models[-1]
+                bars += measure(name, Path(folder), arguments.seconds, arguments.processes, slow)
         finally:
             from rekindle.local.services.services import Services
 

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
+from rekindle.release.config import MAX_BATCH
 
 INTERVAL = ("mean", "low", "high")  # of the difference between candidate and champion
 
@@ -29,6 +30,9 @@ class Inputs(StepInputs, Gate):
         default="", description="if not empty: evaluate a past week, which is recorded, but never released"
     )
     part: str = Field(default="", description="prefix of tags and metrics, if the run has several evaluations")
+    max_batch: int = Field(
+        default=MAX_BATCH, ge=1, description="test rows that are predicted together, in their order (serve.max_batch)"
+    )
     threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores slow it down many times")
 
 
@@ -58,14 +62,15 @@ def run(inputs: Inputs) -> Outputs:
         champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
     report = inputs.workdir / "report"
     judged: Any = workload.load(inputs.workload)
-    evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs)
+    evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch)
     compared = (release.version, release.sha256) if release else None
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = describe_changes(Store.from_env(), same, judged, inputs.servers) if same else ""
     decision = gate.Decision(inputs, judged.metrics, evaluation, sha256, compared, rows, changed)
     verdict, reason = decision.decide()
-    (report / "verdict.json").write_text(json.dumps(decision.record(verdict, reason), indent=1) + "\n")
+    record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
+    (report / "verdict.json").write_text(json.dumps(record, indent=1) + "\n")
     if inputs.run_id:
         prefix = f"{inputs.part}/" if inputs.part else ""
         tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}

@@ -3,8 +3,10 @@
     rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --report=report/ --model-sha256=... \\
         --version=3
 
-The version becomes the `champion` only if all predictions agree and the candidate was evaluated against the current
-champion. Otherwise the step fails, and the current champion keeps serving.
+Each row is sent alone and with others, so that a prediction that depends on the other rows of its batch is noticed.
+Predictions must agree within `tolerance`; to the bit, if evaluation and servers predict one instance at a time
+(serve.max_batch: 1) on equal processors. The version becomes the `champion` only if all predictions agree and the
+candidate was evaluated against the current champion. Otherwise the step fails, and the current champion keeps serving.
 """
 
 import time
@@ -43,6 +45,7 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     max_difference: float = Field(description="largest difference between served and offline predictions")
     replayed: int = Field(description="number of replayed test rows")
+    compared: str = Field(description="to the bit, or within the tolerance, and the size of the batches")
     endpoint: str = Field(description="URL of the service")
     former: str = Field(description="Deployment of the previous (or still current) champion; empty if none")
     retained: list[str] = Field(description="Deployments of the releases to keep, including this one")
@@ -54,7 +57,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.errors import say
     from rekindle.release import promotion
     from rekindle.release.client import ModelClient, resolve
-    from rekindle.release.compare import compare, read_predictions
+    from rekindle.release.compare import Comparison, compare, read_numerics, read_predictions
     from rekindle.release.files import PREDICTIONS
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
@@ -62,22 +65,31 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted since
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
         return Outputs(
-            max_difference=0, replayed=0, endpoint=endpoint, former="", retained=[inputs.deployment], expired=[]
+            max_difference=0,
+            replayed=0,
+            compared="",
+            endpoint=endpoint,
+            former="",
+            retained=[inputs.deployment],
+            expired=[],
         )
     client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
-    client.wait()
+    server = client.wait()
     client.predict(client.example())
-    requests = []
+    comparison, compared = Comparison(inputs.tolerance), "the example only"
     if (inputs.report / PREDICTIONS).exists():
-        requests = read_predictions(inputs.report, inputs.sample)
+        requests, numerics = read_predictions(inputs.report, inputs.sample), server.get("numerics")
+        exact = server.get("max_batch") == 1 and numerics and numerics == read_numerics(inputs.report)
+        comparison = compare(client, requests, 0.0 if exact else inputs.tolerance, independent=bool(numerics))
+        reject_differences(comparison, inputs, endpoint)
+        precision = f"within {comparison.tolerance:g}" if comparison.tolerance else "to the bit"
+        compared = f"{precision}, in batches of up to {server.get('max_batch', 1)}"
+        say(f"{comparison.replayed} test rows have the same predictions as offline {compared}")
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
-    comparison = compare(client, requests, inputs.tolerance)
-    if requests:
-        reject_differences(comparison, inputs, endpoint)
     promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)  # never leave it half done
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
-    return Outputs(**outputs, **promoted)
+    return Outputs(**outputs, compared=compared, **promoted)
 
 
 def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
@@ -111,9 +123,23 @@ def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) 
             f"Raise serve.max_bytes or serve.max_instances. Version {inputs.version} is not promoted; the current "
             "version keeps serving."
         )
+    outcome = f"Version {inputs.version} is not promoted; the current version keeps serving."
+    rows, limit = f"of {comparison.replayed} replayed test rows", f"(by more than {comparison.tolerance:g})"
+    if comparison.random:
+        raise DataError(
+            f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as "
+            f"{comparison.example}. The model is in train mode (dropout), or `predict` uses random numbers: call "
+            f"model.eval(), and draw none. {outcome}"
+        )
+    if comparison.unstable:
+        raise DataError(
+            f"{comparison.unstable} {rows} get another prediction with other rows in the batch than alone {limit}, "
+            f"such as {comparison.example}. The model is in train mode, a BatchNorm normalizes with the batch, or "
+            "`predict` mixes instances: call model.eval(), and compute each prediction from its own instance. "
+            f"{outcome}"
+        )
     if comparison.differing:
         raise DataError(
-            f"{comparison.differing} of {comparison.replayed} replayed test rows have other predictions at {endpoint} "
-            f"than offline (by more than {inputs.tolerance:g}); the worst is {comparison.worst}. Version "
-            f"{inputs.version} is not promoted; the current version keeps serving."
+            f"{comparison.differing} {rows} have other predictions at {endpoint} than offline {limit}; the worst is "
+            f"{comparison.worst}. {outcome}"
         )

@@ -35,10 +35,11 @@ class ModelClient:
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
         self.endpoint, self.path, self.sha256, self.deadline = endpoint, f"/v1/models/{name}", sha256, deadline
 
-    def wait(self) -> None:
-        """Wait until a server is ready with the expected weights. Raises RekindleError after the deadline."""
+    def wait(self) -> dict[str, Any]:
+        """Wait for a server that is ready with these weights; return its status. Raises RekindleError."""
         while not (status := self._send(self.path))["ready"]:
             self._retry(f"it answers {status}")
+        return status
 
     def example(self) -> dict[str, Any]:
         """Return the server's example request. Raises as `predict` does."""

@@ -1,9 +1,10 @@
-"""Compares the answers of a server with the predictions of the evaluation."""
+"""Compares the answers of a server with the predictions of the evaluation, alone and with other requests."""
 
 import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rekindle.release.client import ModelClient, RequestTooLarge
 from rekindle.release.files import PREDICTIONS
 
 INSTANCES_PER_REQUEST = 20
+CLIENTS = 8  # that send requests at the same time
 Replay = Iterable[tuple[dict[str, Any], list[Any]]]  # requests, each with its expected predictions
 
 
@@ -26,6 +28,9 @@ class Comparison:
     too_large: int = 0  # number of instances in requests that the server rejected because of their size
     max_difference: float = 0.0
     worst: str = ""  # the instance with the largest difference, and both predictions
+    unstable: int = 0  # number of instances whose prediction differs between two requests beyond the tolerance
+    example: str = ""  # one of them, and both predictions
+    random: bool = False  # the predictions differ even if the requests are the same
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
         """Add the answer to a request. Raises ValueError if the number of predictions differs."""
@@ -37,6 +42,16 @@ class Comparison:
                 self.max_difference = distance
                 texts = (_shorten(value) for value in (instance, prediction, offline))
                 self.worst = "{}: served {}, offline {}".format(*texts)
+
+    def add_single(self, request: dict[str, Any], single: list[Any], batched: list[Any]) -> bool:
+        """Add the predictions of a request alone and with others; return True if they agree."""
+        unstable = self.unstable
+        for instance, alone, together in zip(request["instances"], single, batched, strict=True):
+            if difference(alone, together) > self.tolerance:
+                self.unstable += 1
+                texts = (_shorten(value) for value in (instance, alone, together))
+                self.example = self.example or "{}: alone {}, with others {}".format(*texts)
+        return self.unstable == unstable
 
 
 def difference(served: Any, offline: Any) -> float:
@@ -54,27 +69,62 @@ def difference(served: Any, offline: Any) -> float:
     return math.inf
 
 
-def compare(client: ModelClient, replay: Replay, tolerance: float) -> Comparison:
-    """Send the requests and compare the answers. Raises DataError, or RekindleError if no server answers."""
-    comparison = Comparison(tolerance)
-    for request, expected in replay:
+def compare(client: ModelClient, replay: Replay, tolerance: float, independent: bool = False) -> Comparison:
+    """Send the requests alone and then together, and compare the answers with the expected and with each other.
+
+    `independent`: the instances of a request do not depend on each other, so that "alone" is each of them. Raises
+    DataError, or RekindleError if no server answers.
+    """
+    comparison, replay = Comparison(tolerance), list(replay)
+
+    def send(request: dict[str, Any]) -> list[Any] | None:
         try:
-            comparison.add(request, client.predict(request), expected)
+            return client.predict(request)
         except RequestTooLarge:
+            return None
+
+    def send_alone(request: dict[str, Any]) -> list[Any] | None:
+        rows = [request | {"instances": [row]} for row in request["instances"]] if independent else [request]
+        answers = [send(row) for row in rows]
+        return None if None in answers else [prediction for answer in answers for prediction in answer or ()]
+
+    requests = [request for request, _ in replay]
+    alone = [send_alone(request) for request in requests]
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        together = list(clients.map(send, requests))
+    for (request, expected), single, batched in zip(replay, alone, together, strict=True):
+        if single is None or batched is None:
             comparison.too_large += len(expected)
+            continue
+        comparison.add(request, max(single, batched, key=lambda served: difference(served, expected)), expected)
+        if not comparison.add_single(request, single, batched) and not comparison.random:
+            comparison.random = difference(send_alone(request), single) > tolerance
     return comparison
+
+
+def read_numerics(report: Path) -> str:
+    """Return the numerics of servers that must give the report's predictions to the bit, or "". Raises DataError."""
+    return next(_lines(report), {}).get("numerics", "")
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Yield the report's first requests with at least `count` test rows in total, or all. Raises DataError."""
+    for line in _lines(report):
+        yield line["request"], line["predictions"]
+        count -= len(line["predictions"])
+        if count <= 0:
+            return
+
+
+def _lines(report: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the report's predictions. Raises DataError."""
     try:
         with gzip.open(report / PREDICTIONS, "rt") as lines:
             for line in map(json.loads, lines):
-                yield line["request"], line["predictions"]
-                count -= len(line["predictions"])
-                if count <= 0:
-                    return
-    except (OSError, EOFError, ValueError, KeyError) as error:
+                if not {"request", "predictions"} <= line.keys():
+                    raise ValueError(f"a line has the keys {', '.join(line) or 'none'}")
+                yield line
+    except (OSError, EOFError, ValueError, AttributeError) as error:
         raise DataError(
             f"{report / PREDICTIONS} does not contain predictions ({error!r}): run the step evaluate again."
         ) from error

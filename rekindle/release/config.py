@@ -6,6 +6,7 @@ from rekindle.sections import Section
 from rekindle.step import StepInputs
 
 PORT = 8080  # of a model server in its pod
+MAX_BATCH = 16  # default of serve.max_batch
 VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the model version that it serves
 
 
@@ -16,9 +17,10 @@ class Limits(Section):
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
     max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
     max_batch: int = Field(
-        default=16,
+        default=MAX_BATCH,
         ge=1,
-        description="maximum number of requests predicted together, if the workload has its own predictor",
+        description="maximum number of requests predicted together, and of instances that `predict` gets; "
+        "1: one at a time, with the same bits as in the evaluation",
     )
     batch_delay_ms: float = Field(
         default=0.0, ge=0, le=1000, description="time that a request waits for others to fill a batch"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation
 from rekindle.release.compare import INSTANCES_PER_REQUEST
+from rekindle.release.config import MAX_BATCH
 from rekindle.release.files import link, record_predictions, serving_files
 from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
@@ -38,6 +39,8 @@ class Examples:
     baseline: Column | None = None
     parts: Column | None = None
     warnings: list[str] = field(default_factory=list)  # shown with the verdict
+    max_batch: int = field(default=MAX_BATCH, init=False)  # rows that are predicted together; set by the engine
+    numerics: str = field(default="", init=False)  # facts that the bits of `score` depend on (device.describe)
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed, one per row
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class Examples:
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
     def score(self, model: Path, origin: Path) -> Column:
-        """Return the answers of a server of `model`, with one request per row.
+        """Return the answers of a server of `model`, with one request per row, in batches of fixed size and order.
 
         `origin`: directory with the model's dataset.json and state/. Raises DataError if the model does not fit.
         """
@@ -69,9 +72,11 @@ class Examples:
 
         torch.set_num_threads(1)  # as a server does by default: with more, small layers are slow on a busy machine
         with serving_folder(model, origin) as release:
-            predictor = open_predictor(release)
+            predictor = open_predictor(release, self.max_batch)
+            self.numerics = getattr(predictor, "numerics", "")
             self._requests = self._requests or [self._request(predictor.Request, row) for row in range(len(self))]
-            answers = (answer for requests in batches(self._requests) for answer in predictor.predict(requests))
+            parts = batches(self._requests, self.max_batch)
+            answers = (answer for requests in parts for answer in predictor.predict(requests))
             return [check_json(prediction) for [prediction] in answers]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
@@ -86,7 +91,7 @@ class Examples:
             ({"instances": [self.instances[row] for row in batch]}, [candidate[row] for row in batch])
             for batch in batches(rows)
         )
-        record_predictions(out, requests)
+        record_predictions(out, requests, self.numerics if self.max_batch == 1 else "")
         record_reference(out, candidate, [request.instances[0] for request in self._requests])
         return evaluation
 
@@ -108,9 +113,9 @@ def _invalid_row(row: int, reason: str) -> DataError:
     )
 
 
-def batches(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Split rows into batches of the size of a request."""
-    return (rows[i : i + INSTANCES_PER_REQUEST] for i in range(0, len(rows), INSTANCES_PER_REQUEST))
+def batches(rows: Sequence[Any], size: int = INSTANCES_PER_REQUEST) -> Iterator[Sequence[Any]]:
+    """Split rows into batches."""
+    return (rows[i : i + size] for i in range(0, len(rows), size))
 
 
 @contextmanager

@@ -23,7 +23,9 @@ from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
-PREDICTIONS = "predictions.jsonl.gz"  # in the report; a line for some test rows: {"request": ..., "predictions": [...]}
+PREDICTIONS = (
+    "predictions.jsonl.gz"  # in the report; a line for some test rows: {"request": ..., "predictions": [...], ...}
+)
 
 
 def model_description(model: Path) -> dict[str, Any]:
@@ -102,11 +104,15 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
     return folder
 
 
-def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]]) -> None:
-    """Write requests with their expected predictions into a report, for `verify` (compare.read_predictions)."""
+def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], list[Any]]], numerics: str = "") -> None:
+    """Write requests with their expected predictions into a report, for `verify` (compare.read_predictions).
+
+    `numerics`: if not empty, servers with these numerics that predict one instance at a time give the same bits.
+    """
     with gzip.open(report / PREDICTIONS, "wt", compresslevel=1) as file:
         for request, predictions in requests:
-            file.write(json.dumps({"request": request, "predictions": predictions}) + "\n")
+            line = {"request": request, "predictions": predictions, "numerics": numerics}
+            file.write(json.dumps(line) + "\n")
 
 
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:

@@ -17,6 +17,7 @@ from rekindle import user_code
 from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
+from rekindle.release.config import MAX_BATCH
 from rekindle.release.examples import Examples
 from rekindle.workload import compares, dataset_facts, digest_of
 
@@ -24,16 +25,24 @@ Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
 
 
 def evaluate(
-    workload: Any, candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate
+    workload: Any,
+    candidate: Path,
+    champion: Path | None,
+    dataset: Path,
+    report: Path,
+    gate: Gate,
+    max_batch: int = MAX_BATCH,
 ) -> Evaluation:
     """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
 
-    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset.
+    The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset. Both
+    predict the rows in the same batches, of `max_batch` rows in their order.
     """
     all_examples = read_examples(workload, dataset)
     examples, warnings, incomparable = all_examples, list[str](), ""
     if champion and digest_of(champion) != digest_of(dataset):
         examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
+    all_examples.max_batch = examples.max_batch = max_batch
     others: dict[str, Any] = {}
     if champion and not incomparable:
         try:

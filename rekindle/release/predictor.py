@@ -4,9 +4,9 @@
     request = predictor.Request.model_validate(predictor.example())
     [predictions] = predictor.predict([request])
 
-A prediction does not depend on its batch, bit for bit. The kernels of a network can depend on it: on the shape of their
-input, or on the position of a row (a linear layer with three outputs, a sigmoid). So `predict` of a workload gets one
-instance at a time; a workload can define a faster predictor for its network.
+`predict` of a workload gets up to `max_batch` instances together, of one request or several. The last bits of a
+prediction can depend on its batch: the kernels of a network depend on the shape of their input, and on the position of
+a row. With `max_batch` 1, `predict` gets one instance at a time, and a prediction has the same bits everywhere.
 """
 
 import json
@@ -21,22 +21,31 @@ from rekindle.release.files import EXAMPLE, model_description
 from rekindle.workload import Predictor, dataset_facts, load
 
 
-def open_predictor(release: Path) -> Predictor:
-    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`. Raises DataError."""
+def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
+    """Return the workload's own predictor, or one based on `model`, `Instance` and `predict`. Raises DataError.
+
+    `max_batch`: instances that `predict` gets together (0: as many as in the evaluation of the release).
+    """
     description = model_description(release)
     predictor = getattr(load(description["workload"]), "predictor", None)
-    return predictor(release) if predictor else InstancePredictor(release, description)
+    if predictor:
+        return predictor(release)
+    return InstancePredictor(release, description, max_batch or evaluated_batch(release))
 
 
 class InstancePredictor:
-    """Calls the workload's `predict` with the released weights, one instance at a time."""
+    """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at a time."""
 
-    def __init__(self, release: Path, description: dict[str, Any]) -> None:
+    def __init__(self, release: Path, description: dict[str, Any], max_batch: int) -> None:
+        from rekindle.release.device import describe, pick_device, place
+
         self.workload: Any = load(description["workload"])
         instances: Any = list[self.workload.Instance]
         self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
-        self.release, self.facts = release, dataset_facts(release)
-        self.model = open_model(self.workload, release, description, self.facts)
+        self.release, self.facts, self.max_batch = release, dataset_facts(release), max_batch
+        device = pick_device()
+        self.model = place(open_model(self.workload, release, description, self.facts), device)
+        self.numerics = describe(device)
 
     def example(self) -> dict[str, Any]:
         """Return a request with one of the test rows. Raises DataError if the release does not contain it."""
@@ -47,26 +56,41 @@ class InstancePredictor:
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
         """Return the predictions of each request. Raises CodeError unless `predict` returns one per instance."""
-        return [predict(self.workload, self.model, request.instances, self.facts) for request in requests]
+        instances = [instance for request in requests for instance in request.instances]
+        predictions = iter(predict(self.workload, self.model, instances, self.facts, self.max_batch))
+        return [[next(predictions) for _ in request.instances] for request in requests]
 
 
-def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any]) -> list[Any]:
-    """Call the workload's `predict`, one instance at a time. Raises CodeError unless it returns one prediction each."""
+def predict(
+    workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
+) -> list[Any]:
+    """Call the workload's `predict` for each `max_batch` instances. Raises CodeError unless it returns one for each."""
     import torch
 
     predictions = []
     with torch.inference_mode():
-        for instance in instances:
-            result = workload.predict(model, [instance], facts)
+        for start in range(0, len(instances), max_batch):
+            batch = list(instances[start : start + max_batch])
+            result = workload.predict(model, batch, facts)
             if not isinstance(result, (list, tuple)):
                 raise CodeError(
                     f"`predict` returned {type(result).__name__}: it must return a list with a JSON value for each "
                     "instance, such as tensor.tolist()."
                 )
-            if len(result) != 1:
-                raise CodeError(f"`predict` returned {len(result)} predictions for 1 instance: it must return one.")
+            if len(result) != len(batch):
+                raise CodeError(
+                    f"`predict` returned {len(result)} prediction{'s' * (len(result) != 1)} for {len(batch)} "
+                    f"instance{'s' * (len(batch) != 1)}: it must return one for each. With serve.max_batch: 1 it gets "
+                    "one instance at a time."
+                )
             predictions += result
     return predictions
+
+
+def evaluated_batch(release: Path) -> int:
+    """Return `max_batch` of the evaluation of a release; 1 if its verdict does not have it."""
+    verdict = release / "verdict.json"
+    return json.loads(verdict.read_text()).get("max_batch", 1) if verdict.exists() else 1
 
 
 def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: dict[str, Any]) -> Any:

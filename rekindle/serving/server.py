@@ -166,7 +166,7 @@ class ModelServer:
         start, folder = time.perf_counter(), self.inputs.workdir / "release"
         release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
         for _ in range(self.inputs.processes):
-            self.processes.append(ModelProcess(folder, self.inputs.max_instances))
+            self.processes.append(ModelProcess(folder, self.inputs.max_instances, self.inputs.max_batch))
         loop = asyncio.get_running_loop()
         loaded = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.wait_until_loaded) for process in self.processes)
@@ -178,8 +178,7 @@ class ModelServer:
         gc.freeze()  # as in worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
-        size = self.inputs.max_batch if loaded[0].batches_requests else 1
-        batches = Batches(self.processes, size, self.inputs.batch_delay_ms / 1000, self.metrics.count)
+        batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)
         return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:
@@ -244,6 +243,7 @@ class ModelServer:
         versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
         body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
         body |= {"data_until": model.loaded.data_until}
+        body |= {"max_batch": self.inputs.max_batch, "numerics": model.loaded.numerics}
         return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rekindle import user_code
 from rekindle.errors import DataError, RekindleError
-from rekindle.release.predictor import InstancePredictor, open_predictor
+from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
 from rekindle.release.watch.reference import features
 from rekindle.release.watch.scores import Counts, count_numbers
@@ -55,16 +55,17 @@ class ModelFacts:
     example: dict[str, Any]
     schemas: dict[str, Any]  # name → JSON schema, of a request and its parts
     data_until: str  # data cut-off, ISO 8601; empty if unknown
-    batches_requests: bool  # predicting several requests together is faster
+    numerics: str  # facts that the bits depend on; empty if the workload has its own predictor
 
 
 class ModelProcess:
     """The server's side of a model process. It works on one batch, and the next one may wait in its pipe."""
 
-    def __init__(self, release: Path, max_instances: int) -> None:
+    def __init__(self, release: Path, max_instances: int, max_batch: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
         self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=work, args=(worker_pipe, release, max_instances), daemon=True)
+        limits = max_instances, max_batch
+        self.process = context.Process(target=work, args=(worker_pipe, release, *limits), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.threads = ThreadPoolExecutor(2, "model")  # one waits for answers while the other sends
@@ -103,18 +104,18 @@ class ModelProcess:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def work(pipe: Connection, release: Path, max_instances: int) -> None:
+def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) -> None:
     """Run the process: load, report it, then answer batches until the server closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the server decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        predictor = open_predictor(release)
+        predictor = open_predictor(release, max_batch)
         example = predictor.example()
         _warm_up(predictor, example)
-        batches_requests = not isinstance(predictor, InstancePredictor)
+        numerics = getattr(predictor, "numerics", "")
         gc.collect()
         gc.freeze()  # excludes loaded objects from collections, which would delay answers by 60 ms
-        pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), batches_requests))
+        pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), numerics))
         while True:
             pipe.send(answer_batch(predictor, pipe.recv(), max_instances))
     except (EOFError, BrokenPipeError):
@@ -169,13 +170,13 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
 
 
 def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, list[Any]]]:
-    """Return (answer, predictions) for valid requests; after a failure, retry each request separately."""
+    """Return (answer, predictions) for valid requests; after a failure, retry each half of them."""
     try:
         results = predictor.predict(requests) if requests else []
         return [(encode(request, values), values) for request, values in zip(requests, results, strict=True)]
     except Exception as error:
-        if len(requests) > 1:
-            return [answer for request in requests for answer in predict(predictor, [request])]
+        if half := len(requests) // 2:
+            return predict(predictor, requests[:half]) + predict(predictor, requests[half:])
         if isinstance(error, DataError):
             return [(failure(422, str(error)), [])]
         reason = str(error) if isinstance(error, RekindleError) else f"the model failed on this request; {LOG}"

@@ -10,6 +10,7 @@ Multitask Learners (2019).
 import argparse
 import ast
 import inspect
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -130,11 +131,10 @@ def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> lis
     window = facts["window"]
     texts = [instance.text.encode()[-window:] for instance in instances]
     tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])  # always the same shape
-    nats = -model(tokens[:, :-1]).double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-    bits = nats / torch.tensor(2.0).log()
-    results = [
-        {"bits": float(row[: len(text)].sum()), "bytes": len(text)} for row, text in zip(bits, texts, strict=True)
-    ]
+    nats = -model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0].double()
+    padding = torch.arange(window) >= torch.tensor([[len(text)] for text in texts])
+    bits = nats.masked_fill(padding, 0).sum(1) / math.log(2)
+    results = [{"bits": total, "bytes": len(text)} for total, text in zip(bits.tolist(), texts, strict=True)]
     for result, instance in zip(results, instances, strict=True):
         if instance.continue_bytes:
             result["continuation"] = _continue_text(model, instance, window)

@@ -10,16 +10,20 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
 from rekindle.release.client import resolve
-from rekindle.release.compare import read_predictions
+from rekindle.release.compare import read_numerics, read_predictions
 from rekindle.release.files import PREDICTIONS, record_predictions
 from rekindle.release.judge import evaluate
-from rekindle.storage import Store
+from rekindle.storage import Store, file_sha256
+from rekindle.workload import prepare
 from steps import fraud, release, verify
+from tests.rekindle.serving import shaky
 from tests.rekindle.serving.running import Running
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
@@ -117,6 +121,60 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
             assert app.post("/invocations", json=body).json() == {"predictions": served}
             alone = server.client.post(path, json={"instances": request["instances"]}).json()["predictions"]
             assert model.predict(frame.assign(time=pd.to_datetime(frame["time"]))) == alone != served
+
+
+def release_shaky(store: Store, fault: str, folder: Path, max_batch: int) -> tuple[str, dict[str, Any]]:
+    """Release a model of `shaky`; return its URI, and inputs of verify."""
+    dataset, model, report = (folder / name for name in ("dataset", "model", "report"))
+    prepare(shaky, shaky.Data(source=f"fault://{fault}"), dataset)
+    torch.manual_seed(0)
+    model.mkdir()
+    save_file(shaky.model(shaky.Model(), {}).state_dict(), model / "model.safetensors")
+    sha256 = file_sha256(model / "model.safetensors")
+    card = {"sha256": sha256, "workload": shaky.__name__, "model": {}}
+    (model / "model.json").write_text(json.dumps(card))
+    evaluate(shaky, model, None, dataset, report, Gate(), max_batch)
+    (report / "verdict.json").write_text("{}")
+    name = f"shaky-{uuid4().hex[:6]}"
+    inputs: dict[str, Any] = {"name": name, "verdict": "release", "run_id": tracking.start_run("verify", name)}
+    outputs = release.run(release.Inputs(**inputs, model=model, dataset=dataset, report=report))
+    return outputs.model_uri, {"name": name, "model_sha256": sha256, "version": outputs.version, "report": report}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (
+            "neighbours",
+            "40 of 40 .* another prediction with other rows in the batch than alone .*a BatchNorm normalizes",
+        ),
+        ("train mode", r"40 of 40 .* another prediction at each request .*The model is in train mode \(dropout\)"),
+    ],
+)
+def test_a_prediction_that_depends_on_its_batch_is_not_promoted(
+    fault: str, reason: str, s3: Store, tmp_path: Path
+) -> None:
+    uri, inputs = release_shaky(s3, fault, tmp_path, max_batch=16)
+    with Running(f"--model={uri}") as server, pytest.raises(DataError, match=f"{reason}.* is not promoted"):
+        verify.run(verify.Inputs(endpoint=server.url, **inputs))
+    assert tracking.champion(inputs["name"]) is None
+
+
+def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(s3: Store, tmp_path: Path) -> None:
+    uri, inputs = release_shaky(s3, "none", tmp_path, max_batch=1)
+    with Running(f"--model={uri}", "--max-batch=7") as server:
+        result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
+        assert (result.replayed, result.compared) == (40, "within 1e-05, in batches of up to 7")
+    with Running(f"--model={uri}", "--max-batch=1") as server:
+        result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
+        assert (result.max_difference, result.compared) == (0, "to the bit, in batches of up to 1")
+        rows, numerics = list(read_predictions(inputs["report"], 40)), read_numerics(inputs["report"])
+        changed = [(request, [[y + 1e-9 for y in row] for row in expected]) for request, expected in rows]
+        record_predictions(inputs["report"], changed, numerics)
+        with pytest.raises(DataError, match=r"40 of 40 .* than offline \(by more than 0\)"):
+            verify.run(verify.Inputs(endpoint=server.url, **inputs))
+        record_predictions(inputs["report"], changed, "another processor")
+        assert verify.run(verify.Inputs(endpoint=server.url, **inputs)).compared.startswith("within 1e-05")
 
 
 class Liar(BaseHTTPRequestHandler):

@@ -31,6 +31,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     config = current().config
     values = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
+    values |= {"max_batch": config.serve.max_batch}
     values |= resolve_missing(model, inputs, "run_id", "dataset", "model") | inputs
     check_workload(values["workload"], **{name: values[name] for name in ("minimum", "maximum") if name in inputs})
     evaluation = step("steps.evaluate", task=task, inputs=values).follow(model)

@@ -35,3 +35,10 @@ def test_the_result_contains_the_worst_instance() -> None:
     assert comparison.worst == '{"x": 3}: served 0.5, offline 0.0'
     with pytest.raises(ValueError):
         comparison.add({"instances": [{"x": 1}]}, [], [0.0])
+
+
+def test_a_prediction_that_changes_with_its_neighbours_is_counted() -> None:
+    comparison, request = Comparison(tolerance=0.1), {"instances": [{"x": 1}, {"x": 2}]}
+    assert comparison.add_single(request, [0.0, 0.5], [0.05, 0.5])
+    assert not comparison.add_single(request, [0.0, 0.5], [0.0, 0.9])
+    assert (comparison.unstable, comparison.example) == (1, '{"x": 2}: alone 0.5, with others 0.9')

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from rekindle.errors import CodeError, DataError
 from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
-from rekindle.release.compare import read_predictions
+from rekindle.release.compare import read_numerics, read_predictions
 from rekindle.release.examples import Examples
 from rekindle.release.judge import evaluate, exclude_seen, read_examples
 from rekindle.release.watch.reference import REFERENCE
@@ -142,7 +142,7 @@ def test_the_error_of_an_invalid_example_has_its_row(dataset: Path, tmp_path: Pa
         ),
         (
             "predict",
-            lambda model, instances, facts: [torch.ones(1)],
+            lambda model, instances, facts: [torch.ones(1)] * len(instances),
             r"`predict` returned a .*Tensor is not JSON serializable",
         ),
     ],
@@ -279,6 +279,24 @@ def test_the_report_has_a_thousand_rows_for_the_replay(dataset: Path, tmp_path: 
     values = [instance["x"] for instance, _ in replayed]
     assert len(values) == 1000 and values == sorted(set(values)) and values != list(range(1000))
     assert [prediction for _, prediction in replayed] == [2 * x for x in values]
+
+
+@pytest.mark.parametrize(("max_batch", "sizes"), [(16, [16, 4]), (1, [1] * 20)])
+def test_a_verdict_depends_on_batches_of_a_fixed_size_and_order(
+    max_batch: int, sizes: list[int], dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, predict = list[list[float]](), lines.predict
+
+    def record(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[float]:
+        batches.append([instance.x for instance in instances])
+        return predict(model, instances, facts)
+
+    monkeypatch.setattr(lines, "predict", record)
+    report = tmp_path / "report"
+    evaluate(lines, write_model(tmp_path / "good", 2.0), None, dataset, report, Gate(resamples=100), max_batch)
+    assert [len(batch) for batch in batches] == sizes
+    assert [x for batch in batches for x in batch] == [float(x) for x in range(20)]
+    assert bool(read_numerics(report)) == (max_batch == 1), "only single predictions have the same bits in a server"
 
 
 def mean_of_squares(predictions: Any, truths: Any) -> float:

@@ -1,4 +1,4 @@
-"""Predictions of a released model do not depend on the batch, bit for bit; incomplete releases are rejected."""
+"""Predictions of a released model agree in all batches, and to the bit with `max_batch` 1."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.release.compare import difference
 from rekindle.release.predictor import open_predictor
 from tests.rekindle.serving import images
 
@@ -46,20 +47,39 @@ def test_the_example_is_predicted(release: Path) -> None:
     assert sum(prediction.values()) == pytest.approx(1)
 
 
-def test_a_prediction_does_not_depend_on_its_batch(release: Path) -> None:
-    predictor = open_predictor(release)
-    alone = [prediction for request in requests(predictor, *[1] * 300) for [prediction] in predictor.predict([request])]
+@pytest.mark.parametrize(("max_batch", "tolerance"), [(1, 0), (16, 1e-5), (1000, 1e-5)])
+def test_a_prediction_does_not_depend_on_its_batch(release: Path, max_batch: int, tolerance: float) -> None:
+    predictor, single = open_predictor(release, max_batch), open_predictor(release, 1)
+    alone = [prediction for request in requests(single, *[1] * 300) for [prediction] in single.predict([request])]
     for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
         together = predictor.predict(requests(predictor, *sizes))
         assert [len(predictions) for predictions in together] == list(sizes)
-        assert [prediction for predictions in together for prediction in predictions] == alone
+        assert difference([prediction for predictions in together for prediction in predictions], alone) <= tolerance
 
 
-def test_a_predict_without_a_prediction_is_rejected(release: Path) -> None:
+def test_requests_share_batches_and_a_large_request_is_split(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, sizes, predict = open_predictor(release, 16), list[int](), images.predict
+    monkeypatch.setattr(
+        images, "predict", lambda model, rows, facts: sizes.append(len(rows)) or predict(model, rows, facts)
+    )
+    predictor.predict(requests(predictor, 1, 2, 3))
+    assert sizes == [6]
+    predictor.predict(requests(predictor, 40))
+    assert sizes == [6, 16, 16, 8]
+
+
+def test_a_notebook_predicts_in_the_batches_of_the_evaluation(release: Path) -> None:
+    assert vars(open_predictor(release))["max_batch"] == 1, "an earlier release was evaluated one instance at a time"
+    (release / "verdict.json").write_text('{"max_batch": 32}')
+    assert vars(open_predictor(release))["max_batch"] == 32
+
+
+@pytest.mark.parametrize(("size", "words"), [(1, "1 instance"), (2, "2 instances")])
+def test_a_predict_without_a_prediction_is_rejected(release: Path, size: int, words: str) -> None:
     (release / "dataset.json").write_text(json.dumps({"facts": {"classes": 3, "forgetful": True}}))
-    predictor = open_predictor(release)
-    with pytest.raises(RekindleError, match="`predict` returned 0 predictions for 1 instance: it must return one"):
-        predictor.predict(requests(predictor, 2))
+    predictor = open_predictor(release, 16)
+    with pytest.raises(RekindleError, match=f"`predict` returned 0 predictions for {words}: it must return one for"):
+        predictor.predict(requests(predictor, size))
 
 
 def test_weights_that_no_longer_fit_the_workload_are_rejected(release: Path) -> None:
