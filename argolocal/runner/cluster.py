@@ -24,7 +24,7 @@ from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError
-from argolocal.pods.container_images import BASES, Image, base_name
+from argolocal.pods.container_images import BASE_IMAGES, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
@@ -55,7 +55,7 @@ class LocalCluster:
         store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
     ) -> None:
         self.home = (home or homes.current()).resolve()
-        self.images = Image.table(self.home / "images.yaml") if images is None else images
+        self.images = Image.read_table(self.home / "images.yaml") if images is None else images
         self._kinds, self._stores = kinds, store
         self._polled_at = 0.0
 
@@ -109,7 +109,7 @@ class LocalCluster:
 
     def image(self, image: str) -> Image:
         """Return the local command and environment of an image."""
-        return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
+        return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
         """Return the object store of an artifact (default: without a bucket). Raises ConfigError, KeyError."""
@@ -172,14 +172,14 @@ class LocalCluster:
 
     def down(self) -> list[str]:
         """Stop the deployments and wait. Return their names. Raises Busy during a run."""
-        from argolocal.controllers.memory import sweep_shared_memory
+        from argolocal.controllers.memory import clean_up_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
                 f"{', '.join(running)}: still running, and needs the deployments and services that "
                 f"`{program.name} down` stops. Wait for the end, or `{program.name} stop {running[0]}` first."
             )
-        sweep_shared_memory()
+        clean_up_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:

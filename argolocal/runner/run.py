@@ -26,7 +26,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory import sweep_shared_memory
+from argolocal.controllers.memory import clean_up_shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.inputs import add_labels
 from argolocal.engine.nodes import Kill, Resumed, Start, format_time
@@ -158,7 +158,7 @@ class LocalRun:
         `interrupts`: signal handlers that the caller has entered (default: new ones).
         """
         self.on_change = on_change
-        sweep_shared_memory()
+        clean_up_shared_memory()
         shutdown = self.shutdown
         shared = SharedLocks(self.cluster)
         with contextlib.ExitStack() as stack:

@@ -18,7 +18,7 @@ from argolocal.engine import suspend
 from argolocal.errors import ArgolocalError, ConfigError, say
 from argolocal.language.substitute import TAG
 from argolocal.manifest.shape import shape_errors
-from argolocal.pods.containers import other_pythons
+from argolocal.pods.containers import python_version_warnings
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, release_suspended
 from argolocal.view import display, runs, summary
@@ -39,7 +39,7 @@ def create_run(
     cluster.keep(other_objects)
     _check_ports(manifest, cluster)
     local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if notes else None)
-    for line in other_pythons(local.workflow["spec"], cluster):
+    for line in python_version_warnings(local.workflow["spec"], cluster):
         say(f"warning: {line}")
     return local
 

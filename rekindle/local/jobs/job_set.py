@@ -204,32 +204,32 @@ class TrainJobs(Controller):
         for field in ("runtimeRef", "trainer"):
             if current and current["spec"].get(field) != obj["spec"].get(field):
                 raise ConfigError(f"TrainJob {name}: spec.{field}: field is immutable.")
-        reference, runtimes = obj["spec"].get("runtimeRef") or {}, self.others["TrainingRuntime"]
+        reference, runtimes = obj["spec"].get("runtimeRef") or {}, self.controllers["TrainingRuntime"]
         if reference.get("kind") != "TrainingRuntime" or not runtimes.read(str(reference.get("name"))):
             raise ConfigError(f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist: apply it.")
 
     def on_write(self, stored: Object) -> Object:
-        self.others["JobSet"].apply(self._job_set(stored))
+        self.controllers["JobSet"].apply(self._job_set(stored))
         return stored
 
     def get(self, name: str) -> Object | None:
-        self.others["JobSet"].get(name)
+        self.controllers["JobSet"].get(name)
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        self.others["JobSet"].delete(name)
+        self.controllers["JobSet"].delete(name)
         return super().delete(name)
 
     def poll(self) -> None:
         """Copy the status of the JobSets, which their own controller polls, to the TrainJobs."""
         for name in self.names():
-            child = (self.others["JobSet"].read(name) or {}).get("status") or {}
+            child = (self.controllers["JobSet"].read(name) or {}).get("status") or {}
             if child:
                 self.change(name, lambda obj, child=child: obj and obj | {"status": _train_job_status(child)})
 
     def _job_set(self, obj: Object) -> Object:
         spec, name = obj["spec"], obj["metadata"]["name"]
-        runtime = self.others["TrainingRuntime"].read(spec["runtimeRef"]["name"])
+        runtime = self.controllers["TrainingRuntime"].read(spec["runtimeRef"]["name"])
         assert runtime
         trainer = spec.get("trainer") or {}
         nodes = trainer.get("numNodes", (runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1))
