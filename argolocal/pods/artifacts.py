@@ -43,7 +43,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     downloaded_file = path.with_name(path.name + ".tmp")
     if artifact.get("raw"):
         downloaded_file.write_text(artifact["raw"]["data"])
-        downloaded_file.chmod(0o666)  # Argo's executor has no umask
+        downloaded_file.chmod(0o666)  # Argo's executor runs without a umask
     elif artifact.get("http"):
         _get(artifact, downloaded_file)
     else:

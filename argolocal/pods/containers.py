@@ -55,7 +55,8 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
         supported_images = [*BASE_IMAGES, *(f"images for python -m {module}" for module in cluster.modules)]
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, which this machine does not have: only "
-            f"{', '.join(supported_images)} are supported. Use one of these, map it to a command in {cluster.home / 'images.yaml'} "
+            f"{', '.join(supported_images)} are supported. Use one of these, map "
+            f"it to a command in {cluster.home / 'images.yaml'} "
             f"({image}: {{command: [...]}}), or submit to a cluster."
         )
 

@@ -233,5 +233,6 @@ def check(template: dict[str, Any]) -> None:
     if literal_paths and not filesystem.available():
         raise ConfigError(
             f"{where} contains the path {literal_paths[0]}, which its pods would share, because private mount "
-            "namespaces are not available here. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
+            "namespaces are not available here. "
+            "Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
         )

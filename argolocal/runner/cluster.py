@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from argolocal.controllers.deployment import Deployments
     from argolocal.controllers.kinds import Kinds
 
-STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older ones are reused
 
 
@@ -79,7 +79,7 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
+        if (self.home / "objects/Deployment").exists():  # the import of the controller takes 30 ms
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
@@ -203,9 +203,9 @@ class LocalCluster:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
         for obj in objects:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
-            if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
+            if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE)} with a name."
+                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE_KINDS)} with a name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
@@ -238,12 +238,12 @@ def _check(obj: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for data that the API server rejects."""
     kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
-        encoded = key == "binaryData" or (key == "data" and kind == "Secret")
+        is_encoded = key == "binaryData" or (key == "data" and kind == "Secret")
         for name, value in (obj.get(key) or {}).items():
             if not isinstance(value, str):
                 raise ConfigError(f"{where}.{key}.{name} is not a string: quote it.")
             try:
-                base64.b64decode(value if encoded else "", validate=True)
+                base64.b64decode(value if is_encoded else "", validate=True)
             except ValueError:
                 hint = "Encode it, or move the plain text to stringData (of a ConfigMap: data)."
                 raise ConfigError(f"{where}.{key}.{name} is not base64. {hint}") from None
