@@ -25,8 +25,8 @@ from tests.rekindle.cluster.pod_security import pods
 
 CHECKOV = "checkov==3.3.30"
 PLATFORMS = (
-    Platform("models", options=platform.OPTIONS, quota=("64", "256Gi")),
-    Platform("models", options=platform.OPTIONS, ephemeral=True),
+    Platform("models", components=platform.COMPONENTS, quota=("64", "256Gi")),
+    Platform("models", components=platform.COMPONENTS, ephemeral=True),
     Platform("models", mlflow="https://mlflow.example.com", endpoint="https://s3.example.com", iam=True),
 )
 CLUSTER = "cluster.yaml"

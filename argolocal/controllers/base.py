@@ -31,7 +31,7 @@ class Controller:
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder for the logs and directories of pods."""
         self.cluster, self.run = cluster, run or cluster.home
-        self.others: Mapping[str, Controller] = {}  # kind → controller in the same run
+        self.controllers: Mapping[str, Controller] = {}  # kind → controller in the same run
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
@@ -48,9 +48,11 @@ class Controller:
         self.check(obj)
         applied = _without_last_applied(obj)
 
-        def merge_current(now: Object | None) -> Object:
-            last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
-            new = merge(last, applied, now or {})
+        def merge_current(current_object: Object | None) -> Object:
+            last_applied = (
+                json.loads(current_object["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if current_object else {}
+            )
+            new = merge(last_applied, applied, current_object or {})
             annotations = {**(new["metadata"].get("annotations") or {}), LAST_APPLIED: json.dumps(applied)}
             return new | {"metadata": new["metadata"] | {"annotations": annotations}}
 
@@ -62,26 +64,29 @@ class Controller:
         Raises ConfigError, and Conflict if `update` sets another resourceVersion than the current one.
         """
 
-        def update_current(now: Object | None) -> Object:
-            new = update(now or {})
+        def update_current(current_object: Object | None) -> Object:
+            new = update(current_object or {})
             self.check(new)
             return new
 
         return self._write(name, update_current)
 
     def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
-        def add_metadata(now: Object | None) -> Object:
-            new = update(copy.deepcopy(now))
+        def add_metadata(current_object: Object | None) -> Object:
+            new = update(copy.deepcopy(current_object))
             meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
             meta |= {"annotations": {}} | new["metadata"]
-            current = now["metadata"] if now else {"resourceVersion": "0", "generation": 0}
-            if now and meta.get("resourceVersion") not in (None, "", current["resourceVersion"]):
+            current_meta = current_object["metadata"] if current_object else {"resourceVersion": "0", "generation": 0}
+            if current_object and meta.get("resourceVersion") not in (None, "", current_meta["resourceVersion"]):
                 raise Conflict(
                     f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object has been modified; '
                     "please apply your changes to the latest version and try again"
                 )
-            changed = not now or now.get("spec") != new.get("spec")
-            meta |= {"resourceVersion": current["resourceVersion"], "generation": current["generation"] + changed}
+            changed = not current_object or current_object.get("spec") != new.get("spec")
+            meta |= {
+                "resourceVersion": current_meta["resourceVersion"],
+                "generation": current_meta["generation"] + changed,
+            }
             return new | {"metadata": meta}
 
         stored = self.change(name, add_metadata)
@@ -118,12 +123,12 @@ class Controller:
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `update(object)`; None keeps it. Return the new object."""
+        """Replace the object by `update(object)`; None keeps the object. Return the new object."""
         with self._locked():
-            now = self.read(name)
-            new = update(copy.deepcopy(now))
-            if new is None or new == now:
-                return now
+            current_object = self.read(name)
+            new = update(copy.deepcopy(current_object))
+            if new is None or new == current_object:
+                return current_object
             new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
             draft = self._path(name).with_suffix(".new")
             draft.touch(0o600)  # it may be a Secret
@@ -155,17 +160,17 @@ class Controller:
 def _without_last_applied(obj: Object) -> Object:
     """Return the object without the annotation that contains the last applied object."""
     meta = obj["metadata"]
-    kept = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
-    return obj | {"metadata": meta | {"annotations": kept}} if meta.get("annotations") else obj
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
+    return obj | {"metadata": meta | {"annotations": annotations}} if meta.get("annotations") else obj
 
 
-def merge(last: Any, new: Any, now: Any) -> Any:
+def merge(last_applied: Any, new: Any, current: Any) -> Any:
     """Merge the last applied, the new and the current object, as kubectl's three-way merge."""
-    if not (isinstance(new, dict) and isinstance(now, dict)):
+    if not (isinstance(new, dict) and isinstance(current, dict)):
         return copy.deepcopy(new)
-    last = last if isinstance(last, dict) else {}
-    kept = {key: value for key, value in now.items() if key not in last or key in new}
-    return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
+    last_applied = last_applied if isinstance(last_applied, dict) else {}
+    kept_fields = {key: value for key, value in current.items() if key not in last_applied or key in new}
+    return kept_fields | {key: merge(last_applied.get(key), value, current.get(key)) for key, value in new.items()}
 
 
 def sole_container(spec: Object, where: str) -> Object:

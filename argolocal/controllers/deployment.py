@@ -4,7 +4,7 @@ A change writes the object and ensures that the supervisor runs, a separate proc
 `deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless `down` had stopped it.
 Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its progressDeadlineSeconds if its
 pod exits four times in a row, or once because of its data or configuration; Services listen on 127.0.0.1, headless ones
-on an own address.
+on their own address.
 """
 
 import json
@@ -27,9 +27,10 @@ from argolocal.language.gofmt import timestamp
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
+RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # below `home`
 OBSERVE_TIMEOUT_S = 10.0  # until the supervisor must have observed a change
-ORIGIN = "argolocal/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
+# the value has the Origin of the pods as JSON, and the process that applied the object
+ORIGIN_ANNOTATION = "argolocal/origin"
 
 
 class Services(Controller):
@@ -54,7 +55,7 @@ class Services(Controller):
 
     def _check_port(self, port: int, name: str) -> None:
         for service in self.objects().values() if Deployments(self.cluster).running() else []:
-            ports = [] if is_headless(service) else [each["port"] for each in service["spec"]["ports"]]
+            ports = [] if is_headless(service) else [service_port["port"] for service_port in service["spec"]["ports"]]
             if port in ports and service["metadata"]["name"] != name:
                 raise ConfigError(
                     f"Service {name}: port {port} is used by {service['metadata']['name']} of this home: choose "
@@ -81,7 +82,7 @@ class Deployments(Controller):
         labels = labels_of(template)
         selector = (spec.get("selector") or {}).get("matchLabels") or {}
         if not selector or not selector.items() <= labels.items():
-            raise ConfigError(f"{where}: spec.selector.matchLabels must be some of the labels of its template.")
+            raise ConfigError(f"{where}: spec.selector.matchLabels must be a subset of the labels of its template.")
         if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
             raise ConfigError(f"{where}: strategy.type must be RollingUpdate here.")
         for probe in PROBES:
@@ -92,7 +93,7 @@ class Deployments(Controller):
         """Write the object with the Origin of this process, unless it contains one: projects share a supervisor."""
         meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
         origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
-        annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
+        annotations = {ORIGIN_ANNOTATION: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
     def on_write(self, stored: Object) -> Object:
@@ -102,7 +103,7 @@ class Deployments(Controller):
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
             self.start()
             if time.monotonic() > until:
-                raise ArgolocalError(f"The supervisor of the Deployments does not respond: see {self.home}/{LOG}.")
+                raise ArgolocalError(f"The supervisor of the Deployments does not respond: see {self.home}/{LOG_FILE}.")
             time.sleep(0.02)
             stored = self.read(name) or stored
         return stored
@@ -142,13 +143,13 @@ class Deployments(Controller):
     def down(self) -> list[str]:
         """Stop the supervisor and all pods, and wait. Return the Deployments that ran. The objects stay."""
         record = self._record()
-        (self.home / RECORD).unlink(missing_ok=True)
+        (self.home / RECORD_FILE).unlink(missing_ok=True)
         if not record or not is_alive(record["pid"], record["since"]):
             return []
         objects = [obj for obj in self.objects().values() if obj["spec"].get("replicas", 1)]
-        graces = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
-        end_group(record["pid"], record["since"], max(graces, default=0) + 5)
-        for child in CHILDREN:
+        grace_periods = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
+        end_group(record["pid"], record["since"], max(grace_periods, default=0) + 5)
+        for child in SUPERVISORS:
             child.poll()
         return [obj["metadata"]["name"] for obj in objects]
 
@@ -171,14 +172,14 @@ class Deployments(Controller):
             if self.running():
                 return
             self.home.mkdir(parents=True, exist_ok=True)
-            with open(self.home / LOG, "ab") as log:
+            with open(self.home / LOG_FILE, "ab") as log:
                 child = subprocess.Popen(
                     self._supervise(),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
-            CHILDREN.append(child)
+            SUPERVISORS.append(child)
             record = {"pid": child.pid, "since": start_time(child.pid) or 0}
-            write_atomically(self.home / RECORD, json.dumps(record))
+            write_atomically(self.home / RECORD_FILE, json.dumps(record))
             confirm_recorded(child)
 
     def _supervise(self) -> list[str]:
@@ -188,12 +189,12 @@ class Deployments(Controller):
 
     def _record(self) -> dict[str, int] | None:
         try:
-            return json.loads((self.home / RECORD).read_text())
+            return json.loads((self.home / RECORD_FILE).read_text())
         except FileNotFoundError:
             return None
 
 
-CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
+SUPERVISORS: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
 
 
 def selects(service: Object, template: Object) -> bool:

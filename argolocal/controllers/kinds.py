@@ -30,5 +30,5 @@ class Kinds:
         """Return a controller for each kind; the logs and directories of their pods are below `run`."""
         controllers = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
         for controller in controllers.values():
-            controller.others = controllers
+            controller.controllers = controllers
         return controllers

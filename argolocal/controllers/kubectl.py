@@ -31,9 +31,10 @@ IGNORED_FLAGS = (
     "--overwrite",
     "--server-side",
 )
-EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
-CORE = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
-PASSIVE = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")  # without processes
+ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
+# without processes
+PASSIVE_KINDS = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -43,7 +44,7 @@ class KubectlError(Exception):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingNode:
     """A node whose object is watched until a condition holds."""
 
     action: Start
@@ -57,7 +58,7 @@ class Resources:
     def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
         self.cluster, self.workflow, self.run = cluster, workflow, run
         self.controllers: dict[str, Any] = {}
-        self.waiting: dict[str, Waiting] = {}
+        self.waiting: dict[str, WaitingNode] = {}
 
     @property
     def busy(self) -> bool:
@@ -70,14 +71,14 @@ class Resources:
         conditions = resource.get("successCondition") or resource.get("failureCondition")
         if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
             message = "successCondition, failureCondition and outputs are not supported for delete action"
-            return [PodStarted(action.id), _failed(action.id, message)]
+            return [PodStarted(action.id), _failure(action.id, message)]
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, ArgolocalError) as error:
-            return [PodStarted(action.id), _failed(action.id, f"no more retries {error}")]
+            return [PodStarted(action.id), _failure(action.id, f"no more retries {error}")]
         if not conditions:
-            return [PodStarted(action.id), self._done(Waiting(action, kind, name))]
-        self.waiting[action.id] = Waiting(action, kind, name)
+            return [PodStarted(action.id), self._success(WaitingNode(action, kind, name))]
+        self.waiting[action.id] = WaitingNode(action, kind, name)
         return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
 
     def poll(self) -> list[PodStarted | PodEnded]:
@@ -86,7 +87,7 @@ class Resources:
             controller.poll()
         return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
 
-    def overdue(self, now: float) -> list[str]:
+    def overdue_nodes(self, now: float) -> list[str]:
         return [
             id for id, waiting in self.waiting.items() if waiting.action.deadline and now >= waiting.action.deadline
         ]
@@ -98,7 +99,7 @@ class Resources:
     def clean_up(self) -> None:
         """Remove leftovers of completed jobs of a dead runner."""
         folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
-        for kind in folders - {*CORE, *PASSIVE}:  # avoid the import if there are only such kinds
+        for kind in folders - {*CORE_KINDS, *PASSIVE_KINDS}:  # the controllers are imported only if another kind exists
             self._controller(kind).clean_up()
 
     def stop(self, grace: float) -> None:
@@ -124,7 +125,7 @@ class Resources:
         """
         action, flags = resource["action"], resource.get("flags") or []
         strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
-        obj = self._object(resource) if resource.get("manifest") else {}
+        obj = self._parse_manifest(resource) if resource.get("manifest") else {}
         words, selector = parse_flags(flags)
         if action == "delete" and selector and not obj and len(words) == 1:
             return self._delete_selected(words[0], selector)
@@ -146,17 +147,17 @@ class Resources:
         if not kind or not name:
             raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
         controller = self._controller(kind)
-        now = controller.get(name)
-        missing = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+        existing = controller.get(name)
+        not_found = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
         if action == "delete":
-            if now is not None:
+            if existing is not None:
                 controller.delete(name)
-        elif action == "create" and now is not None and not record.exists():
-            raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
-        elif action == "get" and now is None and "--ignore-not-found" in " ".join(flags).split():
+        elif action == "create" and existing is not None and not record.exists():
+            raise KubectlError(f'{ALREADY_EXISTS} {kind.lower()}s "{name}" already exists')
+        elif action == "get" and existing is None and "--ignore-not-found" in " ".join(flags).split():
             return kind, ""
-        elif action in ("get", "patch", "replace") and now is None:
-            raise KubectlError(missing)
+        elif action in ("get", "patch", "replace") and existing is None:
+            raise KubectlError(not_found)
         elif action == "patch":
             self._patch(controller, name, obj, strategy, record)
         elif action != "get":
@@ -167,10 +168,10 @@ class Resources:
         return kind, name
 
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
-        """Patch an object once, also if the runner dies: a second time may fail or give another result."""
+        """Patch an object exactly once, even if the runner dies: a second patch may fail or give another result."""
 
         def update(now: Object) -> Object:
-            if strategy == "strategic" and now["kind"] not in CORE:  # a custom resource
+            if strategy == "strategic" and now["kind"] not in CORE_KINDS:  # a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
                     "accepted media types include: application/json-patch+json, application/merge-patch+json"
@@ -187,7 +188,7 @@ class Resources:
 
         controller.patch(name, update)
 
-    def _object(self, resource: dict[str, Any]) -> Any:
+    def _parse_manifest(self, resource: dict[str, Any]) -> Any:
         text = resource["manifest"]
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
@@ -208,11 +209,11 @@ class Resources:
             references.append(owner)
         return obj
 
-    def _resolve_kind(self, word: str) -> str:
+    def _resolve_kind(self, resource_type: str) -> str:
         """Return the kind for kubectl's `pod`, `pods` or `deployments.apps`."""
         self._controller("ConfigMap")
-        kind_of_word = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
-        return kind_of_word.get(word.lower().split(".")[0], word)
+        kind_of_type = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        return kind_of_type.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
         """Delete the objects of these kinds with the name; missing objects are ignored."""
@@ -222,8 +223,8 @@ class Resources:
                 controller.delete(name)
         return self._resolve_kind(kinds[0]), name
 
-    def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
-        kind = self._resolve_kind(word)
+    def _delete_selected(self, resource_type: str, selector: str) -> tuple[str, str]:
+        kind = self._resolve_kind(resource_type)
         controller = self._controller(kind)
         try:
             for name in controller.names():
@@ -233,13 +234,13 @@ class Resources:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
-    def _check_conditions(self, waiting: Waiting) -> list[PodStarted | PodEnded]:
+    def _check_conditions(self, waiting: WaitingNode) -> list[PodStarted | PodEnded]:
         resource, id = waiting.action.template["resource"], waiting.action.id
         obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
             self.forget(id)
             message = "The resource has been deleted while its status was still being checked. Will not be retried"
-            return [_failed(id, message)]
+            return [_failure(id, message)]
         try:
             succeeded, reason = evaluate_conditions(
                 obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
@@ -249,9 +250,9 @@ class Resources:
         if succeeded is None:
             return []
         self.forget(id)
-        return [self._done(waiting) if succeeded else _failed(id, reason)]
+        return [self._success(waiting) if succeeded else _failure(id, reason)]
 
-    def _done(self, waiting: Waiting) -> PodEnded:
+    def _success(self, waiting: WaitingNode) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
@@ -262,7 +263,7 @@ class Resources:
                 try:
                     value = kubectl_path.render(obj, path)
                 except kubectl_path.KubectlPathError as error:
-                    return _failed(
+                    return _failure(
                         waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
                     )
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
@@ -300,11 +301,11 @@ def _content(obj: Object) -> Object:
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
 
 
-def _failed(id: str, reason: str) -> PodEnded:
+def _failure(id: str, reason: str) -> PodEnded:
     return PodEnded(id, "Failed", f"main: Error (exit code 64): {reason}", {"exitCode": "64"})
 
 
-def _kind(resource: dict[str, Any]) -> str:
+def _find_kind(resource: dict[str, Any]) -> str:
     """Return the kind in a manifest, from its text."""
     match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
     return match[1] if match else ""
@@ -313,7 +314,7 @@ def _kind(resource: dict[str, Any]) -> str:
 def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
     """Raise ConfigError for a resource template that is not supported here."""
     kinds = cluster.kinds.types
-    kind_of_word = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
+    kind_of_type = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
     try:
         words, selector = parse_flags(resource.get("flags") or [])
     except KubectlError as error:
@@ -322,8 +323,8 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(
             f"{where}.flags has a selector: only delete without a manifest supports one here. Name the object."
         )
-    kind, field = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
-    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_word.keys():
+    kind, field = _find_kind(resource) or "".join(words[:1]), "manifest" if _find_kind(resource) else "flags"
+    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_type.keys():
         raise ConfigError(
             f"{where}.{field} is a {kind}, which the local runner does not support: use one of {', '.join(kinds)}."
         )

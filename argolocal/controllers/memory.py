@@ -12,21 +12,21 @@ from argolocal.common import program
 from argolocal.common.files import is_own, make_own
 from argolocal.state.journal import RunFiles
 
-SHARED, PREFIX = Path("/dev/shm"), "argolocal-job-"
-OWNER = "run"  # file with the path of the run that a memory volume belongs to
+SHARED_MEMORY, DIRECTORY_PREFIX = Path("/dev/shm"), "argolocal-job-"
+OWNER_FILE = "run"  # file with the path of the run that a memory volume belongs to
 ABANDONED_AFTER_S = 3600.0  # without use: the run is unlikely to be resumed
 Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """Return the directory for memory volumes of a job's pods: it outlives their processes, but not the job.
+    """Return the directory for memory volumes of a job's pods: it outlives the pods' processes, but not the job.
 
-    Its name depends on the workflow's uid, so that no other user can guess it and create it before us.
+    Its name depends on the workflow's uid, so that no other user can guess the name and create the directory first.
     """
     with suppress(FileNotFoundError):
         job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
     key = f"{run.resolve()}/{job}"
-    return SHARED / f"{PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return SHARED_MEMORY / f"{DIRECTORY_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
@@ -35,21 +35,23 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
         return {}
     memory = shared_memory(run, job)
     make_own(memory)
-    (memory / OWNER).write_text(str(run.resolve()))
+    (memory / OWNER_FILE).write_text(str(run.resolve()))
     return {program.variable("SHM"): str(memory)}
 
 
-def sweep_shared_memory() -> None:
+def clean_up_shared_memory() -> None:
     """Remove memory volumes of interrupted runs, an hour after the last use, or immediately if the run was removed.
 
     A run that is resumed later continues from its checkpoints in the object store.
     """
-    for memory in SHARED.glob(f"{PREFIX}*"):
+    for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         with suppress(OSError):  # removed in the meantime
             if not is_own(memory):  # a pipe of another user would block the reader
                 continue
-            run = Path((memory / OWNER).read_text())
-            used = max(file.stat().st_mtime for file in memory.iterdir())
-            abandoned = time.time() - used > ABANDONED_AFTER_S and not RunFiles(run.parents[1], run.name).runner()
-            if abandoned or not run.exists():
+            run = Path((memory / OWNER_FILE).read_text())
+            last_use = max(file.stat().st_mtime for file in memory.iterdir())
+            is_abandoned = (
+                time.time() - last_use > ABANDONED_AFTER_S and not RunFiles(run.parents[1], run.name).runner()
+            )
+            if is_abandoned or not run.exists():
                 rmtree(memory, ignore_errors=True)

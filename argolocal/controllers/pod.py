@@ -46,7 +46,7 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # of an earlier pod of this name
+        rmtree(self.root, ignore_errors=True)  # left by an earlier pod of this name
 
     @property
     def running(self) -> bool:
@@ -65,7 +65,7 @@ class Pod:
             if now >= self.kill_at:
                 signal_group(process.pid, SIGKILL)
             return None
-        signal_group(process.pid, SIGKILL)  # processes left in its group
+        signal_group(process.pid, SIGKILL)  # kills the processes left in its group
         self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
@@ -76,11 +76,11 @@ class Pod:
         if recreate:
             self.restarts = 0
             rmtree(self.root, ignore_errors=True)
-        wait = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
-        self.start_at, self.kill_at = time.monotonic() + wait, float("inf")
-        when = f" in {wait:g} s" if wait else ""
+        backoff_s = BACKOFF_S[min(self.recent_restarts, len(BACKOFF_S)) - 1]
+        self.start_at, self.kill_at = time.monotonic() + backoff_s, float("inf")
+        delay = f" in {backoff_s:g} s" if backoff_s else ""
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, is restarted{when}\n")
+            log.write(f"[{self.name}] ended with code {code}, is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
         """Do not restart the container: a restart cannot cure the cause that its exit code names."""
@@ -123,11 +123,11 @@ class Pod:
             )
             for name, path in mount_paths.items()
         }
-        private = () if filesystem.available() else None
+        private_paths = () if filesystem.available() else None
         self.process = start_container(
             ContainerRun(
                 name=self.name, container=container, root=self.root, log=self.log, ip=self.ip,
-                extra_env=self.env, private=private, volumes=volumes, origin=self.origin,
+                extra_env=self.env, private_paths=private_paths, volumes=volumes, origin=self.origin,
             ),
             self.cluster,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from shutil import rmtree
 from typing import Any
 
 from argolocal.controllers.base import Object
-from argolocal.controllers.deployment import ORIGIN, PROBES, Deployments, labels_of
+from argolocal.controllers.deployment import ORIGIN_ANNOTATION, PROBES, Deployments, labels_of
 from argolocal.controllers.memory import memory_volume
 from argolocal.controllers.pod import Pod
 from argolocal.interfaces import Cluster
@@ -50,7 +50,7 @@ class Progress:
     origin: str = ""  # the annotation ORIGIN
     counts: tuple = ()
     since: float = field(default_factory=time.monotonic)
-    failed: str = ""
+    failure: str = ""
 
 
 class Rollout:
@@ -61,7 +61,7 @@ class Rollout:
         self.replicas: list[Replica] = []
         self.terminating: list[Replica] = []
         self.progress = Progress()
-        self.serial = 0
+        self.next_number = 0
 
     @property
     def busy(self) -> bool:
@@ -78,10 +78,10 @@ class Rollout:
     def reconcile(self, obj: Object) -> None:
         template = obj["spec"]["template"]
         version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
-        origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN, "{}")
+        origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
-        is_retry = self.progress.failed and (
+        is_retry = self.progress.failure and (
             not desired or origin != self.progress.origin
         )  # another command applied it
         if is_retry or version != self.progress.version:
@@ -89,22 +89,25 @@ class Rollout:
         for replica in [replica for replica in self.replicas if is_retry and not replica.ready]:
             self._terminate(replica)
         self.reap()
-        new = [replica for replica in self.replicas if replica.version == version]
-        old = [replica for replica in self.replicas if replica.version != version]
-        if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
+        new_replicas = [replica for replica in self.replicas if replica.version == version]
+        old_replicas = [replica for replica in self.replicas if replica.version != version]
+        if len(new_replicas) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
             self._add(template, version, run, json.loads(origin))
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
-        for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
+        candidates = sorted(old_replicas, key=lambda replica: replica.ready) if old_replicas else new_replicas[desired:]
+        for replica in candidates:
             # a ready old pod is kept until enough others are ready
-            if surplus > 0 and (ready - replica.ready >= desired or (not replica.ready and len(new) >= desired)):
+            if surplus > 0 and (
+                ready - replica.ready >= desired or (not replica.ready and len(new_replicas) >= desired)
+            ):
                 ready -= replica.ready
                 surplus -= 1
                 self._terminate(replica)
 
     def _add(self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]) -> None:
-        name, spec = f"{self.name}-{version}-{self.serial}", template["spec"]
-        self.serial += 1
+        name, spec = f"{self.name}-{version}-{self.next_number}", template["spec"]
+        self.next_number += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
             if variable["name"] == "MASTER_ADDR":  # the address of a job's pod depends on its name without the domain
@@ -129,14 +132,14 @@ class Rollout:
             code = replica.pod.poll()
             if code is not None:
                 self._stop_probes(replica)
-                fatal = code in FATAL_EXIT_CODES
-                replica.pod.give_up(code) if fatal else replica.pod.restart(code)
-                hopeless = fatal or replica.pod.recent_restarts >= MAX_RESTARTS
-                if replica.version == self.progress.version and hopeless:
+                is_fatal = code in FATAL_EXIT_CODES
+                replica.pod.give_up(code) if is_fatal else replica.pod.restart(code)
+                is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS
+                if replica.version == self.progress.version and is_hopeless:
                     reason = (
                         f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
                     )
-                    self.progress.failed = self.progress.failed or reason
+                    self.progress.failure = self.progress.failure or reason
             if replica.pod.running and not replica.probes:
                 replica.probes = asyncio.create_task(self._watch(replica))
 
@@ -151,7 +154,7 @@ class Rollout:
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
         if startup:
-            until = time.monotonic() + startup.delay + startup.period * startup.failures
+            until = time.monotonic() + startup.delay + startup.period * startup.failure_threshold
             await asyncio.sleep(startup.delay)
             while not await startup.passes(ip):
                 if time.monotonic() > until:
@@ -161,56 +164,56 @@ class Rollout:
                 await asyncio.sleep(min(FAST_PERIOD_S, startup.period))
         replica.ready = not readiness
 
-        def ready(passed: bool) -> None:
+        def set_ready(passed: bool) -> None:
             replica.ready = passed
 
-        def alive(passed: bool) -> None:
+        def restart_if_dead(passed: bool) -> None:
             if not passed:
                 print(f"{replica.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
                 replica.pod.terminate()
 
-        watched = [(readiness, ready), (liveness, alive)]
-        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in watched if probe))
+        reactions = [(readiness, set_ready), (liveness, restart_if_dead)]
+        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in reactions if probe))
 
     async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
         await asyncio.sleep(probe.delay)
-        failed, passed = 0, False
+        failure_count, has_passed = 0, False
         while True:
             if await probe.passes(ip):
-                failed, passed = 0, True
+                failure_count, has_passed = 0, True
                 report(True)
             else:
-                failed += 1
-                if failed >= probe.failures:
+                failure_count += 1
+                if failure_count >= probe.failure_threshold:
                     report(False)
-            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD_S, probe.period))
+            await asyncio.sleep(probe.period if has_passed else min(FAST_PERIOD_S, probe.period))
 
     def update_status(self, obj: Object) -> None:
         """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
         desired = obj["spec"].get("replicas", 1)
-        new = [replica for replica in self.replicas if replica.version == self.progress.version]
+        new_replicas = [replica for replica in self.replicas if replica.version == self.progress.version]
         ready = sum(replica.ready for replica in self.replicas)
         counts = {
             "replicas": len(self.replicas),
-            "updatedReplicas": len(new),
+            "updatedReplicas": len(new_replicas),
             "readyReplicas": ready,
             "availableReplicas": ready,
             "unavailableReplicas": max(len(self.replicas), desired) - ready,
         }
         if self.progress.counts != tuple(counts.values()):
             self.progress.counts, self.progress.since = tuple(counts.values()), time.monotonic()
-        complete = len(new) == desired == len(self.replicas) and ready >= desired
-        limit = obj["spec"].get("progressDeadlineSeconds", 600)
-        if not complete and not self.progress.failed and time.monotonic() - self.progress.since > limit:
-            last = next((replica.pod.last_log_line() for replica in new if not replica.ready), "")
-            self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
-        conditions = [available_condition(ready >= desired), progressing_condition(complete, self.progress)]
+        is_complete = len(new_replicas) == desired == len(self.replicas) and ready >= desired
+        limit_s = obj["spec"].get("progressDeadlineSeconds", 600)
+        if not is_complete and not self.progress.failure and time.monotonic() - self.progress.since > limit_s:
+            last_line = next((replica.pod.last_log_line() for replica in new_replicas if not replica.ready), "")
+            self.progress.failure = f"no progress in {limit_s} s. The log ends: {last_line}"
+        conditions = [available_condition(ready >= desired), progressing_condition(is_complete, self.progress)]
         nonzero = {key: value for key, value in counts.items() if value}
         old_status = obj.get("status") or {}
-        stamped = _add_times(conditions, old_status)
-        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
+        dated_conditions = _add_times(conditions, old_status)
+        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": dated_conditions}
         if status != old_status:
-            self.deployments.change(self.name, lambda now: now and now | {"status": status})
+            self.deployments.change(self.name, lambda current: current and current | {"status": status})
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
@@ -226,15 +229,15 @@ def available_condition(is_available: bool) -> Object:
     return {"type": "Available", "status": str(is_available), "reason": f"MinimumReplicas{which}", "message": message}
 
 
-def progressing_condition(complete: bool, progress: Progress) -> Object:
+def progressing_condition(is_complete: bool, progress: Progress) -> Object:
     """Return the condition Progressing."""
     version = progress.version
-    if complete:
+    if is_complete:
         reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
-    elif progress.failed:
+    elif progress.failure:
         reason, message = (
             "ProgressDeadlineExceeded",
-            f'ReplicaSet "{version}" has timed out progressing: {progress.failed}',
+            f'ReplicaSet "{version}" has timed out progressing: {progress.failure}',
         )
     else:
         reason, message = "ReplicaSetUpdated", f'ReplicaSet "{version}" is progressing.'
@@ -245,7 +248,7 @@ def progressing_condition(complete: bool, progress: Progress) -> Object:
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
     """Return the conditions, with the previous times where nothing changed."""
     previous = {condition["type"]: condition for condition in old_status.get("conditions") or []}
-    stamped = []
+    dated_conditions = []
     for condition in conditions:
         old, now = previous.get(condition["type"], {}), timestamp(time.time())
         is_same, has_flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
@@ -253,5 +256,5 @@ def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
             "lastUpdateTime": old["lastUpdateTime"] if is_same else now,
             "lastTransitionTime": now if has_flipped else old["lastTransitionTime"],
         }
-        stamped.append(condition | times)
-    return stamped
+        dated_conditions.append(condition | times)
+    return dated_conditions

@@ -1,6 +1,6 @@
 """The supervisor of all Deployments and Services here: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that it has
-not read goes to the next server.
+ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that this
+server has not read goes to the next server.
 
 It runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; its port stays
 open. In place of a Gateway, the connections to the first Service of an HTTPRoute are split and mirrored.
@@ -63,19 +63,19 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    rest: bytes = b""  # read from the client, but not by a server yet
-    asked: bool = False  # a server read bytes that it has not answered
-    last: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
+    unread_bytes: bytes = b""  # read from the client, but not by a server yet
+    awaits_answer: bool = False  # a server read bytes that it has not answered
+    last_activity: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
 
     @property
-    def sends(self) -> bool:
+    def has_unread_bytes(self) -> bool:
         """True if bytes have arrived that no server has read."""
-        return not self.reader.at_eof() and (bool(self.rest) or _has_event(self.writer, select.POLLIN))
+        return not self.reader.at_eof() and (bool(self.unread_bytes) or _has_event(self.writer, select.POLLIN))
 
     @property
     def idle(self) -> bool:
         """True if no answer is pending."""
-        return not self.asked and time.monotonic() - self.last > QUIET_S
+        return not self.awaits_answer and time.monotonic() - self.last_activity > QUIET_S
 
 
 class Supervisor:
@@ -87,7 +87,7 @@ class Supervisor:
         self.rollouts: dict[str, Rollout] = {}
         self.forwards: dict[Address, Forward] = {}
         self.routes: dict[str, Route] = {}  # Service that clients connect to → route
-        self.mirroring: set[asyncio.Task] = set()
+        self.mirror_tasks: set[asyncio.Task] = set()
         self.clients: set[Client] = set()
 
     async def run(self) -> None:
@@ -147,7 +147,7 @@ class Supervisor:
                     lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
                 )
                 self.forwards[address] = Forward(server, name, selector, target)
-            except OSError as error:  # in use: retried
+            except OSError as error:  # the port is in use: the next round tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
@@ -162,13 +162,13 @@ class Supervisor:
                     routes[name] = self.routes[name] if self.routes.get(name) == route else route
         self.routes = routes
 
-    def _replica(self, selector: dict[str, str]) -> Replica | None:
+    def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
         """Return the ready pod with the fewest connections, a random one of several."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
         return min(ready, key=lambda replica: (replica.connections, random()), default=None)
 
-    def _selector(self, service: str) -> dict[str, str] | None:
+    def _find_selector(self, service: str) -> dict[str, str] | None:
         obj = self.services.get(service)
         return obj and obj["spec"]["selector"]
 
@@ -187,27 +187,34 @@ class Supervisor:
         """Connect a client to a server until one ends. Return True if the next server must answer the client."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
-            selector = self._selector(route.next()) or selector
-        if not (replica := self._replica(selector)):
+            selector = self._find_selector(route.next()) or selector
+        if not (replica := self._choose_replica(selector)):
             client.writer.transport.abort()
             return False
         replica.connections += 1
         mirrors = [
-            self._replica(selected) for name in (route.mirrors if route else ()) if (selected := self._selector(name))
+            self._choose_replica(selected)
+            for name in (route.mirrors if route else ())
+            if (selected := self._find_selector(name))
         ]
-        copies = [copy for mirror in mirrors if mirror and (copy := await self._mirror(forward, mirror))]
-        asking = None
+        mirror_writers = [writer for mirror in mirrors if mirror and (writer := await self._mirror(forward, mirror))]
+        request_task = None
         try:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
-            asking = asyncio.create_task(_ask(client, downstream, copies))
-            await _answer(upstream, client)
-            await asyncio.sleep(0)  # so that `asking` sees bytes that have just arrived
-            if replica.pod.ending and not client.asked and not client.writer.is_closing() and client.sends:
-                asking.cancel()
+            request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
+            await _copy_answers(upstream, client)
+            await asyncio.sleep(0)  # so that `request_task` sees bytes that have just arrived
+            if (
+                replica.pod.ending
+                and not client.awaits_answer
+                and not client.writer.is_closing()
+                and client.has_unread_bytes
+            ):
+                request_task.cancel()
                 downstream.close()
                 return True
             client.writer.close()
-            await asking
+            await request_task
             return False
         finally:
             replica.connections -= 1
@@ -219,8 +226,8 @@ class Supervisor:
         except OSError:
             return None
         task = asyncio.create_task(_discard(answers))
-        self.mirroring.add(task)
-        task.add_done_callback(self.mirroring.discard)
+        self.mirror_tasks.add(task)
+        task.add_done_callback(self.mirror_tasks.discard)
         return copy
 
 
@@ -234,33 +241,35 @@ async def _discard(source: asyncio.StreamReader) -> None:
             pass
 
 
-async def _ask(client: Client, server: asyncio.StreamWriter, copies: Sequence[asyncio.StreamWriter]) -> None:
-    """Copy bytes from a client to a server until one of them ends; slow `copies` are disconnected."""
+async def _copy_requests(
+    client: Client, server: asyncio.StreamWriter, mirror_writers: Sequence[asyncio.StreamWriter]
+) -> None:
+    """Copy bytes from a client to a server until one of them ends; slow `mirror_writers` are disconnected."""
     try:
-        while data := client.rest or await client.reader.read(CHUNK_BYTES):
-            client.rest = data
-            if not client.asked and _has_event(server, select.POLLRDHUP):
+        while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
+            client.unread_bytes = data
+            if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
                 return  # it no longer reads them
-            client.rest, client.asked, client.last = b"", True, time.monotonic()
+            client.unread_bytes, client.awaits_answer, client.last_activity = b"", True, time.monotonic()
             server.write(data)
-            for copy in copies:
-                if copy.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
-                    copy.write(data)
+            for writer in mirror_writers:
+                if writer.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
+                    writer.write(data)
                 else:
-                    copy.transport.abort()
+                    writer.transport.abort()
             await server.drain()
         server.close()
     except OSError:
         server.transport.abort()
     finally:
-        for copy in copies:
-            copy.close()
+        for writer in mirror_writers:
+            writer.close()
 
 
-async def _answer(server: asyncio.StreamReader, client: Client) -> None:
+async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
     """Copy bytes from a server to a client until the server ends."""
     while data := await server.read(CHUNK_BYTES):
-        client.asked, client.last = False, time.monotonic()
+        client.awaits_answer, client.last_activity = False, time.monotonic()
         client.writer.write(data)
         await client.writer.drain()
 

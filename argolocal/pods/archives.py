@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_ENTRIES = 1_000_000  # files, directories and links
-MAX_SHARE = 0.9  # of the free disk space that an archive may take
+MAX_DISK_SHARE = 0.9  # of the free disk space that an archive may take
 MAX_HEADER_BYTES = 32 << 10  # before one entry (a path has at most 4096)
 MAX_RECORDS = 100  # global header records
 MAX_DEPTH = 200  # nested directories
-SMALL_MEMBERS, MEMBER_BYTES = 10_000, 1024  # number of gzip members that may be smaller, packed and unpacked
+MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024  # limits for gzip members with few bytes, packed plus unpacked
 MAX_DIRECTORY_BYTES = 256 << 20  # of a zip
 CHUNK_BYTES = 128 << 10  # read at once
 BLOCK_BYTES = 4096  # of an empty file or a directory on disk
 # raised by tarfile and zipfile for invalid archives; RuntimeError: encrypted, or nested too deep
-UNREADABLE = (
+INVALID_ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
     *(OSError, EOFError, ValueError, OverflowError, RuntimeError, LookupError, struct.error),
 )
@@ -50,12 +50,12 @@ class _Entry(tarfile.TarInfo):
 
 
 class _Members(io.RawIOBase):
-    """The decompressed members of a gzip file. The time is linear in its bytes: few members may be (almost) empty."""
+    """The decompressed members of a gzip file. Few may be (almost) empty: the time is linear in the size."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")
         self.decoder: Any = None
-        self.input, self.small_members = b"", SMALL_MEMBERS
+        self.input, self.small_members = b"", MAX_SMALL_MEMBERS
 
     def readable(self) -> bool:
         return True
@@ -70,17 +70,17 @@ class _Members(io.RawIOBase):
                 if self.input:
                     self.small_members -= 1
                     if self.small_members < 0:
-                        raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER_BYTES} bytes each")
+                        raise tarfile.ReadError(f"its gzip members have fewer than {SMALL_MEMBER_BYTES} bytes each")
                     self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
                 continue
             out = self.decoder.decompress(data, len(buffer))
-            ended = self.decoder.eof
-            self.input = self.decoder.unused_data if ended else self.decoder.unconsumed_tail
-            self.small_members += (len(data) - len(self.input) + len(out)) / MEMBER_BYTES
-            if ended:
+            is_at_end = self.decoder.eof
+            self.input = self.decoder.unused_data if is_at_end else self.decoder.unconsumed_tail
+            self.small_members += (len(data) - len(self.input) + len(out)) / SMALL_MEMBER_BYTES
+            if is_at_end:
                 self.decoder = None
             elif not (data or out):
-                raise EOFError("it ends before its last gzip member does")
+                raise EOFError("its last gzip member is incomplete")
             if out:
                 buffer[: len(out)] = out
                 return len(out)
@@ -91,7 +91,7 @@ class _Members(io.RawIOBase):
 
 
 class _Headers:
-    """A gzipped file that is only read forwards, `budget` bytes at most."""
+    """A gzipped file that is only read forwards. `budget`: the number of bytes that may still be read."""
 
     def __init__(self, path: Path) -> None:
         self.file = io.BufferedReader(_Members(path), CHUNK_BYTES)
@@ -127,7 +127,7 @@ class _Directory(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads only the directory in such a piece
+        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads nothing but the directory at once in this size
             raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
         data, offset, count = super().read(size), 0, 0
         while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
@@ -163,24 +163,24 @@ def is_tarball(path: Path) -> bool:
     try:
         with closing(_Headers(path)) as file, _open_tar(file) as archive:
             return archive.next() is not None
-    except UNREADABLE:
+    except INVALID_ARCHIVE_ERRORS:
         return False
 
 
-def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_SHARE) -> None:
-    """Replace a gzipped tar by its contents at `path`: a single entry gets that name, several are below it.
+def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
+    """Replace a gzipped tar by its contents at `path`: a single entry is renamed to `path`, several are below `path`.
 
     Owners, setuid bits, devices and hard links are dropped, as Argo does. Raises ArchiveError.
     """
-    with _unpack_directory(archive, path) as into:
-        tree = _Tree(into, _Budget(path.name, into, max_entries, share))
+    with _unpack_directory(archive, path) as directory:
+        tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
         with closing(_Headers(archive)) as file, _open_tar(file) as tar:
             while True:
                 file.budget = MAX_HEADER_BYTES
                 member = tar.next()
                 if not member:
                     break
-                tar.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps a million of them
+                tar.members.clear()  # type: ignore[attr-defined]  # otherwise tarfile keeps all members in memory
                 if len(tar.pax_headers) > MAX_RECORDS:
                     raise ArchiveError(f"{path.name} has more than {MAX_RECORDS} global header records.")
                 tree.budget.take(member.size)
@@ -189,14 +189,14 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
         tree.add_links(path.name)
 
 
-def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_SHARE) -> None:
+def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
     """Unpack a zip like `unpack_tar`; links in it become files."""
     with (
-        _unpack_directory(archive, path) as into,
+        _unpack_directory(archive, path) as directory,
         _Directory(archive, max_entries) as file,
         zipfile.ZipFile(file) as zip_file,
     ):
-        tree = _Tree(into, _Budget(path.name, into, max_entries, share))
+        tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
         _check_zip(file, zip_file.infolist(), tree.budget)
         for entry in zip_file.infolist():
             parts = tuple(name for name in entry.filename.split("/") if name not in ("", ".", ".."))
@@ -214,10 +214,11 @@ def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budge
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # as Go; the others are unbounded
+        # as in Go; the memory of other methods is not limited
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it with one of these methods.")
         if entry.header_offset < end:
-            raise ArchiveError(f"{entry.filename} overlaps the entry before it: pack it again.")
+            raise ArchiveError(f"{entry.filename} overlaps the entry before it: pack the archive again.")
         file.seek(entry.header_offset + 26)
         end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
 
@@ -232,26 +233,33 @@ def _check_sparse(member: Any, stored: int) -> None:
     end = total = 0
     for offset, size in member.sparse or ():
         if size < 0 or offset < end or offset + size > member.size:
-            raise ArchiveError(f"{member.name} has parts that overlap or are not in order: pack it without --sparse.")
+            raise ArchiveError(
+                f"{member.name} has parts that overlap or are not in order: pack the file without --sparse."
+            )
         end, total = offset + size, total + size
     if total > stored:
-        raise ArchiveError(f"{member.name} has parts of {total} bytes, but only {stored} are stored: pack it again.")
+        raise ArchiveError(
+            f"{member.name} has parts of {total} bytes, but only {stored} are stored: pack the file again."
+        )
 
 
 @contextmanager
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
-    """Yield an empty directory; then move its only entry, or itself, to `path`. A failure leaves nothing."""
-    into = path.with_name(path.name + ".tmpdir")
-    into.mkdir()
+    """Yield an empty directory; then move its only entry, or the directory itself, to `path`.
+
+    After a failure, nothing remains.
+    """
+    directory = path.with_name(path.name + ".tmpdir")
+    directory.mkdir()
     try:
-        yield into
-        entries = list(into.iterdir())
-        (entries[0] if len(entries) == 1 else into).rename(path)
+        yield directory
+        entries = list(directory.iterdir())
+        (entries[0] if len(entries) == 1 else directory).rename(path)
         archive.unlink()
-    except UNREADABLE as error:
+    except INVALID_ARCHIVE_ERRORS as error:
         raise ArchiveError(f"{path.name} cannot be unpacked: {error}") from error
     finally:
-        shutil.rmtree(into, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Tree:
@@ -304,8 +312,8 @@ class _Tree:
 
     def add_links(self, name: str) -> None:
         """Create the links, each only if the path to its target never leaves `name`."""
-        top = {*os.listdir(self.root), *(path[0] for path in self.links)}
-        final_path = lambda path: (name, *path[len(top) == 1 :])  # noqa: E731
+        top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
+        final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
         links = {final_path(path): target for path, (_, target) in self.links.items()}
         for path, (link, target) in self.links.items():
             if not _stays_inside(final_path(path), links):

@@ -18,7 +18,7 @@ from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.kinds import ARTIFACT_GC
 from argolocal.pods import archives, web
 
-STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
+STAGING_PATH = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
 
 
 class Tar(tarfile.TarFile):
@@ -30,7 +30,7 @@ class Tar(tarfile.TarFile):
 
 
 class ArtifactError(Exception):
-    """An artifact that cannot be loaded or saved, with Argo's message."""
+    """An artifact cannot be loaded or saved. The message is Argo's."""
 
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
@@ -40,15 +40,15 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fetched = path.with_name(path.name + ".tmp")
+    downloaded_file = path.with_name(path.name + ".tmp")
     if artifact.get("raw"):
-        fetched.write_text(artifact["raw"]["data"])
-        fetched.chmod(0o666)  # Argo's executor has no umask
+        downloaded_file.write_text(artifact["raw"]["data"])
+        downloaded_file.chmod(0o666)  # Argo's executor runs without a umask
     elif artifact.get("http"):
-        _get(artifact, fetched)
+        _get(artifact, downloaded_file)
     else:
         try:
-            store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
+            store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
                 path.mkdir(exist_ok=True)  # the mount point that the kubelet would create
@@ -57,11 +57,11 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     archive = artifact.get("archive") or {}
     try:
         if "zip" in archive:
-            archives.unpack_zip(fetched, path)
-        elif "none" not in archive and ("tar" in archive or archives.is_tarball(fetched)):
-            archives.unpack_tar(fetched, path)
+            archives.unpack_zip(downloaded_file, path)
+        elif "none" not in archive and ("tar" in archive or archives.is_tarball(downloaded_file)):
+            archives.unpack_tar(downloaded_file, path)
         else:
-            fetched.replace(path)
+            downloaded_file.replace(path)
     except archives.ArchiveError as error:
         raise ArtifactError(str(error)) from error
     if artifact.get("mode") is not None:
@@ -70,67 +70,67 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
                 entry.chmod(int(artifact["mode"]))
 
 
-def _get(artifact: dict[str, Any], into: Path) -> None:
+def _get(artifact: dict[str, Any], target: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
     headers = [header for header in headers if header[0].lower() != "host"]  # as in Argo, because of Go
-    failed = f"artifact {artifact['name']} failed to load"
+    message = f"artifact {artifact['name']} failed to load"
     try:
         with web.request(http["url"], headers=headers, timeout=60) as answer:
             if not 200 <= answer.status < 300:
-                raise ArtifactError(f"{failed}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}")
-            with into.open("wb") as file:
-                web.copy(answer, file, int(archives.MAX_SHARE * shutil.disk_usage(into.parent).free))
+                raise ArtifactError(f"{message}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}")
+            with target.open("wb") as file:
+                web.copy(answer, file, int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free))
     except (web.WebError, OSError) as error:  # OSError: writing the file
-        raise ArtifactError(f"{failed}: {error}") from None
+        raise ArtifactError(f"{message}: {error}") from None
 
 
 def save(
     artifact: dict[str, Any],
     link: Path,
     path: Path,
-    into: Path,
+    folder: Path,
     pod: str,
     workflow: str,
     store: Any,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Upload an output artifact. Return it with its key; None if optional and absent. Raises ArtifactError.
+    """Upload an output artifact. Return it with its key, or None if it is optional and missing. Raises ArtifactError.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `into`: where to build archives.
+    `link`: the path in the template, which may be a link to the file at `path`. `folder`: where to build archives.
     `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
     """
     archive = artifact.get("archive") or {}
-    if missing := _missing_path(artifact, link, path):
+    if missing_path := _missing_path(artifact, link, path):
         if artifact.get("optional"):
             return None
-        raise ArtifactError(f"{missing}: no such file or directory")
+        raise ArtifactError(f"{missing_path}: no such file or directory")
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
     name, file = link.name, path
     if "zip" in archive:
-        name, file = f"{artifact['name']}.zip", into / f".{artifact['name']}.zip"
+        name, file = f"{artifact['name']}.zip", folder / f".{artifact['name']}.zip"
         _zip(path, file, artifact["name"])
     elif "none" not in archive:
-        name, file = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
+        name, file = f"{artifact['name']}.tgz", folder / f".{artifact['name']}.tgz"
         requested_level = (archive.get("tar") or {}).get("compressionLevel")
-        # Argo uses the level only for files in volumes, where `check` has validated it
+        # Argo uses the level only for files in volumes, where `check` has validated the level
         level = requested_level if isinstance(requested_level, int) and requested_level in range(10) else 6
         with gzip.GzipFile(file, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
             tar.add(link if path.is_dir() else path, arcname=link.name)
     artifact_location, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
-    where = {**base, "key": f"{base['key']}/{name}"} | artifact_location
+    target = {**base, "key": f"{base['key']}/{name}"} | artifact_location
     if artifact_location.get("endpoint") and artifact_location.get("bucket"):
-        where = {**artifact_location, "key": where["key"]}
-    key = where["key"]
+        target = {**artifact_location, "key": target["key"]}
+    key = target["key"]
     try:
-        store(where).upload(file, key, links=False)
+        store(target).upload(file, key, links=False)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
         if file != path:
             file.unlink()
-    return {**artifact, "s3": where}
+    return {**artifact, "s3": target}
 
 
 def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
@@ -139,9 +139,9 @@ def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
     if "none" in archive and path.is_dir() and link.is_symlink():
-        return f"open {STAGED}/{link.name}"
+        return f"open {STAGING_PATH}/{link.name}"
     is_missing = "zip" in archive and path.is_file() and link.name != artifact["name"]
-    return f"stat {STAGED}/{artifact['name']}" if is_missing else ""
+    return f"stat {STAGING_PATH}/{artifact['name']}" if is_missing else ""
 
 
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
@@ -151,19 +151,19 @@ def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
 
 
 def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
-    """Upload a container's log. Return it as an artifact. Raises StorageError."""
+    """Upload a container's log. Return the artifact with its key. Raises StorageError."""
     base = _base(template["archiveLocation"].get("s3"), prefix)
-    where = {**base, "key": f"{base['key']}/{container}.log"}
-    store(where).upload(log, where["key"])
-    return {"name": f"{container}-logs", "s3": where}
+    target = {**base, "key": f"{base['key']}/{container}.log"}
+    store(target).upload(log, target["key"])
+    return {"name": f"{container}-logs", "s3": target}
 
 
-def _zip(path: Path, into: Path, name: str) -> None:
+def _zip(path: Path, zip_path: Path, name: str) -> None:
     """Zip a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
-    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
-            entry.filename = f"{STAGED}/{name}"
+            entry.filename = f"{STAGING_PATH}/{name}"
             with archive.open(entry, "w") as target, path.open("rb") as file:
                 shutil.copyfileobj(file, target)
         for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
@@ -184,11 +184,11 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))
             except (ArgolocalError, KeyError) as error:
-                others = [
+                other_conditions = [
                     condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
                 ]
-                failed = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
-                status["conditions"] = [*others, failed]
+                new_condition = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
+                status["conditions"] = [*other_conditions, new_condition]
             else:
                 artifact["deleted"] = True
                 changed.append(id)
@@ -208,20 +208,22 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 def check(template: dict[str, Any], where: str) -> None:
     """Raise ConfigError for a pod's artifact without a path, another artifact with a path, and invalid gzip levels."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
-    files = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
+    artifacts = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
-    mounted = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in files["inputs"])]
-    numbered = [
-        (f"{kind}.artifacts[{index}]", artifact) for kind in files for index, artifact in enumerate(files[kind])
+    mount_paths = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in artifacts["inputs"])]
+    numbered_artifacts = [
+        (f"{kind}.artifacts[{index}]", artifact) for kind in artifacts for index, artifact in enumerate(artifacts[kind])
     ]
-    for name, artifact in numbered:
+    for name, artifact in numbered_artifacts:
         path, field = artifact.get("path"), f"{where}.{name}"
         if is_pod and not path:
             raise ConfigError(f"{field}.path is missing: set it.")
         if path and not is_pod:
             raise ConfigError(f"{field}.path is {path!r}, but only pods have files. Remove it.")
         level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
-        in_mount = name.startswith("outputs") and any(mount and Path(path).is_relative_to(mount) for mount in mounted)
+        in_mount = name.startswith("outputs") and any(
+            mount and Path(path).is_relative_to(mount) for mount in mount_paths
+        )
         if in_mount and level is not None and level not in range(-2, 10):
             raise ConfigError(f"{field}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
-BASES = {  # images whose programs every machine has → the command of their Dockerfile
+BASE_IMAGES = {  # images with programs that every machine has → the command in their Dockerfile
     "python": ("python3",),
     "alpine": ("/bin/sh",),
     "busybox": ("sh",),
@@ -31,7 +31,7 @@ class Image:
     directory: str | None = None
 
     @classmethod
-    def table(cls, file: Path) -> "dict[str, Image]":
+    def read_table(cls, file: Path) -> "dict[str, Image]":
         """Return the images of a YAML file: name → fields. Raises ConfigError."""
         if not file.exists():
             return {}

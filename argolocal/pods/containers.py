@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import all_templates
-from argolocal.pods.container_images import BASES, base_name
+from argolocal.pods.container_images import BASE_IMAGES, base_name
 from argolocal.pods.kinds import container_set, sidecars
 
 Container = Mapping[str, Any]
@@ -39,10 +39,10 @@ def port_number(container: Container, port: int | str) -> int:
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raise ConfigError for an image without a command, and for an invalid pod."""
     for path, container in containers_of(template):
-        _program(container, f"{where}.{path}", cluster)
-        _environment(container, f"{where}.{path}.env")
-        _mounts(container, f"{where}.{path}.volumeMounts")
-        _resources(container, f"{where}.{path}.resources")
+        _check_program(container, f"{where}.{path}", cluster)
+        _check_environment(container, f"{where}.{path}.env")
+        _check_mounts(container, f"{where}.{path}.volumeMounts")
+        _check_resources(container, f"{where}.{path}.resources")
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
@@ -50,17 +50,18 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     for path, container in containers_of(template):
         image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
         runs_module = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
-        if "{{" in image or base_name(image) in BASES or runs_module or image in cluster.images:
+        if "{{" in image or base_name(image) in BASE_IMAGES or runs_module or image in cluster.images:
             continue
-        supported = [*BASES, *(f"images for python -m {module}" for module in cluster.modules)]
+        supported_images = [*BASE_IMAGES, *(f"images for python -m {module}" for module in cluster.modules)]
         raise ConfigError(
-            f"{where}.{path}.image is {image!r}, which this machine does not have: only {', '.join(supported)} are "
-            f"supported. Use one of these, map it to a command in {cluster.home / 'images.yaml'} "
+            f"{where}.{path}.image is {image!r}, which this machine does not have: only "
+            f"{', '.join(supported_images)} are supported. Use one of these, map "
+            f"it to a command in {cluster.home / 'images.yaml'} "
             f"({image}: {{command: [...]}}), or submit to a cluster."
         )
 
 
-def other_pythons(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
+def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
     """Yield a warning for each image `python:X.Y` of a workflow that runs on another Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     templates = [template for template, _ in all_templates(spec, "spec")]
@@ -74,7 +75,7 @@ def other_pythons(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
             )
 
 
-def _program(container: Container, where: str, cluster: Any) -> None:
+def _check_program(container: Container, where: str, cluster: Any) -> None:
     if not (image := container.get("image")):
         raise ConfigError(f"{where}.image is missing: set it.")
     image_spec = cluster.image(image)
@@ -82,20 +83,22 @@ def _program(container: Container, where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Set it.")
 
 
-def _environment(container: Container, where: str) -> None:
+def _check_environment(container: Container, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
             raise ConfigError(f"{where}[{index}] has both value and valueFrom, and Kubernetes rejects that: set one.")
 
 
-def _mounts(container: Container, where: str) -> None:
+def _check_mounts(container: Container, where: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        if (other := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
-            raise ConfigError(f"{where}[{index}].mountPath is {path!r}, the path of {where}[{other}]. Choose another.")
+        if (other_index := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
+            raise ConfigError(
+                f"{where}[{index}].mountPath is {path!r}, the path of {where}[{other_index}]. Choose another."
+            )
 
 
-def _resources(container: Container, where: str) -> None:
+def _check_resources(container: Container, where: str) -> None:
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
     for name, request in (resources.get("requests") or {}).items():

@@ -26,9 +26,9 @@ from argolocal.manifest.volumes import claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import daemon, data, http
-from argolocal.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
-from argolocal.pods.kinds.sidecars import KILLED, KINDS, Sidecars
-from argolocal.pods.pod_run import GRACE_S, SCRIPT, Outputs, PodRun, paths, resolve_paths
+from argolocal.pods.kinds.container_set import COMMAND_ERROR_CODE, START_ERROR_CODE, ContainerSet, main_container
+from argolocal.pods.kinds.sidecars import KINDS, TERMINATED_EXIT_CODES, Sidecars
+from argolocal.pods.pod_run import GRACE_S, SCRIPT_PATH, Outputs, PodRun, declared_paths, resolve_paths
 from argolocal.pods.process import (
     ContainerRun,
     Process,
@@ -36,14 +36,14 @@ from argolocal.pods.process import (
     container_environment,
     expand_variables,
     field_value,
+    missing_command_message,
     start_container,
-    unknown_program,
 )
 from argolocal.pods.volumes import VolumeDirectory
 from argolocal.state.journal import RunFiles
 
-CANNOT_START = (FileNotFoundError, PermissionError, StartError)
-INIT_FAILED = "Pod failed before main container starts due to PodInitializing: "
+START_ERRORS = (FileNotFoundError, PermissionError, StartError)
+INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
 
 
@@ -84,7 +84,7 @@ class Executor:
         try:
             pod.volumes = self._volumes(pod)
             if "image" in main:
-                pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                pod.working_directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
                 pod.expand = lambda text: expand_variables(text, container_environment(run, self.cluster))
             loads = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
         except (ConfigError, OSError) as error:
@@ -96,7 +96,7 @@ class Executor:
             self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
-        """Return the next events; empty after `timeout` seconds."""
+        """Return the next events, or an empty list after `timeout` seconds."""
         timeouts = [self.deadline - time.time()] if self.deadline is not None else []
         timeouts += [timeout] if timeout is not None else []
         timeouts.append(0.1 if self.resources.busy else 1.0)
@@ -121,11 +121,11 @@ class Executor:
         """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
         self.resources.forget(id)
         pod = self.running.get(id)
-        if not pod or pod.killed is not None:
+        if not pod or pod.kill_reason is not None:
             return
         if grace is None and (grace := pod.template.get("terminationGracePeriodSeconds")) is None:
             grace = GRACE_S
-        pod.killed, pod.kill_at = reason, time.time() + grace
+        pod.kill_reason, pod.kill_at = reason, time.time() + grace
         for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
         if pod.template.keys() & {"http", "data"}:
@@ -149,10 +149,10 @@ class Executor:
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
-                signal_group(pod.process.pid, signal.SIGKILL)  # processes left in its group
+                signal_group(pod.process.pid, signal.SIGKILL)  # kills the processes left in its group
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
-            artifacts.remove_directory(pod.shared)
+            artifacts.remove_directory(pod.volumes_folder)
         self.running.clear()
 
     def close(self) -> None:
@@ -175,11 +175,11 @@ class Executor:
                 pod.kill_at = now + 1
                 for process in pod.processes:
                     signal_group(process.pid, signal.SIGKILL)
-            elif pod.killed is None and pod.action.deadline and now >= pod.action.deadline:
+            elif pod.kill_reason is None and pod.action.deadline and now >= pod.action.deadline:
                 self.kill(pod.action.id, DEADLINE_EXCEEDED)
             elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
                 self._advance(pod)
-        for id in self.resources.overdue(now):
+        for id in self.resources.overdue_nodes(now):
             self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
 
@@ -189,11 +189,11 @@ class Executor:
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
         """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the loop."""
-        done = Future[Any]()
-        pod.work = done, callback
+        future = Future[Any]()
+        pod.work = future, callback
 
         def run() -> None:
-            _complete(done, work)
+            _complete(future, work)
             os.eventfd_write(self.wakeup, 1)
 
         self.threads = [thread for thread in self.threads if thread.is_alive()]
@@ -215,20 +215,20 @@ class Executor:
     def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
         """End a pod whose results are collected."""
         prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
-        ending: tuple[str, str, Outputs | None]
+        result: tuple[str, str, Outputs | None]
         try:
-            ending = work.result()
+            result = work.result()
         except (ArgolocalError, OSError, ValueError) as error:
-            ending = "Error", f"{prefix}{error}", None
-        self._end(pod, *ending)
+            result = "Error", f"{prefix}{error}", None
+        self._end(pod, *result)
 
     def _on_probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
     def _spawn(self, pod: PodRun) -> None:
-        if pod.killed is not None:
-            self._end(pod, "Failed", pod.killed, None)
+        if pod.kill_reason is not None:
+            self._end(pod, "Failed", pod.kill_reason, None)
             return
         try:
             run = self._prepare(pod)
@@ -245,14 +245,14 @@ class Executor:
                 if pod.sidecars:
                     pod.sidecars.start_sidecars()
                 pod.process = start_container(run, self.cluster)
-        except (*CANNOT_START, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+        except (*START_ERRORS, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             self._end_unstarted(pod, error)
             return
         self._watch(pod, pod.process)
-        if pod.sidecars and pod.sidecars.name:
+        if pod.sidecars and pod.sidecars.init_name:
             return
         if pod.template.get("daemon") and run.container.get("readinessProbe"):
-            runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
+            runs, run = lambda: bool(pod.descriptors), replace(run, root_pid=pod.process.pid)
             self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, runs), self._on_probed)
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
@@ -260,20 +260,20 @@ class Executor:
     def _prepare(self, pod: PodRun) -> ContainerRun:
         """Prepare a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
         containers.check_images(pod.template, pod.action.pod, self.cluster)  # the tag may come from a parameter
-        template = resolve_paths(pod.template, pod.root if pod.private is None else None)
+        template = resolve_paths(pod.template, pod.root if pod.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
-            script = filesystem.path_in_root(pod.root, SCRIPT)
+            script = filesystem.path_in_root(pod.root, SCRIPT_PATH)
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(source)
             script.chmod(0o755)
-            path = str(script) if pod.private is None else SCRIPT
+            path = str(script) if pod.private_paths is None else SCRIPT_PATH
             container["args"] = [*(container.get("args") or []), path]
-        for path in paths(template) if pod.private is None else ():
+        for path in declared_paths(template) if pod.private_paths is None else ():
             pod.host(path).parent.mkdir(parents=True, exist_ok=True)
         run = replace(
             self._run(pod, container),
-            private=pod.private,
+            private_paths=pod.private_paths,
             stdout=pod.root / ".stdout" if pod.action.capture else None,
             volumes=pod.volumes,
         )
@@ -285,19 +285,19 @@ class Executor:
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
         """End a pod with a container that cannot start; Argo's executor reports all except init containers."""
-        init = pod.sidecars.name if pod.sidecars else ""
+        init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
-        if not isinstance(error, CANNOT_START):
+        if not isinstance(error, START_ERRORS):
             self._end(pod, "Error", str(error), None)
             return
-        cause = str(error) if isinstance(error, StartError) else unknown_program(error)
+        cause = str(error) if isinstance(error, StartError) else missing_command_message(error)
         with pod.log.open("a") as log:
             log.write(f"{cause}\n")
-        code = START_ERROR if init or isinstance(error, StartError) else EMISSARY
-        reason = "StartError" if code == START_ERROR else "Error"
-        outputs = None if init else {"exitCode": str(code)}
-        self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {cause}", outputs)
+        code = START_ERROR_CODE if init_name or isinstance(error, StartError) else COMMAND_ERROR_CODE
+        reason = "StartError" if code == START_ERROR_CODE else "Error"
+        outputs = None if init_name else {"exitCode": str(code)}
+        self._end(pod, "Failed", f"{init_name or 'main'}: {reason} (exit code {code}): {cause}", outputs)
 
     def _advance(self, pod: PodRun) -> None:
         """Start the containers of a set that are ready, and report the containers that ended."""
@@ -325,11 +325,11 @@ class Executor:
 
     def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
         run = self._run(pod, {})
-        artifacts.remove_directory(pod.shared)
+        artifacts.remove_directory(pod.volumes_folder)
         run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(self.workflow)]
-        specs = pod.template.get("volumes") or []
+        volume_specs = pod.template.get("volumes") or []
         return volumes.create(
-            specs, pod.shared, self.cluster, lambda path, name: field_value(run, path, name), run_claims
+            volume_specs, pod.volumes_folder, self.cluster, lambda path, name: field_value(run, path, name), run_claims
         )
 
     def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
@@ -357,18 +357,18 @@ class Executor:
             self._advance(pod)
             return
         pod.kill_at = None
-        if pod.sidecars and (name := pod.sidecars.name):
+        if pod.sidecars and (name := pod.sidecars.init_name):
             pod.process = None
-            if process.code and pod.killed is None:
+            if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                ignored = process.code in KILLED  # Argo treats it as terminated on request
-                ends = ("Error", INIT_FAILED) if ignored else ("Failed", f"{name}: {process.failure}")
-                self._end(pod, *ends, None)
+                is_terminated = process.code in TERMINATED_EXIT_CODES  # Argo treats it as terminated on request
+                result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
+                self._end(pod, *result, None)
             else:
                 self._spawn(pod)
             return
         collect = lambda: pod.collect(self.name, self._store)  # noqa: E731
-        if pod.sidecars or pod.logs or (pod.template.get("outputs") or {}).get("artifacts"):
+        if pod.sidecars or pod.archived_logs or (pod.template.get("outputs") or {}).get("artifacts"):
             self._run_in_thread(pod, collect, self._on_collected)
         else:
             self._on_collected(pod, _complete(Future[Any](), collect))
@@ -377,17 +377,17 @@ class Executor:
         self.running.pop(pod.action.id)
         keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        artifacts.remove_directory(pod.shared)  # files of Secrets must not stay
+        artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
-        elif pod.killed is None:
+        elif pod.kill_reason is None:
             self.files.check_space()
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
 
 
-def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+def _complete(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
-        done.set_result(work())
+        future.set_result(work())
     except BaseException as error:  # the loop raises it
-        done.set_exception(error)
-    return done
+        future.set_exception(error)
+    return future

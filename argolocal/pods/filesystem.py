@@ -7,8 +7,8 @@ a system directory only the declared path is private; its siblings are files of 
 As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
 overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not allow an overlay, and on file
 systems mounted below it, the pod can only read. If the kernel allows it (to root), one overlay covers the whole
-machine, and outputs behind links are read from it; otherwise each directory of / has its own. /dev/shm is shared with
-the machine unless a volume is mounted there.
+machine, and outputs behind links are read from this overlay; otherwise each directory of / has its own overlay.
+/dev/shm is shared with the machine unless a volume is mounted there.
 """
 
 import contextlib
@@ -30,11 +30,13 @@ LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep them
 DETACH = 2
 MAX_LINKS = 40  # the limit of the kernel
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
-KERNEL = {"dev", "proc", "sys"}
-SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
-PACKAGES = Path(__file__).resolve().parents[2]
+KERNEL_DIRECTORIES = {"dev", "proc", "sys"}
+SYSTEM_DIRECTORIES = KERNEL_DIRECTORIES | {
+    *("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"),
+}
+PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
-OCTAL = re.compile(rb"\\([0-7]{3})")  # an escaped space in mountinfo
+OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")  # an escaped space in mountinfo
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
@@ -42,8 +44,10 @@ Bind = tuple[Path, str, bool]
 def unsupported_path(paths: Iterable[str]) -> str | None:
     """Return the first path that cannot be private: a system directory, or a path below /dev, /proc or /sys."""
     for path in paths:
-        top = _top(Path(path))
-        if Path(path) != Path(SHM) and (top in KERNEL or (top in SYSTEM and os.path.isdir(path))):
+        top = _top_level(Path(path))
+        if Path(path) != Path(SHM) and (
+            top in KERNEL_DIRECTORIES or (top in SYSTEM_DIRECTORIES and os.path.isdir(path))
+        ):
             return path
     return None
 
@@ -51,7 +55,7 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 def path_in_root(root: Path, path: str) -> Path:
     """Return the file on this machine at `path` in a pod with this root."""
     parts = Path(os.path.normpath(path)).parts[1:]
-    if parts[:1] and parts[0] in SYSTEM:  # /bin may be a link
+    if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:  # /bin may be a link
         path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
     return root / os.path.normpath(path).lstrip("/")
 
@@ -77,7 +81,7 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
     return resolved
 
 
-def _top(path: Path) -> str:
+def _top_level(path: Path) -> str:
     return next(iter(path.parts[1:2]), "")
 
 
@@ -95,16 +99,16 @@ def succeeds_in_child(action: Callable[[], None]) -> bool:
 
 @cache
 def available() -> bool:
-    """Return True if this system allows mount namespaces; tried once."""
-    return succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
+    """Return True if this system allows mount namespaces; the result of one attempt is cached."""
+    return succeeds_in_child(lambda: _enter_namespace(os.getuid(), os.getgid()))
 
 
 @cache
 def _root_overlay_supported() -> bool:
-    """Return True if one overlay can cover the whole machine; tried once."""
+    """Return True if one overlay can cover the whole machine; the result of one attempt is cached."""
 
     def mount() -> None:
-        _namespace(os.getuid(), os.getgid())
+        _enter_namespace(os.getuid(), os.getgid())
         _raise_on_error(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
         view = Path("/tmp/view")
         view.mkdir()
@@ -124,8 +128,8 @@ class View:
         self.binds = [(source, os.path.normpath(path), read_only) for source, path, read_only in binds]
         self.binds.sort(key=lambda bind: bind[1].count("/"))
         all_paths = [*paths, *(mount_path for _, mount_path, _ in self.binds if mount_path != SHM)]
-        self.declared = [Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths]
-        self.private = {"tmp"} | {_top(path) for path in self.declared} - SYSTEM
+        self.declared_paths = [Path("/", path_in_root(root, path).relative_to(root)) for path in all_paths]
+        self.private_top_levels = {"tmp"} | {_top_level(path) for path in self.declared_paths} - SYSTEM_DIRECTORIES
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
@@ -137,8 +141,8 @@ class View:
         for source, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
                 return source / path.relative_to(mount_path)
-        if _top(path) in self.private or any(
-            path.is_relative_to(declared) for declared in self.declared if declared.parts[1:]
+        if _top_level(path) in self.private_top_levels or any(
+            path.is_relative_to(declared_path) for declared_path in self.declared_paths if declared_path.parts[1:]
         ):
             return path_in_root(self.root, str(path))
         if self.fd is not None:
@@ -156,16 +160,19 @@ class View:
         """
         root, kept_paths = self.root, self._make_mount_points(keep)
         covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # after the mount points exist
-        scratch, points = root / ".layers", _mount_points()
+        scratch, machine_mount_points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
-        tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private]
+        tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
         if covers_machine:
-            view, layers = scratch / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
+            view, layers = (
+                scratch / "view",
+                [top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points],
+            )
         else:  # private files are next to mounts of the machine, in root itself
-            view, layers = root, [*_make_top_level(tops, root, self.declared)]
-        mounted = _mounts_below(points, [top for top in tops if top.name not in KERNEL])
-        within = {path: _mounts_below(points, [path]) for path in kept_paths}
-        private_names = [name for name in os.listdir(root) if covers_machine and name in self.private]
+            view, layers = root, [*_make_top_level(tops, root, self.declared_paths)]
+        mount_points = _mounts_below(machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES])
+        nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
+        private_names = [name for name in os.listdir(root) if covers_machine and name in self.private_top_levels]
         all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
         view_binds = [(source, path_in_root(view, path), read_only) for source, path, read_only in all_binds]
         view_binds.sort(key=lambda bind: len(bind[1].parts))
@@ -179,7 +186,7 @@ class View:
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
-            _namespace(uid, gid)
+            _enter_namespace(uid, gid)
             _raise_on_error(LIBC.mount(b"none", os.fsencode(scratch), b"tmpfs", 0, None), "mount")
             if covers_machine:
                 view.mkdir()
@@ -191,11 +198,11 @@ class View:
                     (view / name).unlink(missing_ok=True)
                     (view / name).mkdir()
                 _bind(root / name, view / name, read_only=False)
-            mirror(mounted)
+            mirror(mount_points)
             for number, (source, target, read_only) in enumerate(view_binds):
                 if read_only is None:
                     _mount_layer(source, target, scratch / f"kept{number}")
-                    mirror(within[source])
+                    mirror(nested_mounts[source])
                 else:
                     _bind(source, target, read_only)
             if covers_machine:
@@ -219,34 +226,38 @@ class View:
 
     def _has_own_top_levels(self) -> bool:
         """Return True if all private files are in private directories of /."""
-        tops = [(_top(path), path) for path in self.declared]
-        return all(top not in SYSTEM and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops)
+        tops = [(_top_level(path), path) for path in self.declared_paths]
+        return all(
+            top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops
+        )
 
     def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
         """Make the private directories and the mount points in them. Return the paths of `keep` to mount there."""
         home = Path(os.environ.get("HOME", "/"))
-        tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # but not /x, a file
-        for name in self.private:
+        # a file /x does not need a directory
+        tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
+        for name in self.private_top_levels:
             if (self.root / name).is_symlink():  # left by an earlier attempt of this pod
                 (self.root / name).unlink()
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
-            if _top(path) in self.private:
+            if _top_level(path) in self.private_top_levels:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
-        visible = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES, *packages}
-        kept = [path for path in visible if _top(path) in self.private]
-        for source, path in [*(bind[:2] for bind in self.binds), *((path, str(path)) for path in kept)]:
+        visible_paths = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES_FOLDER, *packages}
+        paths_to_mount = [path for path in visible_paths if _top_level(path) in self.private_top_levels]
+        for source, path in [*(bind[:2] for bind in self.binds), *((path, str(path)) for path in paths_to_mount)]:
             if path == SHM:
                 continue
             _make_mount_point(source, path_in_root(self.root, path))
-            for outer, mount_path, _ in self.binds:  # also in a volume mounted above it
+            for outer_source, mount_path, _ in self.binds:  # also in a volume mounted above it
                 if path != mount_path and Path(path).is_relative_to(mount_path):
-                    within = Path("/", Path(path).relative_to(mount_path))
-                    if resolve_links(str(within), lambda inner: outer / inner.relative_to("/")) != within:  # noqa: B023
+                    inner_path = Path("/", Path(path).relative_to(mount_path))
+                    resolved = resolve_links(str(inner_path), lambda inner: outer_source / inner.relative_to("/"))  # noqa: B023
+                    if resolved != inner_path:
                         raise OSError(errno.ELOOP, "a link leads from the mount path out of the volume", path)
-                    _make_mount_point(source, outer / Path(path).relative_to(mount_path))
-        return kept
+                    _make_mount_point(source, outer_source / Path(path).relative_to(mount_path))
+        return paths_to_mount
 
 
 def enter_process_root(pid: int) -> Callable[[], None]:
@@ -255,7 +266,7 @@ def enter_process_root(pid: int) -> Callable[[], None]:
 
     def enter() -> None:
         if uid:
-            _namespace(uid, gid)
+            _enter_namespace(uid, gid)
         os.fchdir(root)
         os.chroot(".")
 
@@ -265,22 +276,22 @@ def enter_process_root(pid: int) -> Callable[[], None]:
 
 def _mount_points() -> set[bytes]:
     with open("/proc/self/mountinfo", "rb") as table:
-        return {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
+        return {OCTAL_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
     """Return the mount points below the overlaid directories, which an overlay does not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
-    mounted: list[bytes] = []
+    mount_points: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
-        if not point.startswith(tuple(outer + b"/" for outer in mounted)) and os.path.exists(point):
-            mounted.append(point)
-    return [Path(os.fsdecode(point)) for point in mounted]
+        if not point.startswith(tuple(outer + b"/" for outer in mount_points)) and os.path.exists(point):
+            mount_points.append(point)
+    return [Path(os.fsdecode(point)) for point in mount_points]
 
 
 def _mount_layer(source: Path, target: Path, layer: Path) -> None:
     """Mount a directory of the machine at `target`; changes go to `layer`."""
-    if _top(source) in KERNEL:
+    if _top_level(source) in KERNEL_DIRECTORIES:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
     elif not (source.is_dir() and _mount_overlay(source, target, layer)):
         _bind(source, target, read_only=True)
@@ -307,12 +318,12 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
         _raise_on_error(LIBC.mount(None, path, None, flags, None), "mount")
 
 
-def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
+def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[Path]) -> Iterator[Path]:
     """Make mount points in `root` for the entries of /. Yield the directories to mount there."""
-    private: dict[str, Any] = {}
-    for path in declared:
-        if _top(path) in SYSTEM - KERNEL:
-            subtree = private
+    private_tree: dict[str, Any] = {}
+    for path in declared_paths:
+        if _top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
+            subtree = private_tree
             for name in path.parts[1:]:
                 subtree = subtree.setdefault(name, {})
     for source in tops:
@@ -321,21 +332,21 @@ def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) 
             continue
         if source.is_symlink():
             target.symlink_to(os.readlink(source))
-        elif source.name in private:
-            yield from _mirror_around(source, target, private[source.name])
+        elif source.name in private_tree:
+            yield from _mirror_around(source, target, private_tree[source.name])
         elif source.is_dir():
             target.mkdir(exist_ok=True)
             yield source
 
 
-def _mirror_around(source: Path, target: Path, private: dict[str, Any]) -> Iterator[Path]:
+def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> Iterator[Path]:
     """Make mount points for the entries of a system directory, except private ones. Yield the paths to mount."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         inside = target / entry.name
-        if entry.name in private:
-            if private[entry.name] and entry.is_dir():
-                yield from _mirror_around(source / entry.name, inside, private[entry.name])
+        if entry.name in private_tree:
+            if private_tree[entry.name] and entry.is_dir():
+                yield from _mirror_around(source / entry.name, inside, private_tree[entry.name])
         elif entry.is_symlink():
             if not inside.is_symlink():
                 inside.symlink_to(os.readlink(entry))
@@ -353,8 +364,8 @@ def _make_mount_point(source: Path, target: Path) -> None:
         target.touch()
 
 
-def _namespace(uid: int, gid: int) -> None:
-    if uid or LIBC.unshare(NEWNS):  # not root, or root of a container without the right
+def _enter_namespace(uid: int, gid: int) -> None:
+    if uid or LIBC.unshare(NEWNS):  # not root, or root in a container that may not unshare
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)

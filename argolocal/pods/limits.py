@@ -2,7 +2,7 @@
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
     memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after it exited; memory.exceeded: it was OOM-killed
+    memory.close()                                    # after it exited; memory.limit_exceeded: it was OOM-killed
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
 have children that limit memory, so the new one is a sibling of the runner's, below a user's systemd app.slice.
@@ -24,18 +24,18 @@ from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
-TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-PREFIX = "argolocal-"  # then the creator's pid and start time
-# written if the kernel has them ("": the limit)
+LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
+CGROUP_PREFIX = "argolocal-"  # of cgroups; the creator's pid and start time follow
+# files that are written if the kernel has them → content ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
 PAUSES_S = [0.001 * 2**number for number in range(8)]  # waiting for killed processes
 
 
-class Memory:
-    """One cgroup; `exceeded` is valid after `close`. Raises OSError."""
+class MemoryCgroup:
+    """One cgroup; `limit_exceeded` is valid after `close`. Raises OSError."""
 
     def __init__(self, folder: Path, version: int, limit: int) -> None:
-        self.folder, self.version, self.exceeded = folder, version, False
+        self.folder, self.version, self.limit_exceeded = folder, version, False
         folder.mkdir()
         try:
             _write(folder / CGROUP_LIMIT[version], str(limit))
@@ -55,7 +55,7 @@ class Memory:
         for pause in PAUSES_S:
             try:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
-                self.exceeded |= oom_kills(events) > 0
+                self.limit_exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
             except FileNotFoundError:  # removed
                 return
@@ -74,24 +74,24 @@ def _write(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
+def memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
     """Create a cgroup for one container, or return None. Raises OSError, and ValueError for an invalid quantity."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
         return None
     folder, version = parent
-    return Memory(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
+    return MemoryCgroup(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
 
 
 def _prefix() -> str:
-    return f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
+    return f"{CGROUP_PREFIX}{os.getpid()}-{start_time(os.getpid())}"
 
 
 def limit_names(value: Any) -> Iterator[str]:
     """Yield the names of all limits in a spec, also in patches, which are text."""
     if isinstance(value, str):
-        yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
+        yield from re.findall(r"\bmemory\b", "".join(LIMITS_TEXT.findall(value)))
     for key, child in value.items() if isinstance(value, Mapping) else ():
         if key == "limits" and isinstance(child, Mapping):
             yield from child
@@ -107,22 +107,22 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and their version. A child that enters a cgroup tests it once."""
+    """Return the folder for new cgroups, and their version. A child that enters a cgroup tests each once."""
     for folder, version in _candidates():
-        _sweep(folder)
+        _remove_abandoned(folder)
         with contextlib.suppress(OSError):
-            memory = Memory(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
-            entered = succeeds_in_child(memory.enter)
+            memory = MemoryCgroup(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
+            can_enter = succeeds_in_child(memory.enter)
             memory.close()
-            if entered:
+            if can_enter:
                 return folder, version
     return None
 
 
-def _sweep(folder: Path) -> None:
+def _remove_abandoned(folder: Path) -> None:
     """Remove cgroups left by dead runners."""
-    for cgroup in folder.glob(f"{PREFIX}*-*-*"):
-        pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
+    for cgroup in folder.glob(f"{CGROUP_PREFIX}*-*-*"):
+        pid, since = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(start_time(int(pid))) != since:
             with contextlib.suppress(OSError):  # still in use
                 cgroup.rmdir()
@@ -143,9 +143,9 @@ def _candidates() -> Iterator[tuple[Path, int]]:
             type, *_, options = file_system.split(" ")
             if type != ("cgroup", "cgroup2")[version - 1] or (version == 1 and "memory" not in options.split(",")):
                 continue
-            root, point = mount.split(" ")[3:5]
-            own_folder = Path(point, os.path.relpath(path, root))
+            root, mount_point = mount.split(" ")[3:5]
+            own_folder = Path(mount_point, os.path.relpath(path, root))
             for folder in (own_folder, own_folder.parent):
-                control = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
-                if control.exists() and (version == 1 or "memory" in control.read_text().split()):
+                control_file = folder / (CGROUP_LIMIT[1] if version == 1 else "cgroup.subtree_control")
+                if control_file.exists() and (version == 1 or "memory" in control_file.read_text().split()):
                     yield folder, version

@@ -32,14 +32,14 @@ class LogPipe:
 
     def __init__(self, log: Path, copy: Path | None = None) -> None:
         self.error: OSError | None = None
-        with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path]
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path]
             pipes = list[tuple[int, int]]()
             for _ in files:
                 pipes.append(os.pipe2(os.O_CLOEXEC))
                 for end in pipes[-1]:
-                    opened.callback(os.close, end)
-            opened.pop_all()
+                    stack.callback(os.close, end)
+            stack.pop_all()
         self.files, self.out, self.err = files, pipes[-1][1], pipes[0][1]
         self.sinks = {read_end: files if write_end == self.out else files[:1] for read_end, write_end in pipes}
 
@@ -63,9 +63,9 @@ class LogPipe:
             return -1
         try:
             for file in self.sinks[read_end] if not self.error else []:
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[file.write(rest) or 0 :]
+                remaining = memoryview(chunk)
+                while remaining:
+                    remaining = remaining[file.write(remaining) or 0 :]
         except OSError as error:  # a full disk does not stop the process, as with containers
             self.error = error
         return len(chunk)
@@ -76,26 +76,26 @@ class LogPipe:
 
     def drain(self, read_end: int) -> None:
         """Copy the bytes that are available now, without those written during the copy."""
-        (available,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
-        while available > 0 and (size := self.read(read_end)) > 0:
-            available -= size
+        (available_bytes,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
+        while available_bytes > 0 and (size := self.read(read_end)) > 0:
+            available_bytes -= size
 
 
 class _Reader(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="logs", daemon=True)
-        self.lock, self.ready, self.reads = threading.Lock(), select.epoll(), dict[int, LogPipe]()
+        self.lock, self.ready, self.pipes = threading.Lock(), select.epoll(), dict[int, LogPipe]()
         self.start()
 
     def add(self, read_end: int, log_pipe: LogPipe) -> None:
         with self.lock:
-            self.reads[read_end] = log_pipe
+            self.pipes[read_end] = log_pipe
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
         """Copy all output and close the pipes. Several threads may call this."""
         with self.lock:
-            for read_end in [read_end for read_end in log_pipe.sinks if self.reads.get(read_end) is log_pipe]:
+            for read_end in [read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe]:
                 log_pipe.drain(read_end)
                 self._close(read_end)
             for file in log_pipe.files:
@@ -103,14 +103,14 @@ class _Reader(threading.Thread):
 
     def _close(self, read_end: int) -> None:
         self.ready.unregister(read_end)
-        del self.reads[read_end]
+        del self.pipes[read_end]
         os.close(read_end)
 
     def run(self) -> None:
         while True:
             for read_end, _ in self.ready.poll():
                 with self.lock:
-                    if (log_pipe := self.reads.get(read_end)) and not log_pipe.read(read_end):
+                    if (log_pipe := self.pipes.get(read_end)) and not log_pipe.read(read_end):
                         self._close(read_end)
 
 

@@ -27,7 +27,7 @@ from argolocal.pods.process import Process
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
-SCRIPT = "/argo/staging/script"
+SCRIPT_PATH = "/argo/staging/script"
 MAX_RESULT_BYTES = 256 << 10  # outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
@@ -45,18 +45,18 @@ class PodRun:
     work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
-    directory: str = "/"  # working directory of the main container; relative output paths start here
+    working_directory: str = "/"  # working directory of the main container; relative output paths start here
     expand: Callable[[str], str] = str  # replaces variables of the main container in a text
-    killed: str | None = None
+    kill_reason: str | None = None
     kill_at: float | None = None
 
     @cached_property
-    def private(self) -> tuple[str, ...] | None:
-        """The pod's own files; None without mount namespaces, where all paths come from placeholders."""
+    def private_paths(self) -> tuple[str, ...] | None:
+        """The paths of the pod's own files; None without mount namespaces, where all paths come from placeholders."""
         if not filesystem.available():
             return None
-        declared = [os.path.join(self.directory, path) for path in paths(self.template)]
-        return (*declared, *((SCRIPT,) if "script" in self.template else ()))
+        own_paths = [os.path.join(self.working_directory, path) for path in declared_paths(self.template)]
+        return (*own_paths, *((SCRIPT_PATH,) if "script" in self.template else ()))
 
     @property
     def template(self) -> dict[str, Any]:
@@ -72,17 +72,17 @@ class PodRun:
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
     @property
-    def shared(self) -> Path:
-        """The directory of its volumes."""
+    def volumes_folder(self) -> Path:
+        """The directory of the pod's volumes."""
         return self.root.with_name(f"{self.root.name}.volumes")
 
     @property
-    def logs(self) -> dict[str, Path]:
-        """The logs of its containers that are saved as artifacts."""
+    def archived_logs(self) -> dict[str, Path]:
+        """The logs that are saved as artifacts, by container."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
-        return {name: path for name, path in paths.items() if path.exists()}
+        log_paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
+        return {name: path for name, path in log_paths.items() if path.exists()}
 
     def _members(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
@@ -103,24 +103,26 @@ class PodRun:
     @property
     def view(self) -> filesystem.View | None:
         """The file system tree of the main container."""
-        if self.private is None:
+        if self.private_paths is None:
             return None
         view = self.group.view if self.group else self.process.view if self.process else None
         mounts = main_container(self.template).get("volumeMounts") or []
-        return view or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
+        return view or filesystem.View(self.root, self.private_paths, bind_mounts(self.volumes, mounts, self.expand))
 
-    def host(self, path: str, link: bool = False) -> Path:
-        """Return the file on this machine at the main container's `path`; `link`: do not follow a link at its end.
+    def host(self, path: str, keep_final_link: bool = False) -> Path:
+        """Return the file on this machine at the main container's `path`.
+
+        With `keep_final_link`, do not follow a link in the last component.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
-        path = os.path.join(self.directory, path)
+        path = os.path.join(self.working_directory, path)
         if not (view := self.view):
             return filesystem.path_in_root(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
         resolved = (
             filesystem.resolve_links(parent, view.host_path) / name
-            if link
+            if keep_final_link
             else filesystem.resolve_links(path, view.host_path)
         )
         return view.host_path(resolved, must_exist=True)
@@ -139,38 +141,40 @@ class PodRun:
         outputs: Outputs = {} if code is None else {"exitCode": str(code)}
         errors: list[str] = []
         if self.action.capture and code is not None:
-            outputs |= _result(self.root / ".stdout")
-        declared = self.template.get("outputs") or {}
-        for parameter in declared.get("parameters") or []:
-            value = self._parameter(parameter)
+            outputs |= _read_result(self.root / ".stdout")
+        output_specs = self.template.get("outputs") or {}
+        for parameter in output_specs.get("parameters") or []:
+            value = self._read_parameter(parameter)
             if value is None:
-                missing = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
-                errors.append(f"open /var/run/argo/outputs/parameters/{missing}: no such file or directory")
+                missing_path = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
+                errors.append(f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or directory")
             outputs.setdefault("parameters", []).append(parameter if value is None else {**parameter, "value": value})
-        failed: list[str] = []
-        for artifact in declared.get("artifacts") or []:
+        artifact_errors: list[str] = []
+        for artifact in output_specs.get("artifacts") or []:
             try:
                 location = (self.template.get("archiveLocation") or {}).get("s3")
-                link, file = self.host(artifact["path"], link=True), self.host(artifact["path"])
-                if saved := artifacts.save(artifact, link, file, self.root, self.action.pod, workflow, store, location):
-                    outputs.setdefault("artifacts", []).append(saved)
+                link, file = self.host(artifact["path"], keep_final_link=True), self.host(artifact["path"])
+                if saved_artifact := artifacts.save(
+                    artifact, link, file, self.root, self.action.pod, workflow, store, location
+                ):
+                    outputs.setdefault("artifacts", []).append(saved_artifact)
             except (ArtifactError, OSError) as error:
-                failed.append(str(error))
-        for name, log in self.logs.items():
+                artifact_errors.append(str(error))
+        for name, log in self.archived_logs.items():
             outputs.setdefault("artifacts", []).append(
                 artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
             )
-        if failed:
-            errors.append("".join(f"{failure}; " for failure in failed))
-        if self.killed or failure:
-            return "Failed", self.killed or failure, outputs
+        if artifact_errors:
+            errors.append("".join(f"{failure}; " for failure in artifact_errors))
+        if self.kill_reason or failure:
+            return "Failed", self.kill_reason or failure, outputs
         if errors:
             return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
         if sidecar_failure:
             return "Failed", sidecar_failure, outputs
         return "Succeeded", "", outputs
 
-    def _parameter(self, parameter: dict[str, Any]) -> str | None:
+    def _read_parameter(self, parameter: dict[str, Any]) -> str | None:
         source = parameter.get("valueFrom") or {}
         if "path" not in source:
             return parameter.get("value", source.get("default"))
@@ -184,7 +188,7 @@ class PodRun:
         return text.removesuffix("\n") if text is not None else None
 
 
-def paths(template: dict[str, Any]) -> Iterator[str]:
+def declared_paths(template: dict[str, Any]) -> Iterator[str]:
     """Yield the paths that a template declares."""
     yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
     outputs = template.get("outputs") or {}
@@ -202,7 +206,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
     return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
 
 
-def _result(stdout: Path) -> Outputs:
+def _read_result(stdout: Path) -> Outputs:
     """Return the stdout as outputs.result; empty for a container that never started."""
     if not stdout.exists():
         return {}
@@ -215,19 +219,20 @@ def _result(stdout: Path) -> Outputs:
 def check(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template (as written) contains paths that cannot be private to its pods here."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
-    literal = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
-    declared = [*literal]
+    literal_paths = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
+    declared_paths = [*literal_paths]
     for direction in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
             for entry in (template.get(direction) or {}).get(kind) or []:
                 if path := entry.get("path") or (entry.get("valueFrom") or {}).get("path"):
-                    declared.append(path)
+                    declared_paths.append(path)
                     if path in text or f"{direction}.{kind}.{entry['name']}.path" not in text:
-                        literal.append(path)
-    if invalid := filesystem.unsupported_path(declared):
+                        literal_paths.append(path)
+    if invalid := filesystem.unsupported_path(declared_paths):
         raise ConfigError(f"{where}: the path {invalid} is in a system directory: use one below /tmp.")
-    if literal and not filesystem.available():
+    if literal_paths and not filesystem.available():
         raise ConfigError(
-            f"{where} contains the path {literal[0]}, which its pods would share, because private mount namespaces are "
-            "not available here. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
+            f"{where} contains the path {literal_paths[0]}, which its pods would share, because private mount "
+            "namespaces are not available here. "
+            "Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
         )

@@ -21,8 +21,8 @@ class Probe:
         self.delay = float(probe.get("initialDelaySeconds") or 0)
         self.period = float(probe.get("periodSeconds") or 10)
         self.timeout = float(probe.get("timeoutSeconds") or 1)
-        self.failures = int(probe.get("failureThreshold") or 3)
-        self.successes = int(probe.get("successThreshold") or 1)
+        self.failure_threshold = int(probe.get("failureThreshold") or 3)
+        self.success_threshold = int(probe.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
         """Return True if the container answers the request with 2xx or 3xx, or accepts the connection. Blocks."""

@@ -2,8 +2,8 @@
 
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
-Used for container and script templates, and by the controllers for the pods of jobs and deployments. `root` is the
-pod's own directory; `private` are its private paths, in addition to its volumes (see filesystem.py).
+Container and script templates use it, and the controllers for the pods of jobs and deployments. `root` is the
+pod's own directory; `private_paths` are its private paths, in addition to its volumes (see filesystem.py).
 """
 
 import os
@@ -46,7 +46,7 @@ class Origin:
 class ContainerRun:
     """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, in addition to the log.
 
-    `volumes`: the directories that it may mount. `inside`: pid of a process whose file system tree it shares.
+    `volumes`: the directories that it may mount. `root_pid`: a process whose file system tree it shares.
     """
 
     name: str
@@ -56,10 +56,10 @@ class ContainerRun:
     ip: str = "127.0.0.1"
     namespace: str = "default"
     extra_env: Mapping[str, str] = field(default_factory=dict)
-    private: tuple[str, ...] | None = None
+    private_paths: tuple[str, ...] | None = None
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
-    inside: int | None = None
+    root_pid: int | None = None
     origin: Origin | None = None  # default: this process
 
 
@@ -95,7 +95,7 @@ class Process(subprocess.Popen[bytes]):
     environment: Mapping[str, str]
     log_pipe: LogPipe
     message: TerminationMessage
-    memory: limits.Memory | None = None
+    memory: limits.MemoryCgroup | None = None
     view: filesystem.View | None = None
 
     def wait(self, timeout: float | None = None) -> int:
@@ -123,7 +123,7 @@ class Process(subprocess.Popen[bytes]):
     @property
     def reason(self) -> str:
         """Kubernetes' reason for its failure."""
-        return "OOMKilled" if self.memory and self.memory.exceeded else "Error"
+        return "OOMKilled" if self.memory and self.memory.limit_exceeded else "Error"
 
     @property
     def failure(self) -> str:
@@ -153,14 +153,14 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     run.root.mkdir(parents=True, exist_ok=True)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
-    private = _private_paths(run, directory) if directory else run.private
-    if private is not None and run.inside:
-        enter = filesystem.enter_process_root(run.inside)
-    elif private is not None:
+    private_paths = _add_working_directory(run, directory) if directory else run.private_paths
+    if private_paths is not None and run.root_pid:
+        enter = filesystem.enter_process_root(run.root_pid)
+    elif private_paths is not None:
         mounts = container.get("volumeMounts") or []
         binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
         workloads = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
-        view = filesystem.View(run.root, private, binds)
+        view = filesystem.View(run.root, private_paths, binds)
         enter = view.prepare([*workloads, Path(origin.prefix)])
     with LogPipe(run.log, run.stdout) as log_pipe:
         memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
@@ -175,7 +175,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
                 stdout=log_pipe.out,
                 stderr=log_pipe.err,
                 start_new_session=True,
-                preexec_fn=_before_exec(os.getpid(), memory, enter, directory),
+                preexec_fn=_make_child_setup(os.getpid(), memory, enter, directory),
             )
         except BaseException:
             message.read()
@@ -197,8 +197,8 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
             raise StartError(f"{name} contains a NUL byte: {text!r}")
 
 
-def _private_paths(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, plus a missing working directory, because container runtimes create it.
+def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
+    """Return the private paths, plus the working directory if it is missing: container runtimes create it.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -207,13 +207,13 @@ def _private_paths(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
     if max(map(len, os.fsencode(directory).split(b"/"))) > 255 or len(directory) > 4000:
         raise StartError(f"mkdir {directory}: file name too long")
     if os.path.exists(directory):
-        return run.private
+        return run.private_paths
     if filesystem.unsupported_path([directory]) or not filesystem.available():
         raise ConfigError(f"{run.name}: the working directory {directory} cannot be created here. Use one below /tmp.")
-    return (*(run.private or ()), directory)
+    return (*(run.private_paths or ()), directory)
 
 
-def unknown_program(error: OSError) -> str:
+def missing_command_message(error: OSError) -> str:
     """Return the message of Argo's executor (Go's exec.LookPath) for a missing command."""
     name, reason = str(error.filename), "permission denied"
     if isinstance(error, FileNotFoundError):
@@ -221,12 +221,12 @@ def unknown_program(error: OSError) -> str:
     return f'failed to find name in PATH: exec: "{name}": {reason}'
 
 
-def _before_exec(
-    parent: int, memory: limits.Memory | None, enter: Callable[[], None] | None, directory: str | None
+def _make_child_setup(
+    parent: int, memory: limits.MemoryCgroup | None, enter: Callable[[], None] | None, directory: str | None
 ) -> Callable[[], None]:
     """Return the function that the new process calls before exec."""
 
-    def begin() -> None:
+    def set_up_child() -> None:
         die_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         stop_ignoring_signals()
@@ -238,7 +238,7 @@ def _before_exec(
                 os.makedirs(directory, exist_ok=True)  # a private directory: see _private_paths
                 os.chdir(directory)
 
-    return begin
+    return set_up_child
 
 
 def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]:
@@ -256,10 +256,10 @@ def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
-                values = _read(run, read, source[kind])
+                values = _read_object(run, read, source[kind])
                 variables |= {source.get("prefix", "") + key: value for key, value in values.items()}
     for variable in container.get("env") or []:
-        value = _value(run, variable, cluster)
+        value = _variable_value(run, variable, cluster)
         if value is not None:
             variables[variable["name"]] = expand_variables(value, variables)
     return variables | dict(run.extra_env) | {program.POD: str(run.root)}
@@ -277,7 +277,7 @@ def _check_names(run: ContainerRun) -> None:
                 raise ConfigError(f"{where} is {name!r}: it must consist of printable ASCII characters except '='.")
 
 
-def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
+def _read_object(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
     try:
         return read(reference["name"])
     except KeyError:
@@ -288,13 +288,13 @@ def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping
         ) from None
 
 
-def _value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
+def _variable_value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
     source = variable.get("valueFrom")
     if not source:
         return str(variable.get("value") or "")
     for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
         if reference := source.get(kind):
-            values = _read(run, read, reference)
+            values = _read_object(run, read, reference)
             if reference["key"] in values:
                 return values[reference["key"]]
             if reference.get("optional"):

@@ -17,8 +17,8 @@ from argolocal.manifest.volumes import GC_STRATEGIES, Volume, mounts
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
-READ_ONLY = KINDS[1:5]
-NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+READ_ONLY_KINDS = KINDS[1:5]
+NAME_PATTERN = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class VolumeDirectory:
 
 def delete(cluster: Any, volume: Volume) -> None:
     """Remove a claim and its contents."""
-    shutil.rmtree(_claim(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
+    shutil.rmtree(_claim_path(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
 def create(
@@ -45,7 +45,7 @@ def create(
     for volume in volumes:
         name = volume["name"]
         if claim := volume.get("persistentVolumeClaim"):
-            path = _claim(cluster, claim["claimName"])
+            path = _claim_path(cluster, claim["claimName"])
             if claim["claimName"] not in run_claims and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
                 raise ConfigError(
                     f"volume {name}: the PersistentVolumeClaim {claim['claimName']!r} does not exist here: add it to "
@@ -55,11 +55,11 @@ def create(
             directories[name] = VolumeDirectory(path, bool(claim.get("readOnly")))
             continue
         path = folder / name
-        directories[name] = VolumeDirectory(path, any(kind in volume for kind in READ_ONLY))
+        directories[name] = VolumeDirectory(path, any(kind in volume for kind in READ_ONLY_KINDS))
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
         for file, content, mode in _files(volume, cluster, field_value):
             if not (path / file).resolve().is_relative_to(path.resolve()):
-                raise ConfigError(f"volume {name}: the path {file!r} leads out of it. Use a path below it.")
+                raise ConfigError(f"volume {name}: the path {file!r} leads out of the volume. Use a path inside it.")
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
                 out.write(content)
@@ -82,17 +82,17 @@ def bind_mounts(
         sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
         path = volume.path / sub_path
         if not path.resolve().is_relative_to(volume.path.resolve()):
-            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path below it.")
+            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of the volume. Use a path inside it.")
         if not path.exists():
             if volume.read_only:
-                raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in it.")
+                raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in the volume.")
             path.mkdir(parents=True)
         binds.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
     return sorted(binds, key=lambda bind: bind[1].count("/"))
 
 
-def _claim(cluster: Any, name: str) -> Path:
-    if not NAME.fullmatch(name):
+def _claim_path(cluster: Any, name: str) -> Path:
+    if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(f"the name of the claim {name!r} is invalid: it must consist of a-z, 0-9, - and dots.")
     return cluster.home / "claims" / name
 
@@ -101,7 +101,7 @@ def _files(
     volume: Volume, cluster: Any, field_value: FieldValue, mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield path, content and mode of every file of a volume."""
-    for kind in READ_ONLY:
+    for kind in READ_ONLY_KINDS:
         source = volume.get(kind) or {}
         default = mode if source.get("defaultMode") is None else int(source["defaultMode"])
         if kind == "projected":
@@ -135,7 +135,7 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
 
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
     """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
-    shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
+    shared_volumes = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]) not in GC_STRATEGIES:
         raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC_STRATEGIES)}.")
@@ -145,10 +145,10 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
             if len(kinds) != 1:
                 raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
         for volume in [*(owner.get("volumes") or []), *(claims if owner is spec else [])]:
-            if not NAME.fullmatch(volume["name"]):
+            if not NAME_PATTERN.fullmatch(volume["name"]):
                 raise ConfigError(f"{where} has a volume {volume['name']!r}: its name must consist of a-z, 0-9 and -.")
     for template, where in templates:
-        names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared, *claims]}
+        names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared_volumes, *claims]}
         for mount in mounts(template):
             if mount["name"] not in names:
                 valid_names = ", ".join(sorted(names)) or "one of spec.volumes"

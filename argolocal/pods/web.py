@@ -23,7 +23,7 @@ MAX_REDIRECTS = 10
 LOGIN_HEADERS = ("authorization", "www-authenticate", "cookie", "cookie2", "proxy-authorization", "proxy-authenticate")
 BODY_HEADERS = ("content-encoding", "content-language", "content-location", "content-type")
 REDIRECTS = (301, 302, 303, 307, 308)
-PASSWORD = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
+PASSWORD_PATTERN = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
 Headers = Iterable[tuple[str, str]]
 
 
@@ -47,35 +47,35 @@ def request(
 ) -> HTTPResponse:
     """Send a request and return the answer, with any status. Raises WebError.
 
-    Without `leave_host` a redirection to another host is itself the answer.
+    Without `leave_host`, return a redirection to another host instead of following it.
     """
     context = None
     if not verify:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    first, referer = _split(url), ""
+    first_parts, referer = _split(url), ""
     remaining_headers = {name.lower(): (name, value) for name, value in headers}
     for _ in range(MAX_REDIRECTS + 1):
-        sent = dict(remaining_headers.values()) | (
+        sent_headers = dict(remaining_headers.values()) | (
             {} if "referer" in remaining_headers or not referer else {"Referer": referer}
         )
-        answer = _send(url, method, sent, body, timeout, context, proxies)
+        answer = _send(url, method, sent_headers, body, timeout, context, proxies)
         location = answer.headers.get("Location")
         if answer.status not in REDIRECTS or not location:
             return answer
-        previous_url, url = url, _target(url, location)
-        last, parts = _split(previous_url), _split(url)
-        if not leave_host and parts.hostname != last.hostname:
+        previous_url, url = url, _redirect_target(url, location)
+        previous_parts, parts = _split(previous_url), _split(url)
+        if not leave_host and parts.hostname != previous_parts.hostname:
             return answer
         answer.close()
-        dropped = () if _is_within(parts, first) else LOGIN_HEADERS
+        dropped_headers = () if _is_within(parts, first_parts) else LOGIN_HEADERS
         if answer.status < 307:
             method, body = method if method in ("GET", "HEAD") else "GET", None
-            dropped += BODY_HEADERS
+            dropped_headers += BODY_HEADERS
         if urllib.parse.urlsplit(location).netloc:
-            dropped += ("host",)
-        remaining_headers = {name: header for name, header in remaining_headers.items() if name not in dropped}
-        referer = _without_user(previous_url) if (last.scheme, parts.scheme) != ("https", "http") else ""
+            dropped_headers += ("host",)
+        remaining_headers = {name: header for name, header in remaining_headers.items() if name not in dropped_headers}
+        referer = _without_user(previous_url) if (previous_parts.scheme, parts.scheme) != ("https", "http") else ""
     raise WebError(hide_password(url), f"stopped after {MAX_REDIRECTS} redirects")
 
 
@@ -117,15 +117,17 @@ def _send(
     for handler in handlers:
         opener.add_handler(handler)
     try:
-        sent = urllib.request.Request(_without_user(url), body, {"User-Agent": "Go-http-client/1.1"}, method=method)
+        http_request = urllib.request.Request(
+            _without_user(url), body, {"User-Agent": "Go-http-client/1.1"}, method=method
+        )
         for name, value in headers.items():
-            sent.add_header(name, value)
-        return opener.open(sent, timeout=timeout)
+            http_request.add_header(name, value)
+        return opener.open(http_request, timeout=timeout)
     except (OSError, ValueError, HTTPException) as error:
         raise WebError(hide_password(url), getattr(error, "reason", error)) from error
 
 
-def _target(url: str, location: str) -> str:
+def _redirect_target(url: str, location: str) -> str:
     try:
         return urllib.parse.urljoin(url, urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1"))
     except ValueError as error:
@@ -167,4 +169,4 @@ def _without_user(url: str) -> str:
 
 def hide_password(url: str) -> str:
     """Replace the password of an address by ***, as Go does."""
-    return PASSWORD.sub(r"\1***@", url)
+    return PASSWORD_PATTERN.sub(r"\1***@", url)

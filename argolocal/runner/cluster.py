@@ -24,7 +24,7 @@ from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError
-from argolocal.pods.container_images import BASES, Image, base_name
+from argolocal.pods.container_images import BASE_IMAGES, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
 from argolocal.store import FolderStore, ObjectStore
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from argolocal.controllers.deployment import Deployments
     from argolocal.controllers.kinds import Kinds
 
-STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older ones are reused
 
 
@@ -55,7 +55,7 @@ class LocalCluster:
         store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
     ) -> None:
         self.home = (home or homes.current()).resolve()
-        self.images = Image.table(self.home / "images.yaml") if images is None else images
+        self.images = Image.read_table(self.home / "images.yaml") if images is None else images
         self._kinds, self._stores = kinds, store
         self._polled_at = 0.0
 
@@ -79,7 +79,7 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
+        if (self.home / "objects/Deployment").exists():  # the import of the controller takes 30 ms
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
@@ -109,7 +109,7 @@ class LocalCluster:
 
     def image(self, image: str) -> Image:
         """Return the local command and environment of an image."""
-        return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
+        return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
         """Return the object store of an artifact (default: without a bucket). Raises ConfigError, KeyError."""
@@ -172,14 +172,14 @@ class LocalCluster:
 
     def down(self) -> list[str]:
         """Stop the deployments and wait. Return their names. Raises Busy during a run."""
-        from argolocal.controllers.memory import sweep_shared_memory
+        from argolocal.controllers.memory import clean_up_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
                 f"{', '.join(running)}: still running, and needs the deployments and services that "
                 f"`{program.name} down` stops. Wait for the end, or `{program.name} stop {running[0]}` first."
             )
-        sweep_shared_memory()
+        clean_up_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
@@ -203,9 +203,9 @@ class LocalCluster:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
         for obj in objects:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
-            if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
+            if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE)} with a name."
+                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE_KINDS)} with a name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
@@ -238,12 +238,12 @@ def _check(obj: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for data that the API server rejects."""
     kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
-        encoded = key == "binaryData" or (key == "data" and kind == "Secret")
+        is_encoded = key == "binaryData" or (key == "data" and kind == "Secret")
         for name, value in (obj.get(key) or {}).items():
             if not isinstance(value, str):
                 raise ConfigError(f"{where}.{key}.{name} is not a string: quote it.")
             try:
-                base64.b64decode(value if encoded else "", validate=True)
+                base64.b64decode(value if is_encoded else "", validate=True)
             except ValueError:
                 hint = "Encode it, or move the plain text to stringData (of a ConfigMap: data)."
                 raise ConfigError(f"{where}.{key}.{name} is not base64. {hint}") from None

@@ -24,7 +24,7 @@ from argolocal.manifest.schema import walk
 from argolocal.pods import artifacts, containers, filesystem, limits, pod_run, volumes
 from argolocal.pods.kinds import container_set, daemon, sidecars
 
-PODS = {*leaf_templates.KINDS} - {"http"}
+POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
@@ -39,13 +39,13 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
         if parameter.get("value") is None:
             name = parameter["name"]
             raise ConfigError(f"the parameter {name} does not have a value: pass one with -p {name}=...")
-    ignored |= dict.fromkeys(_bodies(workflow["spec"], cluster))
+    ignored |= dict.fromkeys(_check_templates(workflow["spec"], cluster))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
-    _objects(workflow["spec"], cluster)
+    _check_objects(workflow["spec"], cluster)
     notes = [f"ignored, because one machine does not need it: {', '.join(ignored)}"] if ignored else []
     names = dict.fromkeys(limits.limit_names(workflow["spec"]))
-    if unenforced := [name for name in names if name != "memory" or not limits.available()]:
-        notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced)}")
+    if unenforced_limits := [name for name in names if name != "memory" or not limits.available()]:
+        notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}")
     if not filesystem.available():
         notes.append(
             "pods are processes of this machine with your rights, as mount namespaces are not available: a process "
@@ -54,7 +54,7 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     return notes
 
 
-def _objects(spec: dict[str, Any], cluster: Any) -> None:
+def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
     """Raise ConfigError for missing objects that pods would wait for, unless a resource template may create them."""
     if any("resource" in template for template, _ in all_templates(spec, "spec")):
         return
@@ -67,29 +67,32 @@ def _objects(spec: dict[str, Any], cluster: Any) -> None:
             )
 
 
-def templates(spec: dict[str, Any], cluster: Any, path: str) -> None:
+def check_referenced(spec: dict[str, Any], cluster: Any, path: str) -> None:
     """Check the spec of a referenced WorkflowTemplate in the same way."""
-    _bodies(spec, cluster, path)
+    _check_templates(spec, cluster, path)
 
 
-def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
+def _check_templates(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
     """Check all templates. Return the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
-    _holders(spec)
+    _check_callers(spec)
     for template, path in all_templates(spec, where):
-        _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
+        _check_template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
         ignored += pod_patch.check(template, path)
-    _expressions(spec, where)
+    _check_expressions(spec, where)
     return ignored
 
 
-def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
-    types = [kind for kind in TEMPLATE_TYPES if kind in template]
-    if len(types) != 1:
-        raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
+def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
+    template_types = [kind for kind in TEMPLATE_TYPES if kind in template]
+    if len(template_types) != 1:
+        raise ConfigError(
+            f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it must have "
+            "exactly one."
+        )
     suspend.check(template, where)
     artifacts.check(template, where)
-    _paths(template, where)
+    _check_paths(template, where)
     if template.get("daemon") and where.endswith(".inline"):
         raise ConfigError(
             f"{where}.daemon is true, but Argo waits for the pod of an inline template to end. Move the template to "
@@ -101,21 +104,21 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     containers.check(template, where, cluster)
     containers.check_images(template, where, cluster)
     seconds = template.get("activeDeadlineSeconds")
-    if template.keys() & PODS and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
+    if template.keys() & POD_TYPES and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
         raise ConfigError(f"{where}.activeDeadlineSeconds is 0: Kubernetes rejects a pod with a deadline below 1.")
     if template.get("steps") == []:
         raise ConfigError(f"{where}.steps is empty, and Argo sees a template without a type: add a step.")
     if "container" in template or "script" in template:
         pod_run.check(template)
-        names = {"init", "main", "wait"}  # Argo's own
+        used_names = {"init", "main", "wait"}  # Argo's own
         for kind in sidecars.KINDS:
             for index, container in enumerate(template.get(kind) or []):
-                if container["name"] in names:
+                if container["name"] in used_names:
                     raise ConfigError(
                         f"{where}.{kind}[{index}].name is {container['name']!r}, the name of another container: "
                         "Kubernetes rejects that. Choose another name."
                     )
-                names.add(container["name"])
+                used_names.add(container["name"])
         sidecars.check(template, where)
         daemon.check(template, where)
     if template.get("containerSet"):
@@ -123,22 +126,23 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         pod_run.check(template)
 
 
-def _paths(template: dict[str, Any], where: str) -> None:
+def _check_paths(template: dict[str, Any], where: str) -> None:
     """Raise ConfigError for an input artifact at the path of another one or of a volume mount (Argo's validateLeaf)."""
     mounts = (template.get("container") or {}).get("volumeMounts") or []
-    owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
+    path_owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
     for index, artifact in enumerate(files):
-        if other := owners.get(path := posixpath.normpath(artifact["path"])):
+        if other_owner := path_owners.get(path := posixpath.normpath(artifact["path"])):
             raise ConfigError(
-                f"{where}.inputs.artifacts[{index}].path is {path!r}, as is the path of {other}. Choose another path."
+                f"{where}.inputs.artifacts[{index}].path is {path!r}, as is the path of {other_owner}. "
+                "Choose another path."
             )
-        owners[path] = f"inputs.artifacts[{index}]"
+        path_owners[path] = f"inputs.artifacts[{index}]"
 
 
-def _holders(spec: dict[str, Any]) -> None:
-    for holder, path in callers(spec, "spec"):
-        is_hook, expression = ".hooks." in path, holder.get("expression") or ""
+def _check_callers(spec: dict[str, Any]) -> None:
+    for caller, path in callers(spec, "spec"):
+        is_hook, expression = ".hooks." in path, caller.get("expression") or ""
         if is_hook and not path.endswith(".hooks.exit") and not expression:
             raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
         if expression and "{{" not in expression:
@@ -146,7 +150,7 @@ def _holders(spec: dict[str, Any]) -> None:
                 expr.find_calls(expression)
             except ExprError as error:
                 raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
-        sequence = holder.get("withSequence")
+        sequence = caller.get("withSequence")
         if sequence is not None and len([field for field in ("count", "end") if sequence.get(field) is not None]) != 1:
             raise ConfigError(f"{path}.withSequence must have either a count or an end: set one of them.")
         if sequence and "{{" not in (number_format := sequence.get("format") or "%d"):
@@ -156,35 +160,35 @@ def _holders(spec: dict[str, Any]) -> None:
                 raise ConfigError(f"{path}.withSequence.format: {error}.") from None
 
 
-def _expressions(value: Any, where: str) -> None:
+def _check_expressions(value: Any, where: str) -> None:
     """Raise ConfigError for calls of unknown functions: they would fail late or, worse, stay as text."""
     if isinstance(value, dict):
         for key, child in value.items():
-            _expressions(child, f"{where}.{key}")
+            _check_expressions(child, f"{where}.{key}")
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            _expressions(child, f"{where}[{index}]")
+            _check_expressions(child, f"{where}[{index}]")
     elif isinstance(value, str):
         sources = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
         for source in [*EXPRESSION.findall(value), *sources]:
-            _functions(source, where)
+            _check_functions(source, where)
 
 
-def _functions(source: str, where: str) -> None:
+def _check_functions(source: str, where: str) -> None:
     try:
         calls = expr.find_calls(source)
     except ExprError:
         return  # stays as text, or fails its node, as on Argo
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
-            _path(path, where)
+            _check_json_path(path, where)
         known_functions = set(SPRIG) if name.startswith("sprig.") else {*ARGO, *BUILTINS, *PREDICATES}
         if (function := name.removeprefix("sprig.")) not in known_functions:
             hint = did_you_mean(function, known_functions)
             raise ConfigError(f"{where} calls {name}(), which the local runner does not know.{hint}")
 
 
-def _path(path: str, where: str) -> None:
+def _check_json_path(path: str, where: str) -> None:
     try:
         json_path.tokens(path)
     except ValueError as error:

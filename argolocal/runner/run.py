@@ -2,7 +2,7 @@
 
     status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
     status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
-    release_suspended("demo-4k2xp", {"approve": "YES"}, home)
+    resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
 Every change is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
 process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods gracefully
@@ -26,7 +26,7 @@ from argolocal.common.files import write_atomically
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import is_alive, signal_group, start_time
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory import sweep_shared_memory
+from argolocal.controllers.memory import clean_up_shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.inputs import add_labels
 from argolocal.engine.nodes import Kill, Resumed, Start, format_time
@@ -75,7 +75,7 @@ def stop(name: str, cluster: Cluster) -> str:
     return name
 
 
-def release_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
+def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
     """Resume the suspended steps of a running workflow, with `values` as outputs. Return False if no process runs it.
 
     The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
@@ -102,7 +102,7 @@ class LocalRun:
         self.name: str = workflow["metadata"]["name"]
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
-        self.head = ""
+        self.status_json = ""
         self.resume_request = ""  # content of a request that is not in the journal yet
 
     @classmethod
@@ -123,7 +123,7 @@ class LocalRun:
         if manifest["kind"] == "CronWorkflow":  # Argo rejects it if its Workflow is invalid
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = store_templates(
-            add_labels(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
+            add_labels(workflow), cluster.find, lambda spec, path: preflight.check_referenced(spec, cluster, path)
         )
         files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
@@ -153,24 +153,24 @@ class LocalRun:
         return cls(files, workflow, status, cluster)
 
     def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
-        """Run to the end and return the status. KeyboardInterrupt stops it (see module).
+        """Run to the end and return the status. KeyboardInterrupt stops all pods; the run can be resumed.
 
         `interrupts`: signal handlers that the caller has entered (default: new ones).
         """
         self.on_change = on_change
-        sweep_shared_memory()
+        clean_up_shared_memory()
         shutdown = self.shutdown
-        shared = SharedLocks(self.cluster)
+        locks = SharedLocks(self.cluster)
         with contextlib.ExitStack() as stack:
             interrupts = interrupts or stack.enter_context(Interrupts())
             stack.enter_context(interrupts.deferred())
             stack.enter_context(contextlib.closing(self.files))
-            stack.enter_context(contextlib.closing(shared))
+            stack.enter_context(contextlib.closing(locks))
             while True:
                 resources = Resources(self.cluster, self.workflow, self.files.root)
                 executor = Executor(self.files, self.workflow, self.cluster, interrupts, resources)
                 try:
-                    return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
+                    return self._loop(Scheduler(self.workflow, self.status, shutdown, locks), executor)
                 except KeyboardInterrupt:
                     executor.halt(STOP_GRACE_S)
                     if shutdown or not (self.files.root / "stop").exists():
@@ -210,7 +210,7 @@ class LocalRun:
             events = [*executor.wait(timeout), *self._resumed_nodes()]
 
     def _resumed_nodes(self) -> list[Resumed]:
-        """Return the events of a request by `release_suspended`."""
+        """Return the events of a request by `resume_suspended`."""
         if not self.files.resume_request.exists():
             return []
         self.resume_request = self.files.resume_request.read_text()
@@ -229,10 +229,10 @@ class LocalRun:
 
     def _record(self, scheduler: Scheduler) -> None:
         entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
-        head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
-        if head != self.head:
-            self.head = head
-            entry["status"] = json.loads(head)
+        status_json = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        if status_json != self.status_json:
+            self.status_json = status_json
+            entry["status"] = json.loads(status_json)
         if entry:
             self.files.append(entry)
             if self.on_change:

@@ -42,9 +42,9 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_SHARE = 200, 1 / 30  # share of the time for examining the steps of a run with MANY_STEPS
-NOT_RUN = ("Skipped", "Omitted")  # not a failure
-STARTING = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
+MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # share of the time for examining the steps of a run with MANY_STEPS
+NOT_RUN_PHASES = ("Skipped", "Omitted")  # not a failure
+NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
 JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: its logs contain the cause
 MAX_CAUSE = 400  # characters
 ProgressOf = Callable[[Step], str]  # the progress of a running step, the error in the logs of a failed job, or ""
@@ -93,10 +93,10 @@ class Lines:
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
         self.name, self.progress, self.out = name, progress, out
-        self.seen: dict[str, str] = {}
-        self.reported: set[tuple[str, str]] = set()
+        self.printed_phases: dict[str, str] = {}
+        self.printed_reasons: set[tuple[str, str]] = set()
         self.status: Status = {}
-        self.due, self.changed = 0.0, False
+        self.next_look, self.changed = 0.0, False
         self.running: list[Step] = []
         self.last_progress = ("", 0.0)
         self.lock = threading.RLock()  # the ticker, the runner and signal handlers print
@@ -104,42 +104,44 @@ class Lines:
     def __call__(self, status: Status) -> None:
         if not self.status:
             finished = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
-            self.seen = {row.name: row.phase for row in finished}
+            self.printed_phases = {row.name: row.phase for row in finished}
             self.say(
                 f"{self.name} running" + (f"; {len(leaves(finished))} steps had completed before" if finished else "")
             )
         self.status, self.changed = status, True
-        if time.monotonic() >= self.due:
+        if time.monotonic() >= self.next_look:
             self.look()
 
     def look(self) -> None:
         """Print all changes."""
         with self.lock:
-            began, self.changed = time.monotonic(), False
+            started_at, self.changed = time.monotonic(), False
             rows = steps(self.name, self.status)
             self.running = [row for row in rows if row.phase == "Running"]
             for row in rows:
                 if row.phase == "Pending":
                     self._report_waiting(row)
-                elif row.phase != self.seen.get(row.name):
-                    self.seen[row.name] = row.phase
+                elif row.phase != self.printed_phases.get(row.name):
+                    self.printed_phases[row.name] = row.phase
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                     cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
                     if not row.label.startswith("("):  # not an attempt: the step has the same warnings
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
-            self.due = began + (time.monotonic() - began) / MAX_SHARE if len(rows) > MANY_STEPS else 0.0
+            self.next_look = (
+                started_at + (time.monotonic() - started_at) / MAX_LOOK_SHARE if len(rows) > MANY_STEPS else 0.0
+            )
 
     def _report_waiting(self, row: Step) -> None:
         """Print each reason once: an image that cannot be pulled, no node with capacity."""
         reason = row.message.partition(":")[0]
-        if reason and reason not in STARTING and (row.name, reason) not in self.reported:
-            self.reported.add((row.name, reason))
+        if reason and reason not in NORMAL_PENDING_REASONS and (row.name, reason) not in self.printed_reasons:
+            self.printed_reasons.add((row.name, reason))
             self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
 
     def tick(self) -> None:
-        if self.changed and time.monotonic() >= self.due:
+        if self.changed and time.monotonic() >= self.next_look:
             self.look()
         text, shown_at = self.last_progress
         if time.monotonic() - shown_at < 5:
@@ -191,7 +193,7 @@ class Tree:
             mark, style = MARKS[row.phase]
             note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
-            if row.phase in NOT_RUN:
+            if row.phase in NOT_RUN_PHASES:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
             else:
                 table.add_row(step, Text(duration(row.seconds), "dim"), note)
@@ -234,13 +236,16 @@ def log_line(label: str, text: str, as_json: bool) -> str:
     return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 
-def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy logs with `stem` in their names to `out`, each line with its pod, until `finished()` and all are read."""
+def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
+    """Copy logs with `stem` in their names to `out`, each line with its pod.
+
+    Returns when `is_finished()` is true and all lines are copied.
+    """
     offsets: dict[Path, int] = {}
     while True:
-        completed = finished()
-        matching = [path for path in logs.glob("*.log") if stem in path.stem]
-        for path in sorted(matching, key=lambda path: path.stat().st_mtime):
+        completed = is_finished()
+        matching_logs = [path for path in logs.glob("*.log") if stem in path.stem]
+        for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
                 # an incomplete line waits for its end, unless all writers have exited

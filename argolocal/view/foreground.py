@@ -18,9 +18,9 @@ from argolocal.engine import suspend
 from argolocal.errors import ArgolocalError, ConfigError, say
 from argolocal.language.substitute import TAG
 from argolocal.manifest.shape import shape_errors
-from argolocal.pods.containers import other_pythons
+from argolocal.pods.containers import python_version_warnings
 from argolocal.runner.cluster import LocalCluster
-from argolocal.runner.run import LocalRun, release_suspended
+from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
@@ -39,7 +39,7 @@ def create_run(
     cluster.keep(other_objects)
     _check_ports(manifest, cluster)
     local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if notes else None)
-    for line in other_pythons(local.workflow["spec"], cluster):
+    for line in python_version_warnings(local.workflow["spec"], cluster):
         say(f"warning: {line}")
     return local
 
@@ -50,7 +50,7 @@ def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str],
     Raises ConfigError, Busy.
     """
     name = name or runs.newest(cluster.home, ("Interrupted", "Failed", "Error"))
-    if release_suspended(name, values, cluster.home):
+    if resume_suspended(name, values, cluster.home):
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return None
     return LocalRun.old(name, cluster)
@@ -142,11 +142,11 @@ def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Statu
     if local.workflow["spec"].get("suspend"):
         shown.say(f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal resumes it")
 
-    def changed(status: Status) -> None:
+    def on_change(status: Status) -> None:
         shown(status)
         for node in suspend.suspended(status):
             if node["id"] not in hinted:
                 hinted.add(node["id"])
                 shown.say(suspend.resume_hint(local.name, node))
 
-    return changed
+    return on_change

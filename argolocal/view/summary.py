@@ -25,7 +25,7 @@ CACHED_MESSAGE = re.compile(
     r"when ''([^' ]+)' == ''' evaluated false"
 )  # Argo's message for a task with a cached result
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
-GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
+GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
     tasks = tasks or {name}  # the workflow is a single leaf template
     # part of a task's name, or an extension of it: `ship.release`, `prepare(0)`, `train-worker-1`
-    longer = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
-    if not any(step in name for name in (*tasks, *logs)) and not longer.search(step):
+    longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
+    if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
         hint = did_you_mean(step, tasks)
         raise ConfigError(f'the step "{step}" does not exist in {name}.{hint} Steps: {", ".join(sorted(tasks))}.')
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
-    unsorted = list((status.get("nodes") or {}).values())  # a copy: the runner may add nodes concurrently
-    nodes = {n["name"]: n for n in sorted(unsorted, key=lambda n: n.get("startedAt") or "~")}
+    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy: the runner may add nodes concurrently
+    nodes = {n["name"]: n for n in sorted(unsorted_nodes, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
     for node_name in nodes:
         if node_name != name:
@@ -94,7 +94,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
         for child in children.get(parent, []):
             node = nodes[child]
             will_be_retried = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
-            is_only_attempt = _attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
+            is_only_attempt = _is_attempt(child, nodes) and len(children[parent]) == 1 and not will_be_retried
             is_hidden = node.get("type") == "StepGroup" or is_only_attempt
             if not is_hidden:
                 row = _step(name, parent, node, depth)
@@ -113,13 +113,15 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
         rows.insert(0, _step(name, "", nodes[name], 0))
     started = {row.name for row in rows if row.depth == 0}
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
-    exits = [row for row in rows if row.name.startswith("onExit")]
-    return [row for row in rows if row not in exits] + waiting + exits
+    exit_rows = [row for row in rows if row.name.startswith("onExit")]
+    return [row for row in rows if row not in exit_rows] + waiting + exit_rows
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
     """Return the steps that did work: neither groups nor single attempts."""
-    return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
+    return [
+        row for row in rows if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
+    ]
 
 
 def failed_step(rows: list[Step]) -> Step | None:
@@ -213,8 +215,8 @@ def log_tail(text: str, lines: int) -> list[str]:
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome, one line per fact; then the duration, and the warnings."""
     took = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
-    warned = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
-    return lines_of([*facts.items(), ("took", took), *warned])
+    warning_facts = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
+    return lines_of([*facts.items(), ("took", took), *warning_facts])
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
@@ -232,8 +234,8 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
     cause = runner_error or last_error(log) or message
-    rest = str(message).replace(cause, "").rstrip(": ")  # the termination message of the step
-    cause += f" ({rest})" if rest else ""
+    details = str(message).replace(cause, "").rstrip(": ")  # the termination message of the step
+    cause += f" ({details})" if details else ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(cause).split())[:600]}",
@@ -251,11 +253,11 @@ def last_error(log: str) -> str:
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
     """Return the longest other node name that is a prefix of `name` before `.`, `[` or `(`."""
-    cuts = [i for i, c in enumerate(name) if c in ".[("]
-    return next((name[:i] for i in reversed(cuts) if name[:i] in nodes), None)
+    cut_indexes = [i for i, c in enumerate(name) if c in ".[("]
+    return next((name[:i] for i in reversed(cut_indexes) if name[:i] in nodes), None)
 
 
-def _attempt(name: str, nodes: Mapping[str, Any]) -> bool:
+def _is_attempt(name: str, nodes: Mapping[str, Any]) -> bool:
     parent = _parent(name, nodes)
     return parent is not None and nodes[parent].get("type") == "Retry" and name[len(parent)] == "("
 

@@ -18,7 +18,7 @@ def images() -> None:
 
 
 @images.command
-@click.argument("name", type=click.Choice([*builder.ARGUMENTS]))
+@click.argument("name", type=click.Choice([*builder.BUILD_ARGUMENTS]))
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="Name and tag of the image.")
 @click.option("--push", is_flag=True, help="Push the image to the registry of its tag, and print its digest.")

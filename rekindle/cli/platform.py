@@ -29,7 +29,7 @@ def platform() -> None:
 @click.option("--mlflow", default="", metavar="URL", help="Address of an MLflow server (or use --with mlflow).")
 @click.option(
     "--with",
-    "options",
+    "components",
     multiple=True,
     type=click.Choice(["mlflow", "minio", "frameworks", "prometheus", "retraining"]),
     help="Component to add: an MLflow server, a small object store, permission to apply jobs of other frameworks, "

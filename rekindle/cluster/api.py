@@ -19,10 +19,10 @@ from rekindle.cluster.errors import ApiError, api_error
 from rekindle.errors import without_user
 
 Object = dict[str, Any]
-TIMEOUT = (4, 30)  # seconds to connect, and to wait for a response
+TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
 WATCH_SECONDS = 45  # duration of one watch request; a dead connection is detected soon after it
-RETRYABLE = (429, 500, 502, 503, 504)
-BACKOFF = 0.3  # seconds before the second repetition of a request, then twice as long each time
+RETRYABLE_CODES = (429, 500, 502, 503, 504)
+BACKOFF_S = 0.3  # before the second repetition of a request; twice as long before each further one
 CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
 STARTUP_SECONDS = 30.0  # a restarted server may not have loaded its users and roles for this long
 
@@ -65,8 +65,10 @@ class Cluster:
         from rekindle.cluster import kubeconfig
 
         settings, context_name, default_namespace = kubeconfig.load(context)
-        settings.retries = Retry(total=4, backoff_factor=BACKOFF, status_forcelist=RETRYABLE, allowed_methods=None,
-                                 redirect=0, raise_on_status=False)  # fmt: skip
+        settings.retries = Retry(
+            total=4, backoff_factor=BACKOFF_S, status_forcelist=RETRYABLE_CODES, allowed_methods=None,
+            redirect=0, raise_on_status=False,
+        )  # fmt: skip
         flags = f" --context {shlex.quote(context)}" if context else ""
         flags += f" --namespace {namespace}" if namespace not in (None, default_namespace) else ""
         return cls(ApiClient(settings), context_name, namespace or default_namespace, flags)
@@ -123,7 +125,7 @@ class Cluster:
     def call(
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, accept: str = ""
     ) -> Object:
-        """Send a request, retried if that can help; returns the response. Raises ApiError."""
+        """Send a request, and retry it after a temporary error; returns the response. Raises ApiError."""
         data = self._request(method, path, body, query, accept).data or b"{}"
         try:
             return json.loads(data)
@@ -134,7 +136,7 @@ class Cluster:
         """Yield the lines of a streamed response. Raises ApiError, also if the connection is lost."""
         from urllib3.exceptions import HTTPError
 
-        response = self._request("GET", path, query=query, timeout=(TIMEOUT[0], silence))
+        response = self._request("GET", path, query=query, timeout=(TIMEOUTS_S[0], silence))
         try:
             yield from response
         except (HTTPError, OSError) as error:
@@ -155,55 +157,56 @@ class Cluster:
         Resumes after an expired resource version, a server restart and a lost connection; calls `on_lost` while the
         server is unreachable. Raises ApiError for permanent errors: no permission, no such kind.
         """
-        select = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        select |= {"labelSelector": labels} if labels else {}
-        seen: dict[str, Object] = {}  # by uid
+        selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        selectors |= {"labelSelector": labels} if labels else {}
+        known_objects: dict[str, Object] = {}  # by uid
         version, pause = "", 0.1
         last_success: float | None = None
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 if not version:
-                    version, changes = self._relist(resource, select, seen)
+                    version, changes = self._relist(resource, selectors, known_objects)
                     last_success = time.monotonic()
                     yield from changes
-                query = {**select, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
+                query = {**selectors, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
                          "timeoutSeconds": str(WATCH_SECONDS)}  # fmt: skip
                 for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
                     kind, changed = _parse_event(line)
                     last_success, pause = time.monotonic(), 0.1
                     version = changed["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
-                        _record_event(seen, kind, changed)
+                        _record_event(known_objects, kind, changed)
                         yield kind, changed
             except ApiError as error:
                 if error.code == 410:
                     version = ""
                 elif last_success is None or (
-                    error.code not in (0, *RETRYABLE) and time.monotonic() - last_success > STARTUP_SECONDS
+                    error.code not in (0, *RETRYABLE_CODES) and time.monotonic() - last_success > STARTUP_SECONDS
                 ):
                     raise
                 elif on_lost and error.reason != CONNECTION_LOST:
                     on_lost(error)
-            if time.monotonic() - began > WATCH_SECONDS / 2:
+            if time.monotonic() - started_at > WATCH_SECONDS / 2:
                 pause = 0.1
             time.sleep(pause)  # even if the watch ended normally: some proxies end every watch at once
             pause = min(5.0, pause * 2)
 
     def _relist(
-        self, resource: Resource, select: Mapping[str, str], seen: dict[str, Object]
+        self, resource: Resource, selectors: Mapping[str, str], known_objects: dict[str, Object]
     ) -> tuple[str, list[tuple[str, Object]]]:
-        """List the objects; returns the resource version and the events since `seen`, which is updated."""
-        page = self.call("GET", resource.path(self.namespace), query=select)
+        """List the objects; returns the resource version and the events since `known_objects`, which is updated."""
+        page = self.call("GET", resource.path(self.namespace), query=selectors)
         current = {listed["metadata"]["uid"]: listed for listed in page["items"] or []}
-        changes = [("DELETED", seen[uid]) for uid in seen if uid not in current]
+        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current]
         changes += [
-            ("MODIFIED" if uid in seen else "ADDED", listed)
+            ("MODIFIED" if uid in known_objects else "ADDED", listed)
             for uid, listed in current.items()
-            if uid not in seen or listed["metadata"]["resourceVersion"] != seen[uid]["metadata"]["resourceVersion"]
+            if uid not in known_objects
+            or listed["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
         ]
-        seen.clear()
-        seen.update(current)
+        known_objects.clear()
+        known_objects.update(current)
         return page["metadata"]["resourceVersion"], changes
 
     def _request(
@@ -213,7 +216,7 @@ class Cluster:
         body: Any = None,
         query: Mapping[str, str] | None = None,
         accept: str = "",
-        timeout: tuple[float, float] = TIMEOUT,
+        timeout: tuple[float, float] = TIMEOUTS_S,
     ) -> Any:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
@@ -247,11 +250,11 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
     return event["type"], event["object"]
 
 
-def _record_event(seen: dict[str, Object], kind: str, changed: Object) -> None:
+def _record_event(known_objects: dict[str, Object], kind: str, changed: Object) -> None:
     if kind == "DELETED":
-        seen.pop(changed["metadata"]["uid"], None)
+        known_objects.pop(changed["metadata"]["uid"], None)
     else:
-        seen[changed["metadata"]["uid"]] = changed
+        known_objects[changed["metadata"]["uid"]] = changed
 
 
 def _cause(error: Exception) -> str:

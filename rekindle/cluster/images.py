@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, RekindleError, say
 
 Name = Literal["train", "serve", "mlflow", "project"]
 # flags of the builder by image; `train` runs every kind of pod
-ARGUMENTS = {
+BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
@@ -31,7 +31,7 @@ REMEDIES = {  # by the builder's command
     "image": "Check that the image still exists.",
 }
 # commands that succeed if the builder works; docker needs its daemon
-TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
+TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, f
         raise ConfigError(
             f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project with one."
         )
-    tool = _tool()
+    tool = _find_tool()
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
         cache = ["--layers"] if tool == "buildah" else []  # docker caches layers by default
         files = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
-        _run(tool, "build", *cache, *files, *ARGUMENTS[name], *flags, str(root))
+        _run(tool, "build", *cache, *files, *BUILD_ARGUMENTS[name], *flags, str(root))
         image = Image(tag, id_file.read_text().strip())
         return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure)) if push else image
 
@@ -89,11 +89,11 @@ def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
     return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
 
 
-def _tool() -> str:
-    for tool, probe in TOOLS.items():
+def _find_tool() -> str:
+    for tool, probe in TOOL_PROBES.items():
         if shutil.which(tool) and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
             return tool
-    installed = [tool for tool in TOOLS if shutil.which(tool)]
+    installed = [tool for tool in TOOL_PROBES if shutil.which(tool)]
     cause = f"{' and '.join(installed)} fails (is the daemon running?)" if installed else "neither is on the PATH"
     raise ConfigError(
         f"images are built with docker or buildah, and {cause}. Install one (apt-get install buildah), start docker or "

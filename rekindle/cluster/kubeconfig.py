@@ -19,10 +19,10 @@ from kubernetes import client, config
 from argolocal.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 
-IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REGENERATE_HINT = "your provider's `get-credentials` command writes a new one; `kubectl cluster-info` tests it."
 # exceptions of the client for malformed files
-INVALID = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError)
+INVALID_FILE_ERRORS = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError)
 
 
 class Settings(client.Configuration):
@@ -35,11 +35,11 @@ class Settings(client.Configuration):
 
 def load(context: str | None) -> tuple[Settings, str, str]:
     """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
-    settings, files = Settings(), _files()
-    if context is None and not files and IN_POD.exists():
+    settings, files = Settings(), _existing_files()
+    if context is None and not files and NAMESPACE_FILE.exists():
         with _config_errors("the ServiceAccount of this pod"):
             config.load_incluster_config(client_configuration=settings)
-        return settings, "in-cluster", IN_POD.read_text().strip()
+        return settings, "in-cluster", NAMESPACE_FILE.read_text().strip()
     if not files:
         raise ConfigError(
             "no cluster is configured: neither KUBECONFIG nor ~/.kube/config names an existing file; " + REGENERATE_HINT
@@ -47,9 +47,9 @@ def load(context: str | None) -> tuple[Settings, str, str]:
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
         for file in files:  # the client's parser does not limit the size
-            _content(file)
-        listed: tuple[Any, Any] = config.list_kube_config_contexts(source)
-        entries, current = listed
+            _parse_file(file)
+        contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(source)
+        entries, current = contexts_and_current
         contexts: dict[str, Any] = {entry["name"]: entry.get("context") or {} for entry in entries}
         name = context or str(current["name"])
         if name not in contexts:
@@ -73,13 +73,13 @@ def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None
         yield
     except ConfigError:
         raise
-    except INVALID as error:
-        problems = ((f"the kubeconfig {file}", _problem(file)) for file in files or [])
-        culprit, problem = next((pair for pair in problems if pair[1]), (source, _describe(error)))
-        raise ConfigError(f"{culprit} cannot be used: {problem}. Correct it; {REGENERATE_HINT}") from error
+    except INVALID_FILE_ERRORS as error:
+        problems = ((f"the kubeconfig {file}", _find_problem(file)) for file in files or [])
+        culprit, cause = next((pair for pair in problems if pair[1]), (source, _describe(error)))
+        raise ConfigError(f"{culprit} cannot be used: {cause}. Correct it; {REGENERATE_HINT}") from error
 
 
-def _content(file: str) -> Any:
+def _parse_file(file: str) -> Any:
     """Parse a file. Raises OSError, ValueError."""
     try:
         return parse_one(read_text(Path(file).expanduser()), "it")
@@ -87,11 +87,11 @@ def _content(file: str) -> Any:
         raise ValueError(str(error).removesuffix(".")) from None
 
 
-def _problem(file: str) -> str:
+def _find_problem(file: str) -> str:
     """Describe the first problem of a file without its values, which are credentials; "" if it is valid."""
     try:
-        content = _content(file)
-    except INVALID as error:
+        content = _parse_file(file)
+    except INVALID_FILE_ERRORS as error:
         return _describe(error)
     if not isinstance(content, dict):
         return "it must have clusters, users and contexts, but is plain text" if content else "it is empty"
@@ -138,7 +138,7 @@ def _captured_errors() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(handler)
 
 
-def _files() -> list[str]:
+def _existing_files() -> list[str]:
     """List the existing files that kubectl would read."""
     paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     return [path for path in paths.split(os.pathsep) if Path(path).expanduser().is_file()]

@@ -20,14 +20,14 @@ from rekindle.blocks.manifest.render import ordered, to_yaml
 from rekindle.blocks.pod import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
 
-ALWAYS = ("namespace", "accounts", "addresses", "network")
-OPTIONS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
+REQUIRED_FILES = ("namespace", "accounts", "addresses", "network")
+COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",
     "minio": "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z",
 }
-CLUSTER_WIDE = ("Namespace",)
+CLUSTER_WIDE_KINDS = ("Namespace",)
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 BUCKET = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
@@ -38,10 +38,10 @@ class Platform:
 
     namespace: str
     bucket: str = "rekindle"
-    endpoint: str = ""  # empty: AWS, or the MinIO of `options`
+    endpoint: str = ""  # empty: AWS, or the MinIO of `components`
     region: str = ""
-    mlflow: str = ""  # empty: the MLflow of `options`
-    options: tuple[str, ...] = ()
+    mlflow: str = ""  # empty: the MLflow of `components`
+    components: tuple[str, ...] = ()
     iam: bool = False  # pods have a cloud role instead of the Secret
     quota: tuple[str, str] | None = None  # CPU and memory that the namespace may request
     ephemeral: bool = False  # MLflow and MinIO keep their data in their pods
@@ -67,18 +67,18 @@ class Platform:
                 raise ConfigError(
                     f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
                 )
-        if self.endpoint and "minio" in self.options:
+        if self.endpoint and "minio" in self.components:
             raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds another: choose one of the two.")
-        if self.mlflow and "mlflow" in self.options:
+        if self.mlflow and "mlflow" in self.components:
             raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds another: choose one of the two.")
-        if not self.mlflow and "mlflow" not in self.options:
+        if not self.mlflow and "mlflow" not in self.components:
             raise ConfigError("MLflow is missing: give its address (--mlflow URL), or add a server (--with mlflow).")
-        if self.iam and "minio" in self.options:
+        if self.iam and "minio" in self.components:
             raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create its Secret.")
 
     @property
     def values(self) -> dict[str, str]:
-        endpoint = f"http://minio.{self.namespace}.svc:9000" if "minio" in self.options else self.endpoint
+        endpoint = f"http://minio.{self.namespace}.svc:9000" if "minio" in self.components else self.endpoint
         images = {**IMAGES, **self.images}
         cpu, memory = self.quota or ("", "")
         return {
@@ -98,7 +98,11 @@ class Platform:
 
 def render(platform: Platform) -> list[Manifest]:
     """Return all objects, in the order to apply them."""
-    files = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
+    files = [
+        *REQUIRED_FILES,
+        *(["quota"] if platform.quota else []),
+        *(n for n in COMPONENTS if n in platform.components),
+    ]
     objects = [manifest for file in files for manifest in _objects(file, platform.values, platform.namespace)]
     (serving,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving"))
     serving["spec"]["egress"] += _egress_to_store(platform)
@@ -128,7 +132,9 @@ def _egress_to_store(platform: Platform) -> list[Manifest]:
     name, _, rest = (parts.hostname or "").partition(".")
     if rest.split(".")[1:2] == ["svc"]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
-        pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}} if "minio" in platform.options else {}
+        pods = (
+            {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}} if "minio" in platform.components else {}
+        )
         egress: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
     else:
         egress = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
@@ -155,7 +161,7 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
         manifest = ordered(_substitute(document, values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {key: value for key, value in manifest["data"].items() if value}
-        if manifest["kind"] not in CLUSTER_WIDE:
+        if manifest["kind"] not in CLUSTER_WIDE_KINDS:
             manifest["metadata"]["namespace"] = namespace
         yield manifest
 

@@ -12,7 +12,7 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 
-PULL_FAILED = (
+PULL_FAILURE_REASONS = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"),
 )
 
@@ -37,7 +37,7 @@ def read_log(cluster: Cluster, pod: Object) -> list[str]:
 
 
 def _create(cluster: Cluster, pod: Object) -> None:
-    """Create a pod. After an ApiError it does not exist, even if the response of a successful request was lost."""
+    """Create a pod. After an ApiError the pod does not exist, even if the response of a successful request was lost."""
     try:
         cluster.create(PODS, pod)
     except ApiError as error:
@@ -55,8 +55,10 @@ def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
     while True:
         pod = cluster.get(PODS, name)
         states = container_states(pod).values()
-        settled = ["terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILED for state in states]
-        if (settled and all(settled)) or time.monotonic() > deadline:
+        has_settled = [
+            "terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILURE_REASONS for state in states
+        ]
+        if (has_settled and all(has_settled)) or time.monotonic() > deadline:
             return pod
         time.sleep(min(1, seconds))
 

@@ -27,17 +27,21 @@ def workloads(cluster: Cluster) -> list[Object]:
 
 def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     """Return a line for each job of the run that its queue holds back, with Kueue's reason."""
-    queued = sorted((workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank)
-    of_run = [workload for workload in queued if _owner(workload).startswith(f"{run}-")]
+    queued_workloads = sorted((workload for workload in workloads(cluster) if _is_pending(workload)), key=_rank)
+    run_workloads = [workload for workload in queued_workloads if _owner(workload).startswith(f"{run}-")]
     lines = []
-    for workload in [workload for workload in of_run if not _is_of_pod(workload)]:
+    for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
         queue = workload["spec"]["queueName"]
-        ahead = [_owner(other) for other in queued[: queued.index(workload)] if other["spec"]["queueName"] == queue]
-        behind = f", behind {' '.join(ahead[:3])}" if ahead else ""
-        behind += f" and {len(ahead) - 3} more" if len(ahead) > 3 else ""
+        owners_ahead = [
+            _owner(other)
+            for other in queued_workloads[: queued_workloads.index(workload)]
+            if other["spec"]["queueName"] == queue
+        ]
+        position = f", behind {' '.join(owners_ahead[:3])}" if owners_ahead else ""
+        position += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
         job = _owner(workload).removeprefix(f"{run}-")
-        lines.append(f"{job} waits in the queue {queue}{behind}: {_reason(workload)}")
-    if pods := [workload for workload in of_run if _is_of_pod(workload)]:
+        lines.append(f"{job} waits in the queue {queue}{position}: {_reason(workload)}")
+    if pods := [workload for workload in run_workloads if _is_of_pod(workload)]:
         lines.append(f"{len(pods)} more workers wait for idle quota in the queue {pods[0]['spec']['queueName']}")
     return lines
 

@@ -25,14 +25,14 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
     config = ClusterConfig.model_validate({"image": image})
     with pod.run_pod(cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S) as ended_pod:
         state = pod.container_states(ended_pod).get("main", {})
-        ended, waiting = state.get("terminated"), state.get("waiting") or {}
-        if not ended:
+        terminated, waiting = state.get("terminated"), state.get("waiting") or {}
+        if not terminated:
             cause = waiting.get("message") or waiting.get("reason") or "it was not scheduled"
             raise RekindleError(f"{subject} has not ended in {POD_TIMEOUT_S:g} s: {cause}.")
         lines = pod.read_log(cluster, ended_pod)
-    if ended["exitCode"]:
+    if terminated["exitCode"]:
         reason = lines[-1].strip() if lines else "no output"
-        raise RekindleError(f"{subject} ended with code {ended['exitCode']}: {reason}")
+        raise RekindleError(f"{subject} ended with code {terminated['exitCode']}: {reason}")
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 

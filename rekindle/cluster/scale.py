@@ -7,7 +7,7 @@ from rekindle.blocks.presets import presets
 from rekindle.errors import ConfigError
 from rekindle.release.rollback import Object, Objects
 
-ROLES = "pytorchReplicaSpecs"
+REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
@@ -18,22 +18,22 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
     """
     name = f"{run}-{task}"
     deployment, job = objects.find("Deployment", name), objects.find("PyTorchJob", name)
-    template = _template(deployment or {}, "spec") or _template(job or {}, "spec", ROLES, "Worker")
+    template = _template(deployment or {}, "spec") or _template(job or {}, "spec", REPLICAS_FIELD, "Worker")
     if not template:
         raise ConfigError(
             f"training {task} of run {run} cannot be scaled: it must be running, as a PyTorchJob or with "
             "cluster.harvest. Use --task for another training."
         )
-    least, most = _number(template, "min-workers", 1), _number(template, "max-workers", workers)
+    minimum, maximum = _number(template, "min-workers", 1), _number(template, "max-workers", workers)
     per_pod = _workers_per_pod(template)
-    if not least <= workers <= most or workers % per_pod:
+    if not minimum <= workers <= maximum or workers % per_pod:
         raise ConfigError(
-            f"{workers} workers: {name} may have {least} (train.min_workers) to {most} (train.max_workers)"
+            f"{workers} workers: {name} may have {minimum} (train.min_workers) to {maximum} (train.max_workers)"
             + (f", in multiples of {per_pod}, the GPUs of a pod." if per_pod > 1 else ".")
         )
     if deployment:
-        kind, pods = "Deployment", (workers - least) // per_pod
-        previous, change = deployment["spec"].get("replicas", 1) * per_pod + least, {"replicas": pods}
+        kind, pods = "Deployment", (workers - minimum) // per_pod
+        previous, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
     elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
         raise ConfigError(
             f"{name} is queued by Kueue, which would stop the whole job to add a worker: set cluster.harvest, so that "
@@ -41,8 +41,8 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         )
     else:
         kind, pods = "PyTorchJob", workers // per_pod
-        previous = ((job or {})["spec"][ROLES]["Worker"].get("replicas", 1)) * per_pod
-        change = {ROLES: {"Worker": {"replicas": pods}}}
+        previous = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
+        change = {REPLICAS_FIELD: {"Worker": {"replicas": pods}}}
     objects.patch(kind, name, {"spec": change})
     return {"workflow": run, "task": task, "workers": workers, "before": previous}
 
@@ -54,8 +54,8 @@ def _template(obj: Object, *path: str) -> Object:
 
 
 def _number(template: Object, flag: str, default: int) -> int:
-    texts = (re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or [])
-    return next((int(match[1]) for match in texts if match), default)
+    matches = (re.fullmatch(rf"--{flag}=(\d+)", arg) for arg in template["containers"][0].get("args") or [])
+    return next((int(match[1]) for match in matches if match), default)
 
 
 def _workers_per_pod(template: Object) -> int:

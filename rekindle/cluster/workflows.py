@@ -28,7 +28,7 @@ from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Obj
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
-MAX_NODES_SIZE = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
+MAX_NODES_BYTES = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retried request finds its first attempt
 
@@ -51,12 +51,12 @@ def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str
     workflow_spec = spec.get("workflowSpec") if is_cron else spec
     if not isinstance(workflow_spec, dict) or "workflowTemplateRef" not in workflow_spec:
         return manifest, {}
-    rest = copy.deepcopy(workflow_spec)
-    reference = rest.pop("workflowTemplateRef")
-    declared = rest.setdefault("arguments", {}).setdefault("parameters", [])
-    names_declared = {parameter["name"] for parameter in declared}
-    declared += [{"name": name} for name in parameters if name not in names_declared]
-    changed = {**manifest, "spec": {**spec, "workflowSpec": rest} if is_cron else rest}
+    own_spec = copy.deepcopy(workflow_spec)
+    reference = own_spec.pop("workflowTemplateRef")
+    parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
+    names_declared = {parameter["name"] for parameter in parameter_specs}
+    parameter_specs += [{"name": name} for name in parameters if name not in names_declared]
+    changed = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
     return changed, {"workflowTemplateRef": reference}
 
 
@@ -74,8 +74,10 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
-    for listed in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
-        if same_manifest(listed, workflow) and (running := cluster.find(WORKFLOWS, listed["metadata"]["name"])):
+    for metadata_entry in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
+        if same_manifest(metadata_entry, workflow) and (
+            running := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
+        ):
             phase = (running.get("status") or {}).get("phase")
             if phase not in COMPLETED and arguments(running) == arguments(workflow):
                 return str(running["metadata"]["name"])
@@ -128,7 +130,7 @@ def decompress_nodes(workflow: Object) -> Object:
     if text := status.pop("compressedNodes", None):
         try:
             decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            status["nodes"] = json.loads(decoder.decompress(base64.b64decode(text), MAX_NODES_SIZE))
+            status["nodes"] = json.loads(decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES))
         except (ValueError, RecursionError, zlib.error) as error:
             name = workflow.get("metadata", {}).get("name")
             raise RekindleError(f"the compressed nodes of workflow {name} cannot be read: {error}") from None
@@ -174,15 +176,17 @@ def resume(cluster: Cluster, name: str) -> str:
         raise ConfigError(f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry` {name}.")
     if phase == "Succeeded":
         raise ConfigError(f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another run.")
-    change, done = (_retry, "retries its failed steps") if phase in FAILED else (_release, "continues")
+    change, description = (
+        (_retry, "retries its failed steps") if phase in FAILED else (_continue_suspended, "continues")
+    )
     changed = change(nodes)
     if phase in FAILED:
         _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
     cluster.replace(WORKFLOWS, compress_nodes(changed) if "compressedNodes" in workflow["status"] else changed)
-    return done
+    return description
 
 
-def _release(workflow: Object) -> Object:
+def _continue_suspended(workflow: Object) -> Object:
     """Return the workflow without its suspension. Raises ConfigError if it is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
     waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
@@ -231,8 +235,8 @@ def _retry(workflow: Object) -> Object:
     }
     if stored:
         status["storedWorkflowTemplateSpec"] = stored
-    kept = {key: value for key, value in status.items() if value is not None}
-    return workflow | {"metadata": metadata, "spec": spec, "status": kept}
+    new_status = {key: value for key, value in status.items() if value is not None}
+    return workflow | {"metadata": metadata, "spec": spec, "status": new_status}
 
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
@@ -256,8 +260,13 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
     """Return the Workflow that the schedule `name` would create now. Raises ConfigError if it does not exist."""
     cron = _existing(cluster, CRONS, "schedule", name)
-    plain = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
-    workflow = submission(plain, parameters, cluster.namespace)
+    manifest = {
+        "apiVersion": cron["apiVersion"],
+        "kind": "CronWorkflow",
+        "metadata": {"name": name},
+        "spec": cron["spec"],
+    }
+    workflow = submission(manifest, parameters, cluster.namespace)
     if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
         workflow["metadata"]["annotations"][SHA256] = sha256  # of the template, as in the runs of the schedule
     return workflow

@@ -30,26 +30,30 @@ NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
 ALL_PODS = Resource("v1", "pods", namespaced=False)
-ADDRESSES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
+ADDRESS_NAMES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+KEY_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+ARGO_KINDS = {"argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults")}
 # kinds that each `cluster.backend` needs, by API
 JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
-BACKENDS_NEED: dict[str, dict[str, tuple[str, ...]]] = {
+BACKEND_KINDS: dict[str, dict[str, tuple[str, ...]]] = {
     "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
     "jobset": JOB_SETS,
     "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
 }
-KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
-INSTALL = {
-    "argoproj.io/v1alpha1": f"install Argo Workflows {ARGO[0]}.{ARGO[1]} or newer",
-    "kubeflow.org/v1": f"install the Kubeflow training operator {OPERATOR[0]}.{OPERATOR[1]}",
+MIN_KUBERNETES, MIN_ARGO, MIN_OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
+INSTALL_REMEDIES = {
+    "argoproj.io/v1alpha1": f"install Argo Workflows {MIN_ARGO[0]}.{MIN_ARGO[1]} or newer",
+    "kubeflow.org/v1": f"install the Kubeflow training operator {MIN_OPERATOR[0]}.{MIN_OPERATOR[1]}",
     "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
     "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
 }
 CONTROLLERS = {
-    "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
-    "training operator": ("control-plane=kubeflow-training-operator", OPERATOR, INSTALL["kubeflow.org/v1"]),
+    "Argo's controller": ("app=workflow-controller", MIN_ARGO, INSTALL_REMEDIES["argoproj.io/v1alpha1"]),
+    "training operator": (
+        "control-plane=kubeflow-training-operator",
+        MIN_OPERATOR,
+        INSTALL_REMEDIES["kubeflow.org/v1"],
+    ),
 }
 # permissions that the commands of `rekindle` need: (group, resource, verbs)
 USER_RULES = (
@@ -59,8 +63,8 @@ USER_RULES = (
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
-WITH_ROLE = " Not needed if pods have a cloud role."
-RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
+CLOUD_ROLE_NOTE = " Not needed if pods have a cloud role."
+RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
@@ -69,11 +73,11 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
 
     `seconds`: time limit of the pod, which takes minutes to start if its image must be pulled.
     """
-    results = [_api_server(cluster)]
+    results = [_check_api_server(cluster)]
     if not results[0].ok:
         return results
-    render = RENDER.format(cluster.namespace)
-    create_secret = platform.secret_command(cluster.namespace) + WITH_ROLE
+    render = RENDER_COMMAND.format(cluster.namespace)
+    create_secret = platform.secret_command(cluster.namespace) + CLOUD_ROLE_NOTE
     checks: dict[str, Iterator[Check]] = {
         "kinds": check_kinds(cluster, config.backend),
         "controllers": check_controllers(cluster, config.backend),
@@ -82,10 +86,12 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
         "your rights": check_user_rights(cluster),
         "account": check_account(cluster, config),
         "serving account": check_serving_account(cluster, config.serving_account),
-        "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
+        "addresses": _check_keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render),
         "artifact repository": check_artifact_repository(cluster),
         # without keys pods need a cloud role, which the object store check tests
-        "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
+        "credentials": _check_keys(
+            cluster, "credentials", SECRETS, pods.SECRET, KEY_NAMES, create_secret, required=False
+        ),
         "serving credentials": check_serving_credentials(cluster),
         "admission": check_admission(cluster, config),
     }
@@ -104,24 +110,24 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     return results
 
 
-def _api_server(cluster: Cluster) -> Check:
+def _check_api_server(cluster: Cluster) -> Check:
     try:
         version = cluster.call("GET", "/version")
     except ApiError as error:
         return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
     numbers = tuple(int(re.sub(r"\D", "", version[field]) or 0) for field in ("major", "minor"))
     detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
-    remedy = f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
-    return Check("API server", numbers >= KUBERNETES, detail, remedy)
+    remedy = f"Kubernetes {MIN_KUBERNETES[0]}.{MIN_KUBERNETES[1]} or newer is needed."
+    return Check("API server", numbers >= MIN_KUBERNETES, detail, remedy)
 
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
     """Check that the kinds of the objects in workflows are defined, in the right versions."""
-    for api, required in (KINDS | BACKENDS_NEED[backend]).items():
-        defined = _kinds(cluster, api)
-        missing = [kind for kind in required if kind not in defined]
+    for api, required in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
+        defined_kinds = _kinds(cluster, api)
+        missing = [kind for kind in required if kind not in defined_kinds]
         detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
-        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL[api]}.")
+        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
 
 
 def _kinds(cluster: Cluster, api: str) -> set[str]:
@@ -139,20 +145,20 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
     for name, (label, oldest, remedy) in CONTROLLERS.items():
         if name == "training operator" and backend != "pytorchjob":
             continue
-        running = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
-        if not running:
+        controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
+        if not controller_pod:
             remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
-        container, own_namespace = running["spec"]["containers"][0], running["metadata"]["namespace"]
+        container, own_namespace = controller_pod["spec"]["containers"][0], controller_pod["metadata"]["namespace"]
         args = [*(container.get("command") or []), *(container.get("args") or [])]
-        watched = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
-        watched = watched or (own_namespace if "--namespaced" in args else "")
+        watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
+        watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
         version = re.search(r":v?(\d+)\.(\d+)", container["image"])
         supported = not version or (int(version[1]), int(version[2])) >= oldest
-        sees_namespace = watched in ("", cluster.namespace)
+        sees_namespace = watched_namespace in ("", cluster.namespace)
         detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
-        detail += "" if sees_namespace else f", which sees only namespace {watched}"
+        detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
         remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
         yield Check(name, supported and sees_namespace, detail, remedy)
 
@@ -174,14 +180,14 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
             )
             yield Check(f"queue {queue_name}", queue_name in queues, detail, remedy)
     elif scheduler:
-        expected = presets()["gang"][scheduler]["pods"]["schedulerName"]
+        expected_name = presets()["gang"][scheduler]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
             container = operator["spec"]["containers"][0]
             flag = "--gang-scheduler-name"
-            actual = _flag([*(container.get("command") or []), *(container.get("args") or [])], flag)
-            detail = f"the training operator {f'has {flag}={actual}' if actual else f'does not have {flag}'}"
-            remedy = f"Give the training operator the argument {flag}={expected}."
-            yield Check("gang", actual == expected, detail, remedy)
+            actual_name = _flag([*(container.get("command") or []), *(container.get("args") or [])], flag)
+            detail = f"the training operator {f'has {flag}={actual_name}' if actual_name else f'does not have {flag}'}"
+            remedy = f"Give the training operator the argument {flag}={expected_name}."
+            yield Check("gang", actual_name == expected_name, detail, remedy)
 
 
 def check_namespace(cluster: Cluster) -> Iterator[Check]:
@@ -200,15 +206,15 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     """Check that the account of workflows exists, has a pipeline's permissions and a token for Argo's executor."""
-    name, remedy = config.service_account, RENDER.format(cluster.namespace)
+    name, remedy = config.service_account, RENDER_COMMAND.format(cluster.namespace)
     if not cluster.find(ACCOUNTS, name):
         yield Check("account", False, f"ServiceAccount {name} does not exist", remedy)
         return
     rules = [rule for rule in platform.rules() if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"]
-    needed = {api.partition("/")[0] for api in BACKENDS_NEED[config.backend]} - {"kubeflow.org"}
-    if needed:
-        kinds = {kind for names in BACKENDS_NEED[config.backend].values() for kind in names}
-        rules += [rule for rule in platform.rules("frameworks") if rule[0] in needed and rule[1] in kinds]
+    needed_groups = {api.partition("/")[0] for api in BACKEND_KINDS[config.backend]} - {"kubeflow.org"}
+    if needed_groups:
+        kinds = {kind for names in BACKEND_KINDS[config.backend].values() for kind in names}
+        rules += [rule for rule in platform.rules("frameworks") if rule[0] in needed_groups and rule[1] in kinds]
         remedy = remedy.replace("...", "--with frameworks ...")
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
@@ -216,39 +222,41 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         yield Check("account", not denied, denied or f"{name}: all {len(rules)} rights granted", remedy)
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
-    yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
+    yield from _check_keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
 
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
     """Check that the account of the model server exists, which its pods need to be created."""
     exists = bool(cluster.find(ACCOUNTS, name))
     detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
-    yield Check("serving account", exists, detail, RENDER.format(cluster.namespace))
+    yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
     """Check that the model server has keys, and not the keys of the pipelines."""
     command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
-    remedy = f"{command}, of a user who can only read releases/.{WITH_ROLE}"
-    (check,) = _keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEYS, remedy, False)
-    same = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
-    detail = "pipelines use the same keys: a compromised server could write to the bucket" if same else check.found
-    yield Check(check.name, check.ok and not same, detail, check.remedy, required=False)
+    remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
+    (check,) = _check_keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False)
+    has_same_keys = check.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
+    detail = (
+        "pipelines use the same keys: a compromised server could write to the bucket" if has_same_keys else check.found
+    )
+    yield Check(check.name, check.ok and not has_same_keys, detail, check.remedy, required=False)
 
 
 def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     """Check that Argo uses the same bucket as the steps."""
     settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
-    bucket, endpoint = _repository(cluster)
-    of_steps = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
-    same_endpoint = endpoint == of_steps or (not of_steps and "amazonaws.com" in endpoint)
-    same = same_endpoint and bucket == settings.get("S3_BUCKET")
+    bucket, endpoint = _artifact_repository(cluster)
+    steps_endpoint = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
+    same_endpoint = endpoint == steps_endpoint or (not steps_endpoint and "amazonaws.com" in endpoint)
+    is_same = same_endpoint and bucket == settings.get("S3_BUCKET")
     detail = f"bucket {bucket!r} at {endpoint!r}"
-    detail += "" if same else f", while steps use {settings.get('S3_BUCKET')!r} at {of_steps!r}"
-    yield Check("artifact repository", same, detail, RENDER.format(cluster.namespace))
+    detail += "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
+    yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
-def _keys(
+def _check_keys(
     cluster: Cluster, title: str, resource: Resource, name: str, keys: Sequence[str], remedy: str, required: bool = True
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
@@ -300,24 +308,24 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
 
 def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
     """Check that the job of the config would be created: JobSet may refuse it if a feature gate is off."""
-    group, kind = _job(config, train), BACKENDS[config.backend].kind
+    job, kind = _job(config, train), BACKENDS[config.backend].kind
     try:
-        cluster.create(Resource(group["apiVersion"], f"{group['kind'].lower()}s"), group, dry_run=True)
+        cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
     except ApiError as error:
         remedy = f"Change the policy that refuses it, or cluster.backend ({kind})."
         if config.restart_job:
             remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
         yield Check("job", False, str(error), remedy)
     else:
-        yield Check("job", True, f"{group['kind']} would be created")
+        yield Check("job", True, f"{job['kind']} would be created")
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
     """Return the job of the config, or its runtime, with placeholder labels instead of a workflow's."""
     backend = BACKENDS[config.backend]
-    group = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
+    job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
     of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
-    return json.loads(json.dumps(group).replace(of_workflow, name))
+    return json.loads(json.dumps(job).replace(of_workflow, name))
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
@@ -350,7 +358,7 @@ def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str
     return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied.items())
 
 
-def _repository(cluster: Cluster) -> tuple[str, str]:
+def _artifact_repository(cluster: Cluster) -> tuple[str, str]:
     """Return bucket and endpoint of the default artifact repository of the namespace."""
     config_map = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
     annotations = (config_map.get("metadata") or {}).get("annotations") or {}

@@ -23,7 +23,7 @@ from argolocal.common import homes
 from argolocal.pods import filesystem
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.services.services import REAL, SERVICES, answers
+from rekindle.local.services.services import ADDRESS_VARIABLES, SERVICES, answers
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -69,27 +69,27 @@ def check_packages(_: Path) -> Check:
     try:
         from packaging.requirements import Requirement
 
-        needed = [Requirement(text) for text in metadata.requires("rekindle") or []]
+        requirements = [Requirement(text) for text in metadata.requires("rekindle") or []]
     except (ImportError, metadata.PackageNotFoundError) as error:
         return Check("packages", False, f"{error}", "Install: make install")
-    groups = [package.extras for package in needed if package.name == "rekindle" and _applies(package, "all")]
+    groups = [package.extras for package in requirements if package.name == "rekindle" and _applies(package, "all")]
     extras = {""}.union(*groups)
-    others = [package for package in needed if package.name != "rekindle"]
-    expected = [package for package in others if any(_applies(package, extra) for extra in extras)]
-    wrong = []
+    third_party = [package for package in requirements if package.name != "rekindle"]
+    expected = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
+    problems = []
     for package in expected:
         try:
             version = metadata.version(package.name)
             if not package.specifier.contains(version, prereleases=True):
-                wrong.append(f"{package.name} {version} (needs {package.specifier})")
+                problems.append(f"{package.name} {version} (needs {package.specifier})")
         except metadata.PackageNotFoundError:
-            wrong.append(f"{package.name} is missing")
-    detail = ", ".join(sorted(set(wrong))) or f"{len({package.name for package in expected})} found"
-    return Check("packages", not wrong, detail, "Install them: make install, or pip install -e '.[all]'")
+            problems.append(f"{package.name} is missing")
+    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected})} found"
+    return Check("packages", not problems, detail, "Install them: make install, or pip install -e '.[all]'")
 
 
-def _applies(needed: "Requirement", extra: str) -> bool:
-    return needed.marker is None or needed.marker.evaluate({"extra": extra})
+def _applies(requirement: "Requirement", extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def check_system(_: Path) -> Check:
@@ -150,9 +150,11 @@ def check_open_files(_: Path) -> Check:
 
 def check_clock(_: Path) -> Check:
     """Check the clock: if it is behind the installed files, signatures, certificates and time comparisons fail."""
-    behind = Path(__file__).stat().st_mtime - time.time()
+    seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return Check("clock", behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock.")
+    return Check(
+        "clock", seconds_behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock."
+    )
 
 
 def check_bind(name: str, address: str, remedy: str) -> Check:
@@ -183,7 +185,11 @@ def check_store(cluster: LocalCluster) -> Check:
 
 def check_mlflow(cluster: LocalCluster) -> Check:
     log = cluster.services.folder / "mlflow.log"
-    remedy = f"Correct or unset {REAL['mlflow']}." if os.environ.get(REAL["mlflow"]) else f"See {log}, then try again."
+    remedy = (
+        f"Correct or unset {ADDRESS_VARIABLES['mlflow']}."
+        if os.environ.get(ADDRESS_VARIABLES["mlflow"])
+        else f"See {log}, then try again."
+    )
     try:
         cluster.ready()
         url = cluster.configmap("rekindle")["MLFLOW_TRACKING_URI"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster.api import Cluster, Object
-from rekindle.cluster.pod import PULL_FAILED, container_states, read_log, run_pod
+from rekindle.cluster.pod import PULL_FAILURE_REASONS, container_states, read_log, run_pod
 from rekindle.errors import Check
 
 PROBE = ("-m", "rekindle.doctor.probe")
@@ -61,7 +61,7 @@ def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], sec
     for name, image in containers.items():
         waiting = states[name].get("waiting") or {}
         cause = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
-        if not waiting or waiting.get("reason") in PULL_FAILED:
+        if not waiting or waiting.get("reason") in PULL_FAILURE_REASONS:
             remedy = "Push it to a registry of the nodes (rekindle images build ... --push), and set cluster.image."
             yield Check(f"image {image}", not waiting, cause or "available", remedy)
             continue

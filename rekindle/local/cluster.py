@@ -54,7 +54,7 @@ class LocalCluster(cluster.LocalCluster):
 
     def keep_running(self) -> None:
         """Restart dead services and deployments. Raises StorageError or TrackingError."""
-        self.services.keep()
+        self.services.restart_dead()
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:

@@ -32,15 +32,15 @@ def find_old_runs(home: Path, keep: int) -> list[dict[str, Any]]:
 
     A run is kept if a kept run reuses its outputs. Releases do not need their run: they are copies.
     """
-    store, kept, rows, used = LocalCluster(home).store(), Counter[str](), [], set[str]()
+    store, finished_counts, rows, reused_runs = LocalCluster(home).store(), Counter[str](), [], set[str]()
     for name in overview.names(home):  # newest first
         workflow = RunFiles(home, name).workflow()
         labels = workflow["metadata"].get("labels") or {}
         pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
         phase = overview.state(home, name)["phase"]
-        kept[pipeline] += phase in FINISHED
-        if phase not in FINISHED or kept[pipeline] <= keep or name in used:
-            used |= {location.partition("/")[0] for location in reused_tasks(workflow).values()}
+        finished_counts[pipeline] += phase in FINISHED
+        if phase not in FINISHED or finished_counts[pipeline] <= keep or name in reused_runs:
+            reused_runs |= {location.partition("/")[0] for location in reused_tasks(workflow).values()}
         else:
             files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
             size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))
@@ -79,8 +79,8 @@ def put(home: Path, path: Path, uri: str) -> str:
     Raises ConfigError.
     """
     if not path.exists():
-        near = {str(other) for other in path.parent.glob("*")}
-        raise ConfigError(f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), near)}")
+        siblings = {str(other) for other in path.parent.glob("*")}
+        raise ConfigError(f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), siblings)}")
     store = LocalCluster(home).store()
     parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))
     if parts.scheme != "s3" or parts.netloc != store.bucket or not parts.path.strip("/"):

@@ -73,8 +73,8 @@ def _look_up(
             lookups = plan.look_up(manifest, parameters, store, on_cluster=bucket is None, bucket=bucket)
     except RekindleError as error:
         say(f"the cache is unavailable, so everything is computed: {error}")
-    if found := [f"{item.task} ({item.entry.at})" for item in lookups if item.entry]:
-        say(f"cached: {', '.join(found)}; --no-cache computes them again")
+    if cached_tasks := [f"{item.task} ({item.entry.at})" for item in lookups if item.entry]:
+        say(f"cached: {', '.join(cached_tasks)}; --no-cache computes them again")
     return parameters | {CACHED: plan.parameter(manifest, lookups, reuse)}
 
 

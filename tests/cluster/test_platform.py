@@ -138,7 +138,7 @@ def test_only_the_account_of_workflows_may_apply_kinds_of_missing_operators(name
     """Their permissions have the same verbs as the kinds above, which are tried with the same commands."""
     absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
-    settings = Platform(namespace.kube.namespace, mlflow="http://mlflow", options=("frameworks",))
+    settings = Platform(namespace.kube.namespace, mlflow="http://mlflow", components=("frameworks",))
     namespace.kube.apply(
         *(manifest for manifest in render(settings) if manifest["metadata"]["name"] == "rekindle-frameworks")
     )

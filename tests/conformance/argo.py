@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 import yaml
 
 from argolocal.manifest.read import documents, split
-from argolocal.pods.container_images import BASES
+from argolocal.pods.container_images import BASE_IMAGES
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.conformance.outcome import OVER, REJECTED, STUCK, Outcome, in_store, of_status
 
 STUCK_AFTER_S = 150.0  # without any change a workflow counts as Stuck
 DEFAULT_IMAGE = "python:3.11"
-PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASES)})(:[\w.-]+)?")
+PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
 CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
 RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}

@@ -158,7 +158,7 @@ def _yaml(block: Block, folder: Path) -> None:
         assert [str(finding) for finding in findings if finding.fatal] == [], block
     elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(iter(documents[0])):
         (folder / "images.yaml").write_text(block.text)
-        assert Image.table(folder / "images.yaml")
+        assert Image.read_table(folder / "images.yaml")
     else:
         file = folder / (block.file or "fragment.yaml")
         if not block.file:

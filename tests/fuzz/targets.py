@@ -29,7 +29,7 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.local.services.connections import find_fault
 from rekindle.local.services.login import Login
 from rekindle.local.services.s3 import Handler
-from rekindle.local.services.s3_files import BLOCK, Files
+from rekindle.local.services.s3_files import BLOCK_BYTES, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.release.validation import parse
 from tests.argolocal.runner.test_mutated import EVERYTHING
@@ -162,7 +162,7 @@ def s3_requests(folder: Path) -> Case:
     """Requests to the object store: complete heads, signed or not, and bodies."""
     files = Files(folder / "s3")
     files.create("data")
-    buffer = memoryview(bytearray(BLOCK))
+    buffer = memoryview(bytearray(BLOCK_BYTES))
 
     def case(chance: random.Random) -> None:
         method, target, headers, body = chance.choice(REQUESTS)

@@ -18,12 +18,12 @@ from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
 from argolocal.pods import filesystem
 from argolocal.pods.kinds.sidecars import KINDS, Sidecars
-from argolocal.pods.process import ContainerRun, Process, StartError, start_container, unknown_program
+from argolocal.pods.process import ContainerRun, Process, StartError, missing_command_message, start_container
 
-EMISSARY = 64  # exit code of a container whose command could not run
-START_ERROR = 128  # exit code of a container that no runtime can start
-KILLED = 143
-RESERVED = ("wait", "supervisor")
+COMMAND_ERROR_CODE = 64  # exit code of a container whose command could not run
+START_ERROR_CODE = 128  # exit code of a container that no runtime can start
+SIGTERM_EXIT_CODE = 143
+RESERVED_NAMES = ("wait", "supervisor")
 
 
 def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ class ContainerSet(Sidecars):
 
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         super().__init__({}, run, cluster)
-        self.main, self.inline = main_container(template), not template.get("name")
+        self.main, self.is_inline = main_container(template), not template.get("name")
         self.containers = {container["name"]: container for container in members(template)}
         self.sidecar_specs = [container for container in self.containers.values() if container["name"] != "main"]
         strategy = template["containerSet"].get("retryStrategy") or {}
@@ -72,12 +72,12 @@ class ContainerSet(Sidecars):
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
         """Start the containers that are ready. Raises ConfigError, OSError."""
-        is_changed = True
-        while is_changed:
-            is_changed = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             for name in self._pending():
                 if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
-                    is_changed |= name in self.codes
+                    has_changed |= name in self.codes
                     continue
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
@@ -88,17 +88,17 @@ class ContainerSet(Sidecars):
                 if name in self.running:
                     yield name, self.running[name]
                 else:
-                    is_changed = True
+                    has_changed = True
 
     def _try_start(self, name: str) -> None:
         try:
             self.running[name] = self._run(name)
         except StartError as error:
-            self._end(name, START_ERROR, str(error))
+            self._end(name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
             # Argo loses the exit code of a container with dependencies
-            visible_code = 0 if self.containers[name].get("dependencies") else EMISSARY
-            self._end(name, EMISSARY, unknown_program(error), visible_code)
+            visible_code = 0 if self.containers[name].get("dependencies") else COMMAND_ERROR_CODE
+            self._end(name, COMMAND_ERROR_CODE, missing_command_message(error), visible_code)
 
     def on_exit(self, name: str, now: float) -> None:
         """Retry or complete the container `name`, whose process has exited."""
@@ -114,24 +114,27 @@ class ContainerSet(Sidecars):
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
-            self._end(name, KILLED)
+            self._end(name, SIGTERM_EXIT_CODE)
 
     def failure(self) -> str:
         """Return Argo's message for the first failed container by name, or ""; in inline templates, `main` is first."""
-        failed = sorted(
-            (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
+        failed_names = sorted(
+            (name for name, code in self.codes.items() if code),
+            key=lambda name: (self.is_inline and name != "main", name),
         )
-        return self._message(failed[0]).removesuffix(": ") if failed else ""
+        return self._message(failed_names[0]).removesuffix(": ") if failed_names else ""
 
     def _pending(self) -> list[str]:
         return [name for name in self.containers if name not in self.codes and name not in self.running]
 
     def _dependencies_succeeded(self, name: str) -> bool:
-        for need in self.containers[name].get("dependencies") or []:
-            if need not in self.visible_codes:
+        for dependency in self.containers[name].get("dependencies") or []:
+            if dependency not in self.visible_codes:
                 return False
-            if code := self.visible_codes[need]:
-                self._end(name, EMISSARY, f'dependency "{need}" exited with non-zero code: {code}', code)
+            if code := self.visible_codes[dependency]:
+                self._end(
+                    name, COMMAND_ERROR_CODE, f'dependency "{dependency}" exited with non-zero code: {code}', code
+                )
                 return False
         return True
 
@@ -145,7 +148,7 @@ class ContainerSet(Sidecars):
     def _end(self, name: str, code: int, error: str = "", visible_code: int | None = None) -> None:
         self.codes[name], self.visible_codes[name] = code, code if visible_code is None else visible_code
         self.errors[name] = error
-        phase = {0: "Succeeded", EMISSARY: "Error"}.get(code, "Failed")
+        phase = {0: "Succeeded", COMMAND_ERROR_CODE: "Error"}.get(code, "Failed")
         self.events.append((name, phase, self._message(name) if code else ""))
 
     def _message(self, name: str) -> str:
@@ -155,27 +158,27 @@ class ContainerSet(Sidecars):
 def check(template: dict[str, Any], where: str) -> None:
     """Raise ConfigError for sets that Argo rejects or that this system does not support."""
     group, where = template["containerSet"], f"{where}.containerSet"
-    needs = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
-    if not needs or len(needs) != len(group["containers"]):
+    dependencies = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
+    if not dependencies or len(dependencies) != len(group["containers"]):
         raise ConfigError(f"{where}.containers must be at least one, each with a different name.")
     for index, container in enumerate(group["containers"]):
-        if container["name"] in RESERVED or container["name"].startswith("artifact-plugin-"):
+        if container["name"] in RESERVED_NAMES or container["name"].startswith("artifact-plugin-"):
             name = f"{where}.containers[{index}].name is {container['name']!r}"
             raise ConfigError(f"{name}, the name of a container of Argo. Choose another.")
-        if unknown := next((need for need in needs[container["name"]] if need not in needs), None):
+        if unknown := next((need for need in dependencies[container["name"]] if need not in dependencies), None):
             raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
     try:
-        TopologicalSorter(needs).prepare()
+        TopologicalSorter(dependencies).prepare()
     except CycleError as error:
         raise ConfigError(f"{where}.containers depend on each other: {' → '.join(error.args[1])}.") from None
     files = [(template.get("inputs") or {}).get("artifacts"), *(template.get("outputs") or {}).values()]
-    if any(files) and "main" not in needs:
+    if any(files) and "main" not in dependencies:
         raise ConfigError(f'{where}.containers must include one named "main" if there are input artifacts or outputs.')
     if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
         raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one attempt.")
     if template.get("daemon"):
         raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a template for its server.")
-    if others := [kind for kind in KINDS if template.get(kind)]:
-        raise ConfigError(f"{where} with {others[0]} is not supported by the local runner: add them to the set.")
+    if other_kinds := [kind for kind in KINDS if template.get(kind)]:
+        raise ConfigError(f"{where} with {other_kinds[0]} is not supported by the local runner: add them to the set.")
     if not filesystem.available():
         raise ConfigError(f"{where} needs private mount namespaces, which are not available on this system.")

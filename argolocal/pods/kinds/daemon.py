@@ -29,7 +29,7 @@ def wait_until_ready(run: ContainerRun, cluster: Cluster, is_running: Callable[[
     time.sleep(probe.delay)
     while is_running():
         passed = passed + 1 if _passes(probe, run, cluster) else 0
-        if passed >= probe.successes:
+        if passed >= probe.success_threshold:
             return is_running()
         time.sleep(min(probe.period, 1.0))
     return False

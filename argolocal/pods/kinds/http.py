@@ -24,14 +24,14 @@ Secret = Callable[[str], Mapping[str, str]]
 def send(http: Mapping[str, Any], secret: Secret) -> Result:
     """Send the request and check the response. Without `timeoutSeconds` it waits for ever, as Argo."""
     try:
-        headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
+        headers = [(header["name"], _header_value(header, secret)) for header in http.get("headers") or []]
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
-        failed = error if isinstance(error, web.WebError) else web.WebError(web.hide_password(http["url"]), error)
+        web_error = error if isinstance(error, web.WebError) else web.WebError(web.hide_password(http["url"]), error)
         method = (http.get("method") or "GET").capitalize()
-        return "Failed", f'{method} "{failed.url}": {_go_error(failed)}', None
+        return "Failed", f'{method} "{web_error.url}": {_go_error(web_error)}', None
     condition = http.get("successCondition")
     if not condition:
         succeeded, reason = 200 <= status < 300, f"received non-2xx response code: {status}"
@@ -56,24 +56,24 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
         return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
 
 
-def _go_error(failed: web.WebError) -> str:
+def _go_error(web_error: web.WebError) -> str:
     """Return Go's message for a failed connection: retry policies match it."""
-    error = failed.cause
+    error = web_error.cause
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)
-    parts = urllib.parse.urlsplit(failed.url)
+    parts = urllib.parse.urlsplit(web_error.url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
-def _value(header: Mapping[str, Any], secret: Secret) -> str:
+def _header_value(header: Mapping[str, Any], secret: Secret) -> str:
     reference = (header.get("valueFrom") or {}).get("secretKeyRef")
     return secret(reference["name"])[reference["key"]] if reference else header.get("value") or ""
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return headers like Go's http.Header: `Content-Type` → all its values."""
-    canonical: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for name, value in headers:
-        canonical.setdefault("-".join(word.capitalize() for word in name.split("-")), []).append(value)
-    return canonical
+        values_by_name.setdefault("-".join(word.capitalize() for word in name.split("-")), []).append(value)
+    return values_by_name

@@ -21,7 +21,7 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-KILLED = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
+TERMINATED_EXIT_CODES = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
 KINDS = ("initContainers", "sidecars")
 
 
@@ -32,20 +32,20 @@ class Sidecars:
         self.run, self.cluster = run, cluster
         self.main = template.get("container") or template.get("script") or {}
         artifacts = (template.get("inputs") or {}).get("artifacts") or []
-        self.inputs = [artifact["path"] for artifact in artifacts if artifact.get("path")]
+        self.input_paths = [artifact["path"] for artifact in artifacts if artifact.get("path")]
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
-        self.name = ""  # the running init container
+        self.init_name = ""  # the running init container
         self.log_error: OSError | None = None  # the reason for an incomplete log of a sidecar
 
     def next_init(self) -> Process | None:
         """Start the next init container, if any. Raises ConfigError, OSError."""
         if not self.init_specs:
-            self.name = ""
+            self.init_name = ""
             return None
         container = self.init_specs.pop(0)
-        self.name = container["name"]
+        self.init_name = container["name"]
         return self._start(container)
 
     def start_sidecars(self) -> None:
@@ -70,30 +70,34 @@ class Sidecars:
         )
         for container in (*self.sidecar_specs, *self.init_specs):
             artifacts.remove_directory(self._root(container))
-        failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
-        return next((f"{name}: {process.failure}" for name, process in failed), "")
+        failed_sidecars = (
+            (name, process) for name, process in running.items() if process.code not in TERMINATED_EXIT_CODES
+        )
+        return next((f"{name}: {process.failure}" for name, process in failed_sidecars), "")
 
     def _root(self, container: dict[str, Any]) -> Path:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> Process:
-        mirrored, inputs = self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
-        mounts = [*(container.get("volumeMounts") or []), *mirrored]
+        mirrored_mounts, input_volumes = self._mirror_mounts() if container.get("mirrorVolumeMounts") else ([], {})
+        mounts = [*(container.get("volumeMounts") or []), *mirrored_mounts]
         log = self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         main = {**container, "name": "main", "volumeMounts": mounts}
-        run = replace(self.run, container=main, root=self._root(container), log=log, private=(), stdout=None)
-        return start_container(replace(run, volumes={**self.run.volumes, **inputs}), self.cluster)
+        run = replace(self.run, container=main, root=self._root(container), log=log, private_paths=(), stdout=None)
+        return start_container(replace(run, volumes={**self.run.volumes, **input_volumes}), self.cluster)
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
         """Return the mounts of the main container: its volumes, and its input artifacts, which are mounts in Argo."""
         mounts = [*(self.main.get("volumeMounts") or [])]
-        unmounted = [
-            path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
+        unmounted_paths = [
+            path
+            for path in self.input_paths
+            if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
         ]
-        host_paths = {path: filesystem.path_in_root(self.run.root, path) for path in unmounted}
-        existing = {path: host for path, host in host_paths.items() if host.exists()}
-        mounts += [{"name": f"input-artifacts{path}", "mountPath": path} for path in existing]
-        return mounts, {f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing.items()}
+        host_paths = {path: filesystem.path_in_root(self.run.root, path) for path in unmounted_paths}
+        existing_paths = {path: host for path, host in host_paths.items() if host.exists()}
+        mounts += [{"name": f"input-artifacts{path}", "mountPath": path} for path in existing_paths]
+        return mounts, {f"input-artifacts{path}": VolumeDirectory(host) for path, host in existing_paths.items()}
 
 
 def check(template: dict[str, Any], where: str) -> None:

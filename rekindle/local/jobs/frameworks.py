@@ -13,14 +13,14 @@ from argolocal.manifest.training_jobs import JOBS
 
 Object = dict[str, Any]
 Address = Callable[[str], str]  # of a pod
-MPI = "/etc/mpi"  # path of an MPIJob's files in its Launcher
+MPI_DIRECTORY = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 
 
 def replicas_of(obj: Object) -> Object:
     return obj["spec"].get(JOBS[obj["kind"]].replicas) or {}
 
 
-def count(obj: Object, role: str) -> int:
+def replica_count(obj: Object, role: str) -> int:
     return replicas_of(obj)[role].get("replicas", 0 if (obj["kind"], role) == ("MPIJob", "Worker") else 1)
 
 
@@ -31,31 +31,31 @@ def pod_name(obj: Object, role: str, index: int = 0) -> str:
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
     """Return pod name → (role, index)."""
-    replicas = [(role, index) for role in replicas_of(obj) for index in range(count(obj, role))]
+    replicas = [(role, index) for role in replicas_of(obj) for index in range(replica_count(obj, role))]
     return {pod_name(obj, role, index): (role, index) for role, index in replicas}
 
 
-def leader(obj: Object) -> str:
+def leading_role(obj: Object) -> str:
     """Return the role that decides when a job ends."""
     return next((role for role in JOBS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
 
 
-def is_complete(obj: Object, done: set[str]) -> bool:
-    """Return True if the success of the pods `done` makes the job succeed."""
-    role, spec = leader(obj), obj["spec"]
+def is_complete(obj: Object, succeeded_pods: set[str]) -> bool:
+    """Return True if the job has succeeded, given the names of the succeeded pods."""
+    role, spec = leading_role(obj), obj["spec"]
     pods = [pod for pod, (pod_role, _) in pods_of(obj).items() if pod_role == role]
-    succeeded = [pod for pod in pods if pod in done]
+    succeeded_of_role = [pod for pod in pods if pod in succeeded_pods]
     if role == "Worker" and obj["kind"] == "TFJob" and spec.get("successPolicy") != "AllWorkers":
-        return pods[:1] == succeeded[:1] and bool(pods)
+        return pods[:1] == succeeded_of_role[:1] and bool(pods)
     if role == "Worker" and obj["kind"] == "PyTorchJob" and spec.get("elasticPolicy") is not None:
-        return bool(succeeded)
-    return len(succeeded) == len(pods) > 0
+        return bool(succeeded_of_role)
+    return len(succeeded_of_role) == len(pods) > 0
 
 
 def tolerates_failure(obj: Object, role: str, policy: str) -> bool:
     """Return True if a job continues without a pod that failed permanently."""
-    dynamic = obj["kind"] == "TFJob" and bool(obj["spec"].get("enableDynamicWorker")) and policy == "Never"
-    return role == "Worker" and (dynamic or (obj["kind"] == "MPIJob" and policy == "ExitCode"))
+    is_dynamic = obj["kind"] == "TFJob" and bool(obj["spec"].get("enableDynamicWorker")) and policy == "Never"
+    return role == "Worker" and (is_dynamic or (obj["kind"] == "MPIJob" and policy == "ExitCode"))
 
 
 def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
@@ -69,8 +69,8 @@ def port_of(obj: Object, role: str) -> int:
     return next((port["containerPort"] for port in ports if port.get("name") == name), default)
 
 
-def _total(obj: Object) -> int:
-    return sum(count(obj, role) for role in replicas_of(obj))
+def _total_replicas(obj: Object) -> int:
+    return sum(replica_count(obj, role) for role in replicas_of(obj))
 
 
 def _rank(role: str, index: int) -> int:
@@ -85,11 +85,11 @@ def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, 
     if "Master" in replicas:
         host, port, rank = address(pod_name(obj, "Master")), str(port_of(obj, "Master")), str(_rank(role, index))
         env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": host, "PET_MASTER_ADDR": host}
-        size = _total(obj) * (int(nproc) if nproc.isdigit() else 1)
+        size = _total_replicas(obj) * (int(nproc) if nproc.isdigit() else 1)
         env |= {"WORLD_SIZE": str(size), "RANK": rank, "PET_NODE_RANK": rank}
     if elastic is None:
-        return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(_total(obj))}
-    workers = count(obj, "Worker")
+        return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(_total_replicas(obj))}
+    workers = replica_count(obj, "Worker")
     minimum, maximum = elastic.get("minReplicas"), elastic.get("maxReplicas")
     minimum, maximum = minimum or maximum or workers, maximum or minimum or workers
     host = elastic.get("rdzvHost", pod_name(obj, "Worker"))
@@ -110,10 +110,12 @@ def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, 
 
 
 def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    if _total(obj) == 1:
+    if _total_replicas(obj) == 1:
         return {}
     hosts = {
-        kind.lower(): [f"{address(pod_name(obj, kind, i))}:{port_of(obj, kind)}" for i in range(count(obj, kind))]
+        kind.lower(): [
+            f"{address(pod_name(obj, kind, i))}:{port_of(obj, kind)}" for i in range(replica_count(obj, kind))
+        ]
         for kind in sorted(replicas_of(obj))
     }
     task_type, task = role.lower(), {"type": role.lower(), "index": index}
@@ -130,25 +132,29 @@ def _xgboost(obj: Object, role: str, index: int, address: Address) -> dict[str, 
     env = {
         "MASTER_PORT": str(port_of(obj, "Master")),
         "MASTER_ADDR": address(pod_name(obj, "Master")),
-        "WORLD_SIZE": str(_total(obj)),
+        "WORLD_SIZE": str(_total_replicas(obj)),
         "RANK": str(_rank(role, index)),
         "PYTHONUNBUFFERED": "1",
     }
-    if _total(obj) > 1:
-        workers = [address(pod_name(obj, "Worker", i)) for i in range(count(obj, "Worker"))]
+    if _total_replicas(obj) > 1:
+        workers = [address(pod_name(obj, "Worker", i)) for i in range(replica_count(obj, "Worker"))]
         env |= {"WORKER_PORT": str(port_of(obj, "Worker")), "WORKER_ADDRS": ",".join(workers)}
     return env
 
 
 def _paddle(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
-    servers = "Master" in replicas_of(obj)
-    first = "Master" if servers else "Worker"
-    host = address(pod_name(obj, first))
-    env = {"PYTHONUNBUFFERED": "1", "PADDLE_JOB_ID": obj["metadata"]["name"], "PADDLE_NNODES": str(_total(obj))}
-    env["PADDLE_MASTER"] = f"{host}:{port_of(obj, first)}"
-    if (role, index) == (first, 0):
+    has_servers = "Master" in replicas_of(obj)
+    first_role = "Master" if has_servers else "Worker"
+    host = address(pod_name(obj, first_role))
+    env = {
+        "PYTHONUNBUFFERED": "1",
+        "PADDLE_JOB_ID": obj["metadata"]["name"],
+        "PADDLE_NNODES": str(_total_replicas(obj)),
+    }
+    env["PADDLE_MASTER"] = f"{host}:{port_of(obj, first_role)}"
+    if (role, index) == (first_role, 0):
         env["POD_IP_DUMMY"] = host
-    if servers:
+    if has_servers:
         env["PADDLE_SERVER_NUM" if role == "Master" else "PADDLE_TRAINER_NUM"] = "1"
     return env
 
@@ -158,7 +164,7 @@ def _jax(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
         "PYTHONUNBUFFERED": "1",
         "COORDINATOR_PORT": str(port_of(obj, "Worker")),
         "COORDINATOR_ADDRESS": address(pod_name(obj, "Worker")),
-        "NUM_PROCESSES": str(_total(obj)),
+        "NUM_PROCESSES": str(_total_replicas(obj)),
         "PROCESS_ID": str(index),
     }
 
@@ -166,15 +172,15 @@ def _jax(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
 def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
     if role == "Worker":
         return {}
-    agent = f"{MPI}/kubexec.sh"
+    agent = f"{MPI_DIRECTORY}/kubexec.sh"
     container = replicas_of(obj)[role]["template"]["spec"]["containers"][0]
     limits = (container.get("resources") or {}).get("limits") or {}
-    env = {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_orte_default_hostfile": f"{MPI}/hostfile"}
+    env = {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_orte_default_hostfile": f"{MPI_DIRECTORY}/hostfile"}
     if not any(name.endswith("/gpu") for name in limits):
         env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
     container_names = {variable["name"] for variable in container.get("env") or []}
-    intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent}
-    return env | {name: value for name, value in intel.items() if name not in container_names}
+    intel_variables = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent}
+    return env | {name: value for name, value in intel_variables.items() if name not in container_names}
 
 
 # kind → function of the job, role, index and address function

@@ -16,12 +16,12 @@ from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
 from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, finished, suspended
+from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended
 
-Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
+PodIndex = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
 
 
-def pods_of(obj: Object) -> dict[str, Index]:
+def pods_of(obj: Object) -> dict[str, PodIndex]:
     """Return the pods of a JobSet, by name without the random suffix."""
     name, pods = obj["metadata"]["name"], {}
     for entry in obj["spec"]["replicatedJobs"]:
@@ -34,7 +34,7 @@ def pods_of(obj: Object) -> dict[str, Index]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failed` has the number of failed pods that the policy of each Job counts."""
+    """The controller of JobSets. `Job.failures`: for each Job, the number of failed pods that count."""
 
     kind = "JobSet"
     pods_of = staticmethod(pods_of)
@@ -55,48 +55,48 @@ class JobSets(TrainingJobs):
             sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
         current = self.read(name)
         status = (current or {}).get("status") or {}
-        if current and not finished(status) and current["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+        if current and not is_finished(status) and current["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
             raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
-    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         status.setdefault("restarts", 0)
-        if not finished(status):
+        if not is_finished(status):
             if obj["spec"].get("suspend"):
                 self._remove(job, list(job.pods))
-                _set(status, "Suspended", "SuspendedJobs", "jobset is suspended")
+                _set_condition(status, "Suspended", "SuspendedJobs", "jobset is suspended")
             else:
-                if suspended(status):
-                    _set(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
-                self._run(obj, job, status, done)
-        status["replicatedJobsStatus"] = _statuses(obj, job, done)
-        if finished(status):
+                if is_suspended(status):
+                    _set_condition(status, "Suspended", "ResumeJobs", "jobset is resumed", "False")
+                self._run(obj, job, status, succeeded_pods)
+        status["replicatedJobsStatus"] = _job_statuses(obj, job, succeeded_pods)
+        if is_finished(status):
             self._remove(job, list(job.pods))
 
-    def _run(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _run(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success policies."""
         pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
-            if pod not in {*job.pods, *done, *terminating}:
+            if pod not in {*job.pods, *succeeded_pods, *terminating}:
                 job.pods[pod] = self._start_pod(obj, pod, role, index)
         jobs = {entry["name"]: entry for entry in obj["spec"]["replicatedJobs"]}
         for pod in list(job.pods.values()):
             if (code := pod.poll()) is not None:
                 role, owner, _ = pods[pod.name]
                 if code == 0:
-                    done.add(pod.name)
+                    succeeded_pods.add(pod.name)
                     del job.pods[pod.name]
                 elif reason := _restart_or_fail(_job_spec(jobs[role]), pod, code, job, owner):
                     details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                    self._apply_failure_policy(obj, job, status, done, pod.name, reason, details)
+                    self._apply_failure_policy(obj, job, status, succeeded_pods, pod.name, reason, details)
                     return
         policy = obj["spec"].get("successPolicy") or {}
         targets = policy.get("targetReplicatedJobs") or list(jobs)
-        ended = [pod in done for pod, (role, _, _) in pods.items() if role in targets]
-        if all(ended) or (policy.get("operator") == "Any" and any(ended)):
+        has_ended = [pod in succeeded_pods for pod, (role, _, _) in pods.items() if role in targets]
+        if all(has_ended) or (policy.get("operator") == "Any" and any(has_ended)):
             _end(status, "Completed", "AllJobsCompleted", "jobset completed successfully")
 
     def _apply_failure_policy(
-        self, obj: Object, job: Job, status: Object, done: set[str], pod: str, reason: str, details: str
+        self, obj: Object, job: Job, status: Object, succeeded_pods: set[str], pod: str, reason: str, details: str
     ) -> None:
         """Restart the failed Job or all Jobs, or fail the JobSet, by its failure policy."""
         pods, policy = pods_of(obj), obj["spec"].get("failurePolicy") or {}
@@ -119,9 +119,9 @@ class JobSets(TrainingJobs):
             status["restarts"] += 1
         restarted = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
         self._remove(job, [name for name in restarted if name in job.pods])
-        done -= set(restarted)
+        succeeded_pods -= set(restarted)
         for name in restarted:
-            job.failed.pop(pods[name][1], None)
+            job.failures.pop(pods[name][1], None)
 
     def _start_pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
         entry = next(entry for entry in obj["spec"]["replicatedJobs"] if entry["name"] == role)
@@ -129,8 +129,8 @@ class JobSets(TrainingJobs):
         environment = {"JOB_COMPLETION_INDEX": str(index)}
         domain = (obj["spec"].get("network") or {}).get("subdomain") or obj["metadata"]["name"]
         for variable in spec["containers"][0].get("env") or []:
-            host, dot, rest = str(variable.get("value", "")).partition(".")
-            if dot and rest == domain and host in pods_of(obj):
+            host, dot, suffix = str(variable.get("value", "")).partition(".")
+            if dot and suffix == domain and host in pods_of(obj):
                 environment[variable["name"]] = self.cluster.address(host)
         return Pod(self.cluster, name, spec, self.run, environment | self._memory(obj, spec))
 
@@ -141,16 +141,16 @@ def _job_spec(entry: Object) -> Object:
 
 def _restart_or_fail(spec: Object, pod: Pod, code: int, job: Job, owner: str) -> str:
     """Restart the pod, as the Job controller would, and return ""; or return the reason why its Job has failed."""
-    never = spec["template"]["spec"].get("restartPolicy") == "Never"
+    recreate = spec["template"]["spec"].get("restartPolicy") == "Never"
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or []
     action = next((rule["action"] for rule in rules if _matches(rule, code)), "Count")
     if action == "FailJob":
         return "PodFailurePolicy"
     if action == "Count":
-        job.failed[owner] = job.failed.get(owner, 0) + 1
-        if job.failed[owner] > spec.get("backoffLimit", 6):
+        job.failures[owner] = job.failures.get(owner, 0) + 1
+        if job.failures[owner] > spec.get("backoffLimit", 6):
             return "BackoffLimitExceeded"
-    pod.restart(code, recreate=never)
+    pod.restart(code, recreate=recreate)
     return ""
 
 
@@ -159,22 +159,22 @@ def _matches(rule: Mapping[str, Any], code: int) -> bool:
     return bool(codes) and (code in codes["values"]) == (codes["operator"] == "In")
 
 
-def _statuses(obj: Object, job: Job, done: set[str]) -> list[Object]:
+def _job_statuses(obj: Object, job: Job, succeeded_pods: set[str]) -> list[Object]:
     counts: dict[str, Counter[str]] = {entry["name"]: Counter() for entry in obj["spec"]["replicatedJobs"]}
-    by_job: dict[tuple[str, str], list[str]] = {}
+    pods_by_job: dict[tuple[str, str], list[str]] = {}
     for pod, (role, owner, _) in pods_of(obj).items():
-        by_job.setdefault((role, owner), []).append(pod)
-    for (role, _), pods in by_job.items():
+        pods_by_job.setdefault((role, owner), []).append(pod)
+    for (role, _), pods in pods_by_job.items():
         running = [pod for pod in pods if pod in job.pods]
-        counts[role]["succeeded"] += all(pod in done for pod in pods)
+        counts[role]["succeeded"] += all(pod in succeeded_pods for pod in pods)
         counts[role]["active"] += bool(running)
-        counts[role]["ready"] += len(running) + sum(pod in done for pod in pods) == len(pods)
+        counts[role]["ready"] += len(running) + sum(pod in succeeded_pods for pod in pods) == len(pods)
         counts[role]["suspended"] += bool(obj["spec"].get("suspend"))
     kinds = ("active", "failed", "ready", "succeeded", "suspended")
     return [{"name": name, **{kind: count[kind] for kind in kinds}} for name, count in sorted(counts.items())]
 
 
-def _set(status: Object, kind: str, reason: str, message: str, value: str = "True") -> None:
+def _set_condition(status: Object, kind: str, reason: str, message: str, value: str = "True") -> None:
     current = condition(status, kind)
     if current and (current["status"], current["reason"]) == (value, reason):
         return
@@ -188,7 +188,7 @@ def _set(status: Object, kind: str, reason: str, message: str, value: str = "Tru
 
 
 def _end(status: Object, kind: str, reason: str, message: str) -> None:
-    _set(status, kind, reason, message)
+    _set_condition(status, kind, reason, message)
     status["terminalState"] = kind
 
 
@@ -204,32 +204,32 @@ class TrainJobs(Controller):
         for field in ("runtimeRef", "trainer"):
             if current and current["spec"].get(field) != obj["spec"].get(field):
                 raise ConfigError(f"TrainJob {name}: spec.{field}: field is immutable.")
-        reference, runtimes = obj["spec"].get("runtimeRef") or {}, self.others["TrainingRuntime"]
+        reference, runtimes = obj["spec"].get("runtimeRef") or {}, self.controllers["TrainingRuntime"]
         if reference.get("kind") != "TrainingRuntime" or not runtimes.read(str(reference.get("name"))):
             raise ConfigError(f"TrainJob {name}: TrainingRuntime {reference.get('name')} does not exist: apply it.")
 
     def on_write(self, stored: Object) -> Object:
-        self.others["JobSet"].apply(self._job_set(stored))
+        self.controllers["JobSet"].apply(self._job_set(stored))
         return stored
 
     def get(self, name: str) -> Object | None:
-        self.others["JobSet"].get(name)
+        self.controllers["JobSet"].get(name)
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        self.others["JobSet"].delete(name)
+        self.controllers["JobSet"].delete(name)
         return super().delete(name)
 
     def poll(self) -> None:
         """Copy the status of the JobSets, which their own controller polls, to the TrainJobs."""
         for name in self.names():
-            child = (self.others["JobSet"].read(name) or {}).get("status") or {}
+            child = (self.controllers["JobSet"].read(name) or {}).get("status") or {}
             if child:
                 self.change(name, lambda obj, child=child: obj and obj | {"status": _train_job_status(child)})
 
     def _job_set(self, obj: Object) -> Object:
         spec, name = obj["spec"], obj["metadata"]["name"]
-        runtime = self.others["TrainingRuntime"].read(spec["runtimeRef"]["name"])
+        runtime = self.controllers["TrainingRuntime"].read(spec["runtimeRef"]["name"])
         assert runtime
         trainer = spec.get("trainer") or {}
         nodes = trainer.get("numNodes", (runtime["spec"].get("mlPolicy") or {}).get("numNodes", 1))

@@ -1,7 +1,7 @@
 """`kubectl exec` into a worker of a local MPIJob: kubexec.py FOLDER POD COMMAND...
 
 The command gets the pod's environment and ends with the pod. It sees the files of the Launcher. This script imports
-nothing of this package, as `mpirun` starts it once per worker.
+nothing of this package, because `mpirun` starts it once per worker.
 """
 
 import json
@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-WORKERS = "workers.json"  # pod → {"pid": ..., "environment": {...}}
+WORKERS_FILE = "workers.json"  # pod → {"pid": ..., "environment": {...}}
 
 
 def main(folder: str, pod: str, *command: str) -> int:
-    worker = json.loads((Path(folder) / WORKERS).read_text()).get(pod)
+    worker = json.loads((Path(folder) / WORKERS_FILE).read_text()).get(pod)
     try:
         pod_fd = os.pidfd_open(worker["pid"]) if worker else -1
     except ProcessLookupError:

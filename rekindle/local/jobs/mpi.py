@@ -14,24 +14,28 @@ from argolocal.common.processes import python
 from argolocal.controllers.pod import Pod
 from argolocal.pods import filesystem
 from rekindle.local.jobs import kubexec
-from rekindle.local.jobs.frameworks import MPI, Object, count, pod_name, replicas_of
+from rekindle.local.jobs.frameworks import MPI_DIRECTORY, Object, pod_name, replica_count, replicas_of
 
 VOLUME = "mpi-job-config"
 
 
-def workers(obj: Object) -> list[str]:
-    return [pod_name(obj, "Worker", i) for i in range(count(obj, "Worker"))] if "Worker" in replicas_of(obj) else []
+def worker_names(obj: Object) -> list[str]:
+    return (
+        [pod_name(obj, "Worker", i) for i in range(replica_count(obj, "Worker"))]
+        if "Worker" in replicas_of(obj)
+        else []
+    )
 
 
-def workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
+def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
     """Return True if all Workers run: the Launcher waits for that, in the operator's init container."""
-    return all(name in pods and pods[name].running for name in workers(obj))
+    return all(name in pods and pods[name].running for name in worker_names(obj))
 
 
-def write(obj: Object, folder: Path) -> None:
+def write_files(obj: Object, folder: Path) -> None:
     """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's elastic mode."""
     folder.mkdir(parents=True, exist_ok=True)
-    slots, names = obj["spec"].get("slotsPerWorker", 1), workers(obj)
+    slots, names = obj["spec"].get("slotsPerWorker", 1), worker_names(obj)
     agent = shlex.join(python(kubexec.__file__))
     (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
     scripts = {
@@ -43,23 +47,25 @@ def write(obj: Object, folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def record(folder: Path, pods: Mapping[str, Pod]) -> None:
+def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     """Write the pids and environments of the Workers for kubexec.py."""
     processes = {name: pod.process for name, pod in pods.items() if pod.process}
-    records = {name: {"pid": each.pid, "environment": dict(each.environment)} for name, each in processes.items()}
-    path, text = folder / kubexec.WORKERS, json.dumps(records)
+    records = {
+        name: {"pid": process.pid, "environment": dict(process.environment)} for name, process in processes.items()
+    }
+    path, text = folder / kubexec.WORKERS_FILE, json.dumps(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, 0o600)  # the environments may contain keys
 
 
-def mount(
+def mount_files(
     spec: Mapping[str, Any], env: dict[str, str], folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
     """Return the Launcher's PodSpec, environment and volumes: `folder` is mounted at /etc/mpi, or without mount
     namespaces referenced by its own path."""
     if not filesystem.available():
-        return dict(spec), {name: value.replace(MPI, str(folder)) for name, value in env.items()}, {}
+        return dict(spec), {name: value.replace(MPI_DIRECTORY, str(folder)) for name, value in env.items()}, {}
     (container,) = spec["containers"]
-    mounts = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": MPI}]
+    mounts = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": MPI_DIRECTORY}]
     return {**spec, "containers": [container | {"volumeMounts": mounts}]}, env, {VOLUME: folder}

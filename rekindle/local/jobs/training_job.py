@@ -26,7 +26,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
 from rekindle.local.jobs.frameworks import (
     is_complete,
-    leader,
+    leading_role,
     operator_environment,
     pods_of,
     replicas_of,
@@ -34,17 +34,17 @@ from rekindle.local.jobs.frameworks import (
 )
 
 MIN_RETRYABLE_CODE = 128  # with restartPolicy ExitCode, this exit code and higher ones restart the pod
-SUCCEEDED = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
+SUCCEEDED_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
 @dataclass
 class Job:
     """The state of a job while this process runs it."""
 
-    lock: int  # fd of the lock that the process that runs the pods holds
+    lock: int  # descriptor of the lock file, which is locked while this process runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
     terminating: list[Pod] = field(default_factory=list)  # deleted, but not yet exited
-    failed: dict[str, int] = field(default_factory=dict)  # failed pod → exit code
+    failures: dict[str, int] = field(default_factory=dict)  # failed pod → exit code
 
 
 class TrainingJobs(Controller):
@@ -103,7 +103,7 @@ class TrainingJobs(Controller):
         """Remove leftovers of completed jobs of this run."""
         for name in self.names():
             obj = self.read(name) or {}
-            if finished(status := obj.get("status") or {}):
+            if is_finished(status := obj.get("status") or {}):
                 self._clean(obj, status)
 
     def _clean(self, obj: Object, status: Object) -> None:
@@ -116,7 +116,7 @@ class TrainingJobs(Controller):
     def _adopt(self, obj: Object) -> None:
         """Take over an unfinished job that no process runs; its pods are lost, as if a node were lost."""
         name = obj["metadata"]["name"]
-        if name in self.jobs or finished(obj.get("status") or {}):
+        if name in self.jobs or is_finished(obj.get("status") or {}):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -136,54 +136,54 @@ class TrainingJobs(Controller):
     def _reconcile(self, obj: Object, job: Job) -> None:
         name, status = obj["metadata"]["name"], obj.get("status") or {}
         job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
-        self._advance(obj, job, status, done)
-        self._save(name, status, done)
-        if finished(status) and not job.pods and not job.terminating:
+        succeeded_pods = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")))
+        self._advance(obj, job, status, succeeded_pods)
+        self._save(name, status, succeeded_pods)
+        if is_finished(status) and not job.pods and not job.terminating:
             os.close(self.jobs.pop(name).lock)
             self._clean(obj, status)
 
-    def _advance(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Reconcile the pods and the status with the spec; `done` are the pods that have succeeded."""
+    def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
+        """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have succeeded."""
         name, spec = obj["metadata"]["name"], obj["spec"]
         policy = spec.get("runPolicy") or {}
         set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
-        if not finished(status):
+        if not is_finished(status):
             if policy.get("suspend"):
                 self._remove(job, list(job.pods))
                 set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
                 status.pop("startTime", None)
             else:
-                if suspended(status):
+                if is_suspended(status):
                     set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
                 status.setdefault("startTime", timestamp(time.time()))
-                self._sync_pods(obj, job, done)
-                self._reap(obj, job, status, done)
+                self._sync_pods(obj, job, succeeded_pods)
+                self._reap(obj, job, status, succeeded_pods)
                 if reason := find_exceeded_limit(policy, status, job):
                     status.setdefault("completionTime", timestamp(time.time()))
                     set_condition(status, self.kind, "Failed", f"{self.kind} {name} has failed because it {reason}.")
-            self._update_counts(obj, job, status, done)
-        if finished(status):
+            self._update_counts(obj, job, status, succeeded_pods)
+        if is_finished(status):
             self._finish(_clean_policy(spec), job, status)
 
-    def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
+    def _sync_pods(self, obj: Object, job: Job, succeeded_pods: set[str]) -> None:
         """Create missing pods, delete surplus ones."""
         desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
-        for pod, (rtype, index) in desired.items():
-            waits = rtype == "Launcher" and not mpi.workers_run(obj, job.pods)
-            if not waits and pod not in {*job.pods, *done, *job.failed, *terminating}:
-                job.pods[pod] = self._pod(obj, pod, rtype, index)
+        for pod, (role, index) in desired.items():
+            waits = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
+            if not waits and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating}:
+                job.pods[pod] = self._pod(obj, pod, role, index)
         self._remove(job, [pod for pod in job.pods if pod not in desired])
         if self.kind == "MPIJob":
-            mpi.record(self._files(obj), job.pods)
+            mpi.write_processes(self._files(obj), job.pods)
 
-    def _pod(self, obj: Object, name: str, rtype: str, index: int) -> Pod:
-        spec = replicas_of(obj)[rtype]["template"]["spec"]
-        environment = operator_environment(obj, rtype, index, self.cluster.address) | self._memory(obj, spec)
+    def _pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
+        spec = replicas_of(obj)[role]["template"]["spec"]
+        environment = operator_environment(obj, role, index, self.cluster.address) | self._memory(obj, spec)
         directories = {}
-        if rtype == "Launcher":
-            mpi.write(obj, self._files(obj))
-            spec, environment, directories = mpi.mount(spec, environment, self._files(obj))
+        if role == "Launcher":
+            mpi.write_files(obj, self._files(obj))
+            spec, environment, directories = mpi.mount_files(spec, environment, self._files(obj))
         return Pod(self.cluster, name, spec, self.run, environment, directories)
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
@@ -192,58 +192,59 @@ class TrainingJobs(Controller):
     def _files(self, obj: Object) -> Path:
         return self.run / "mpi" / obj["metadata"]["name"]
 
-    def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _reap(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Poll the pods. By restartPolicy, an exited pod succeeds, fails, restarts in place or is recreated."""
         name = obj["metadata"]["name"]
         for pod in list(job.pods.values()):
             code = pod.poll()
             if code is None:
                 continue
-            rtype = pods_of(obj)[pod.name][0]
-            policy = replicas_of(obj)[rtype].get("restartPolicy", JOBS[self.kind].restart)
+            role = pods_of(obj)[pod.name][0]
+            policy = replicas_of(obj)[role].get("restartPolicy", JOBS[self.kind].restart)
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
             elif code == 0:
-                done.add(pod.name)
+                succeeded_pods.add(pod.name)
                 del job.pods[pod.name]
             elif policy == "ExitCode" and code >= MIN_RETRYABLE_CODE and self.kind != "MPIJob":
                 pod.restart(code, recreate=True)
-                message = f"{self.kind} {name} is restarting because 1 {rtype} replica(s) failed."
+                message = f"{self.kind} {name} is restarting because 1 {role} replica(s) failed."
                 set_condition(status, self.kind, "Restarting", message)
             else:
-                job.failed[pod.name] = code
+                job.failures[pod.name] = code
                 del job.pods[pod.name]
-                if tolerates_failure(obj, rtype, policy):
+                if tolerates_failure(obj, role, policy):
                     continue
-                if policy == "Never" or self.kind == "MPIJob":  # the operator does not set it with ExitCode
+                # with ExitCode, the operator does not set completionTime
+                if policy == "Never" or self.kind == "MPIJob":
                     status.setdefault("completionTime", timestamp(time.time()))
                 details = f"{pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                message = f"{self.kind} {name} is failed because 1 {rtype} replica(s) failed: {details}"
+                message = f"{self.kind} {name} is failed because 1 {role} replica(s) failed: {details}"
                 set_condition(status, self.kind, "Failed", message)
 
-    def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _update_counts(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Update replicaStatuses and the conditions derived from them."""
         name, roles = obj["metadata"]["name"], {pod: role for pod, (role, _) in pods_of(obj).items()}
         status["replicaStatuses"] = {}
-        for rtype in sorted(replicas_of(obj)):
+        for role in sorted(replicas_of(obj)):
             counts = {
                 # a pod whose container is about to restart is in phase Running
-                "active": sum(roles.get(pod) == rtype for pod in job.pods),
-                "succeeded": sum(roles.get(pod) == rtype for pod in done),
-                "failed": sum(roles.get(pod) == rtype for pod in job.failed),
+                "active": sum(roles.get(pod) == role for pod in job.pods),
+                "succeeded": sum(roles.get(pod) == role for pod in succeeded_pods),
+                "failed": sum(roles.get(pod) == role for pod in job.failures),
             }
-            selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={rtype.lower()}"
-            status["replicaStatuses"][rtype] = {k: v for k, v in counts.items() if v} | {"selector": selector}
-        if finished(status):
+            selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={role.lower()}"
+            status["replicaStatuses"][role] = {k: v for k, v in counts.items() if v} | {"selector": selector}
+        if is_finished(status):
             return
-        if is_complete(obj, done):
+        if is_complete(obj, succeeded_pods):
             status.setdefault("completionTime", timestamp(time.time()))
             set_condition(status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed.")
-        elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leader(obj)):
+        elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leading_role(obj)):
             set_condition(status, self.kind, "Running", f"{self.kind} {name} is running.")
 
-    def _finish(self, clean: str, job: Job, status: Object) -> None:
-        if clean in ("Running", "All"):
+    def _finish(self, clean_policy: str, job: Job, status: Object) -> None:
+        if clean_policy in ("Running", "All"):
             self._remove(job, list(job.pods))
         else:  # no pod is deleted or restarted
             job.pods = {key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None}
@@ -258,10 +259,10 @@ class TrainingJobs(Controller):
             pod.end()
             job.terminating.append(pod)
 
-    def _save(self, name: str, status: Object, done: set[str] | None = None) -> None:
+    def _save(self, name: str, status: Object, succeeded_pods: set[str] | None = None) -> None:
         def set_status(obj: Object | None) -> Object | None:
-            if obj and done is not None:
-                obj["metadata"]["annotations"][SUCCEEDED] = ",".join(sorted(done))
+            if obj and succeeded_pods is not None:
+                obj["metadata"]["annotations"][SUCCEEDED_ANNOTATION] = ",".join(sorted(succeeded_pods))
             return obj and obj | {"status": status}
 
         self.change(name, set_status)
@@ -286,11 +287,11 @@ def condition(status: Object, kind: str) -> Object | None:
     return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
 
 
-def finished(status: Object) -> bool:
+def is_finished(status: Object) -> bool:
     return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
 
 
-def suspended(status: Object) -> bool:
+def is_suspended(status: Object) -> bool:
     return (condition(status, "Suspended") or {}).get("status") == "True"
 
 

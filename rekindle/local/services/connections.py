@@ -20,12 +20,12 @@ from queue import SimpleQueue
 
 THREADS = 32  # permanent threads; more are started only while all of them wait for slow clients
 BLOCKED_AFTER_S = 0.05  # all threads are blocked if none takes a waiting request for this long
-IDLE_TIMEOUT_S = 300.0  # then a silent connection is closed
+IDLE_TIMEOUT_S = 300.0  # a silent connection is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
 NEXT_REQUEST_TIMEOUT_S = 0.02  # how long a thread waits for the next request: passing the connection back costs more
-MAX_CONNECTIONS = 8192  # beyond, the connection with the longest silence is closed
-MAX_HEAD, END = 32 << 10, b"\r\n\r\n"  # bytes of a request's head; its end
-WATCHED = select.EPOLLIN | select.EPOLLET
+MAX_CONNECTIONS = 8192  # if more are open, the connection with the longest silence is closed
+MAX_HEAD_BYTES, HEAD_END = 32 << 10, b"\r\n\r\n"  # bytes of a request's head; its end
+WATCHED_EVENTS = select.EPOLLIN | select.EPOLLET
 REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [\x21-\x7e\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
 
@@ -35,8 +35,8 @@ class Connections:
 
     def __init__(self, listening: socket.socket, answer: Callable[[socket.socket, bytes], bool]) -> None:
         self.listening, self.answer = listening, answer
-        self.silent: dict[int, tuple[socket.socket, float]] = {}  # fd → connection, start of its silence
-        self.ready: SimpleQueue[socket.socket] = SimpleQueue()
+        self.silent_connections: dict[int, tuple[socket.socket, float]] = {}  # fd → connection, start of its silence
+        self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
         self.threads, self.taken_count, self.lock = 0, 0, threading.Lock()
         self.poll = select.epoll()
         _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -47,23 +47,27 @@ class Connections:
         self.listening.setblocking(False)
         self.poll.register(self.listening, select.EPOLLIN)
         self._start_threads(THREADS)
-        last_sweep = last_progress = time.monotonic()
+        last_cleanup = last_progress = time.monotonic()
         taken_count = 0
         while True:
-            for descriptor, _ in self.poll.poll(IDLE_TIMEOUT_S / 10 if self.ready.empty() else BLOCKED_AFTER_S):
+            for descriptor, _ in self.poll.poll(
+                IDLE_TIMEOUT_S / 10 if self.ready_connections.empty() else BLOCKED_AFTER_S
+            ):
                 if descriptor == self.listening.fileno():
                     self._accept()
-                elif entry := self.silent.get(descriptor):  # otherwise a thread has the connection
+                elif entry := self.silent_connections.get(descriptor):  # otherwise a thread has the connection
                     self._check(entry[0])
-            if self.ready.empty() or self.taken_count != taken_count:
+            if self.ready_connections.empty() or self.taken_count != taken_count:
                 last_progress, taken_count = time.monotonic(), self.taken_count
             elif time.monotonic() - last_progress > BLOCKED_AFTER_S:
-                self._start_threads(self.ready.qsize())
+                self._start_threads(self.ready_connections.qsize())
                 last_progress = time.monotonic()
-            if time.monotonic() - last_sweep > IDLE_TIMEOUT_S / 10:
-                last_sweep = time.monotonic()
-                oldest = last_sweep - IDLE_TIMEOUT_S
-                self._close(*(connection for connection, since in list(self.silent.values()) if since < oldest))
+            if time.monotonic() - last_cleanup > IDLE_TIMEOUT_S / 10:
+                last_cleanup = time.monotonic()
+                oldest = last_cleanup - IDLE_TIMEOUT_S
+                self._close(
+                    *(connection for connection, since in list(self.silent_connections.values()) if since < oldest)
+                )
 
     def _accept(self) -> None:
         while True:
@@ -78,28 +82,28 @@ class Connections:
                 continue  # the client has disconnected
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.silent[connection.fileno()] = connection, time.monotonic()
-            self.poll.register(connection, WATCHED)
-            if len(self.silent) > self.max_connections:
+            self.silent_connections[connection.fileno()] = connection, time.monotonic()
+            self.poll.register(connection, WATCHED_EVENTS)
+            if len(self.silent_connections) > self.max_connections:
                 self._close_oldest()
 
     def _check(self, connection: socket.socket) -> None:
         """Pass a connection with a complete head to a thread; close it if it ended or the head is too long."""
         try:
-            data = connection.recv(MAX_HEAD, socket.MSG_PEEK)
+            data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if END in data:
+        if HEAD_END in data:
             self.poll.modify(connection, 0)
-            del self.silent[connection.fileno()]
-            self.ready.put(connection)
-        elif not data or len(data) == MAX_HEAD:
+            del self.silent_connections[connection.fileno()]
+            self.ready_connections.put(connection)
+        elif not data or len(data) == MAX_HEAD_BYTES:
             self._close(connection)
 
-    def _start_threads(self, number: int) -> None:
-        for _ in range(number):
+    def _start_threads(self, count: int) -> None:
+        for _ in range(count):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
             except RuntimeError:  # the thread limit is reached: requests wait for running threads
@@ -107,22 +111,22 @@ class Connections:
             with self.lock:
                 self.threads += 1
 
-    def _stay(self) -> bool:
+    def _should_stay(self) -> bool:
         """Return True if this thread should wait for another request."""
         with self.lock:
-            stays = self.threads <= THREADS or not self.ready.empty()
+            stays = self.threads <= THREADS or not self.ready_connections.empty()
             self.threads -= not stays
             return stays
 
     def _work(self) -> None:
-        while self._stay():
-            connection = self.ready.get()
+        while self._should_stay():
+            connection = self.ready_connections.get()
             self.taken_count += 1
             try:
                 if self._serve(connection):
                     connection.setblocking(False)
-                    self.silent[connection.fileno()] = connection, time.monotonic()
-                    self.poll.modify(connection, WATCHED)
+                    self.silent_connections[connection.fileno()] = connection, time.monotonic()
+                    self.poll.modify(connection, WATCHED_EVENTS)
                     continue
             except (ConnectionError, TimeoutError):
                 pass
@@ -135,28 +139,28 @@ class Connections:
         connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
         while True:
             try:
-                data = connection.recv(MAX_HEAD, socket.MSG_PEEK)
+                data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
             except TimeoutError:
                 return True
-            if END not in data:
+            if HEAD_END not in data:
                 return bool(data)
-            head = connection.recv(data.index(END) + len(END), socket.MSG_WAITALL)
+            head = connection.recv(data.index(HEAD_END) + len(HEAD_END), socket.MSG_WAITALL)
             connection.settimeout(STALL_TIMEOUT_S)
             if fault := find_fault(head):
                 connection.sendall(response(400, fault))
                 return False
             if not self.answer(connection, head):
                 return False
-            if not self.ready.empty():
+            if not self.ready_connections.empty():
                 return True
             connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
     def _close_oldest(self) -> None:
-        self._close(*(connection for connection, _ in list(self.silent.values())[:1]))
+        self._close(*(connection for connection, _ in list(self.silent_connections.values())[:1]))
 
     def _close(self, *connections: socket.socket) -> None:
         for connection in connections:
-            del self.silent[connection.fileno()]
+            del self.silent_connections[connection.fileno()]
             connection.close()
 
 
@@ -165,7 +169,7 @@ def find_fault(head: bytes) -> str:
 
     Python's own parser ends the headers at such a line, and would read a body as another request.
     """
-    first, *lines = head.removesuffix(END).split(b"\r\n")
+    first, *lines = head.removesuffix(HEAD_END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(first):
         return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
     invalid = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)

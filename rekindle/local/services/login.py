@@ -66,8 +66,8 @@ class Login:
 def _is_cross_site(method: str, headers: Headers) -> bool:
     """Return True if a browser says that another page sent this request, unless the user followed a link."""
     site, mode, purpose = (",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest"))
-    followed = method == "GET" and (mode, purpose) == ("navigate", "document")
-    return site not in ("", "same-origin", "none") and not followed
+    user_followed_link = method == "GET" and (mode, purpose) == ("navigate", "document")
+    return site not in ("", "same-origin", "none") and not user_followed_link
 
 
 def _equal(actual: str, expected: str) -> bool:

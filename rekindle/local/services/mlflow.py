@@ -22,9 +22,10 @@ from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
 
-TOKEN = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
-ROOT = "mlflow-artifacts:/"  # root of every artifact location
-SOURCES = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"  # of model versions; the server does not read them
+TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
+ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
+# of the sources of model versions; the server does not read them
+SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 
 
 class RequestStream(io.RawIOBase):
@@ -45,15 +46,15 @@ class RequestStream(io.RawIOBase):
 
 
 def settings(store: str, artifacts: str) -> Mapping[str, str]:
-    """Return the environment variables that mlflow.server reads on import, like those of `mlflow server`'s workers."""
+    """Return the environment variables that mlflow.server reads on import, as `mlflow server` sets them."""
     return {
         "_MLFLOW_SERVER_FILE_STORE": store,
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": ROOT,
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": ARTIFACT_ROOT,
         "_MLFLOW_SERVER_ARTIFACT_DESTINATION": artifacts,
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_CREATE_MODEL_VERSION_SOURCE_VALIDATION_REGEX": SOURCES,
+        "MLFLOW_CREATE_MODEL_VERSION_SOURCE_VALIDATION_REGEX": SOURCE_PATTERN,
     }
 
 
@@ -68,12 +69,12 @@ def confine(destination: str) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     repositories: dict[str, Any] = get_registered_artifact_repositories()
-    make, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
+    make_repository, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: Any) -> Any:
         if not uri.startswith(bucket):  # the whole bucket: a model version's page reads the signature of its release
             raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: store artifacts there.")
-        return make(uri, **options)
+        return make_repository(uri, **options)
 
     repositories.clear()
     repositories["s3"] = make_confined
@@ -81,10 +82,10 @@ def confine(destination: str) -> None:
     class Store(SqlAlchemyStore):
         def create_experiment(self, name: Any, artifact_location: Any = None, tags: Any = None) -> Any:
             if artifact_location and (
-                not artifact_location.startswith(ROOT) or artifact_location.startswith(f"{ROOT}/")
+                not artifact_location.startswith(ARTIFACT_ROOT) or artifact_location.startswith(f"{ARTIFACT_ROOT}/")
             ):
                 raise MlflowException.invalid_parameter_value(
-                    f"artifact_location is {artifact_location}: it must start with {ROOT}. Leave it out."
+                    f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT}. Leave it out."
                 )
             return super().create_experiment(name, artifact_location, tags)
 
@@ -98,12 +99,12 @@ def create_database(store: str) -> None:
     path = Path(store.removeprefix("sqlite:///"))
     if path.exists():
         return
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    engine = create_sqlalchemy_engine(f"sqlite:///{new}")
+    new_path = path.with_name(f"{path.name}.new")
+    new_path.unlink(missing_ok=True)
+    engine = create_sqlalchemy_engine(f"sqlite:///{new_path}")
     _initialize_tables(engine)
     engine.dispose()
-    new.replace(path)
+    new_path.replace(path)
 
 
 def main() -> None:
@@ -113,8 +114,8 @@ def main() -> None:
     parser.add_argument("--artifacts", required=True, help="s3:// URI for artifacts")
     parser.add_argument("--record", type=Path, required=True, help="exit when this file is missing or has another pid")
     args = parser.parse_args()
-    if not (token := os.environ.pop(TOKEN, "")):
-        raise SystemExit(f"{TOKEN} is not set: clients authenticate with it. Set it.")
+    if not (token := os.environ.pop(TOKEN_VARIABLE, "")):
+        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with it. Set it.")
     end_unless_recorded(args.record)
     os.environ.update(settings(args.store, args.artifacts))
     from mlflow.server import app
@@ -137,15 +138,15 @@ def main() -> None:
 
     confine(args.artifacts)
     create_database(args.store)
-    initialize_backend_stores(args.store, None, ROOT)
+    initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
     listening = socket.socket(fileno=args.fd)
     port = listening.getsockname()[1]
     server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)  # only data for Handler: never started
     login = Login(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:
-        if refused := login.answer(head):
-            connection.sendall(refused)
+        if refusal := login.answer(head):
+            connection.sendall(refusal)
         else:
             Handler(connection, head)
         return False

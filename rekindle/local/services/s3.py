@@ -3,7 +3,7 @@
     python -m rekindle.local.services.s3 --root .rekindle/s3 --port 9000 --bucket rekindle
 
 No installable server both honours conditions and keeps files: moto holds everything in memory, rclone, s3rver and
-localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This one
+localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This server
 supports the requests of boto3, polars and MLflow (path style): objects, ranges, conditions, checksums, aws-chunked
 bodies, multipart, ListObjectsV2; it answers all others with 501. s3_files.py has the format on disk. Clients sign
 (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
@@ -26,15 +26,15 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
-from xml.etree import ElementTree  # nosec B405  # see below
+from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
 from argolocal.common.disk import FREE_BYTES
 from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
-from rekindle.local.services.s3_files import BLOCK, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
+from rekindle.local.services.s3_files import BLOCK_BYTES, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
 from rekindle.local.services.s3_request import Request, xml
 
-MAX_XML = 8 << 20  # bytes of an XML request body
+MAX_XML_BYTES = 8 << 20  # bytes of an XML request body
 STORED_HEADERS = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
 PARAMETERS = {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
@@ -68,29 +68,31 @@ class Handler(Request):
     def save(self) -> Path:
         """Write the request's body to a temporary file, and verify its length and all checksums."""
         names = {name.lower(): value for name, value in self.headers.items()}
-        sums = [name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")]
-        if unknown := [name for name in sums if name.rpartition("-")[2] not in CHECKSUMS]:
+        checksum_names = [
+            name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")
+        ]
+        if unknown := [name for name in checksum_names if name.rpartition("-")[2] not in CHECKSUMS]:
             raise S3Error(501, "NotImplemented", f"{unknown[0]} is not supported: use {', '.join(CHECKSUMS)}.")
-        hashes: dict[str, Hash] = {name: CHECKSUMS[name.rpartition("-")[2]]() for name in sums}
+        hashes: dict[str, Hash] = {name: CHECKSUMS[name.rpartition("-")[2]]() for name in checksum_names}
         hashes["content-md5"] = hashlib.md5(usedforsecurity=False)
 
         def finish(size: int) -> dict:
-            for name in sums if "content-md5" not in names else [*sums, "content-md5"]:
+            for name in checksum_names if "content-md5" not in names else [*checksum_names, "content-md5"]:
                 digest, claim = base64.b64encode(hashes[name].digest()).decode(), names.get(name, "")
                 if claim != digest:
                     message = f"{name} of the received body is {digest}, not {claim or 'declared'}."
                     raise S3Error(400, "BadDigest", message)
             if size != int(names.get("x-amz-decoded-content-length", size)):
                 raise S3Error(400, "IncompleteBody", f"received {size} bytes, not x-amz-decoded-content-length.")
-            headers = {**self.attributes(), **{name: names[name] for name in sums}}
+            headers = {**self.attributes(), **{name: names[name] for name in checksum_names}}
             return {"key": self.key, "etag": hashes["content-md5"].digest().hex(), "headers": headers}
 
         return self.files.write(self.receive(hashes, names), finish)
 
     def parse_xml(self) -> ElementTree.Element:
         """Parse the request's body as XML; remove the namespace from its tags."""
-        if self.unread > MAX_XML:
-            raise S3Error(400, "MalformedXML", f"a body of {self.unread} bytes is too large.")
+        if self.unread_bytes > MAX_XML_BYTES:
+            raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
         text = b"".join(bytes(block) for block in self.receive({}, {}))
         if b"<!" in text:
             raise S3Error(400, "MalformedXML", "the body declares a document type: remove it.")
@@ -115,8 +117,10 @@ class Handler(Request):
 
     def response_headers(self, meta: dict) -> dict[str, Any]:
         fields = {"ETag": f'"{meta["etag"]}"', "Last-Modified": formatdate(meta["modified"], usegmt=True)}
-        sums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get("range")
-        stored = {k: v for k, v in meta["headers"].items() if sums or not k.startswith("x-amz-checksum-")}
+        with_checksums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get(
+            "range"
+        )
+        stored = {k: v for k, v in meta["headers"].items() if with_checksums or not k.startswith("x-amz-checksum-")}
         requested = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
         return {"content-type": "binary/octet-stream", **stored, **requested, **fields, "Accept-Ranges": "bytes"}
 
@@ -147,7 +151,7 @@ class Handler(Request):
             xml("Contents", Key=encode(meta["key"]), LastModified=iso_time(meta["modified"]),
                 ETag=f'"{meta["etag"]}"', Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
         ]  # fmt: skip
-        items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common]
+        items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common_prefixes]
         optional |= {"EncodingType": "url"} if encode is quote else {}
         body = xml("ListBucketResult", *items, Name=self.bucket, Prefix=encode(prefix), Delimiter=encode(delimiter),
                    MaxKeys=limit, KeyCount=len(items), IsTruncated=str(bool(next_token)).lower(),
@@ -289,7 +293,7 @@ def main() -> None:
 
     def answer(connection: socket.socket, head: bytes) -> bool:
         if not hasattr(local, "buffer"):
-            local.buffer = memoryview(mmap.mmap(-1, BLOCK))  # memory is allocated only when it is written to
+            local.buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # memory is allocated only when it is written to
         return not Handler(connection, head, (access_key, secret_key), local.buffer, files).close_connection
 
     Connections(listening, answer).serve_forever()

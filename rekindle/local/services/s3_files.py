@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-BLOCK = 1 << 20
-TRAILER = 16 << 10  # bytes that always contain the metadata: S3 allows 2 KB of headers and a key of 1 KB
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-MIN_PART = 5 << 20
+BLOCK_BYTES = 1 << 20
+MAX_METADATA_BYTES = 16 << 10  # bytes that always contain the metadata: S3 allows 2 KB of headers and a key of 1 KB
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MIN_PART_BYTES = 5 << 20
 UPLOAD_LIFE_S = 7 * 86400.0  # then a start removes an abandoned multipart upload
 
 
@@ -68,7 +68,7 @@ class Page:
     """Part of a listing: metadata of objects, common prefixes, and the token of the next page ("" at the end)."""
 
     entries: list[dict]
-    common: list[str]
+    common_prefixes: list[str]
     next_after: str
 
 
@@ -86,9 +86,9 @@ class Files:
         self.root, self.buckets, self.uploads, self.temporary = root, root / "buckets", root / "uploads", root / "tmp"
         for folder in (self.buckets, self.uploads, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
-        self.owner = open(root / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        self.lock_file = open(root / "lock", "w")  # noqa: SIM115 - held as long as this process lives
         try:
-            fcntl.flock(self.owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SystemExit(f"{root} is in use by another S3 endpoint: only one may use it. Stop that one.") from error
         self.lock = threading.Lock()
@@ -124,7 +124,7 @@ class Files:
                     size += len(block)
                     file.write(block)
                 meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
-                if len(meta) > TRAILER - 4:
+                if len(meta) > MAX_METADATA_BYTES - 4:
                     raise S3Error(400, "MetadataTooLarge", "an object's metadata headers may have at most 2 KB.")
                 file.write(meta + len(meta).to_bytes(4, "big"))
             return path
@@ -160,7 +160,7 @@ class Files:
                 part_meta = read_meta(path) if path.exists() else None
                 if not part_meta or part_meta["etag"] != etag.strip('"'):
                     raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
-                if part_meta["size"] < MIN_PART and number != parts[-1][0]:
+                if part_meta["size"] < MIN_PART_BYTES and number != parts[-1][0]:
                     raise S3Error(400, "EntityTooSmall", "every part except the last must have at least 5 MiB.")
                 files.append((stack.enter_context(open(path, "rb", buffering=0)), part_meta["size"]))
             tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in parts)
@@ -197,15 +197,15 @@ class Files:
             keys, index = self._bucket(bucket)
             i = max(bisect.bisect_left(keys, prefix.encode(), key=str.encode), _index_after(keys, after))
             while i < len(keys) and keys[i].startswith(prefix) and limit > 0:
-                if len(page.entries) + len(page.common) == limit:
+                if len(page.entries) + len(page.common_prefixes) == limit:
                     return replace(page, next_after=after)
                 end = keys[i].find(delimiter, len(prefix)) if delimiter else -1
                 if end < 0:
                     page.entries.append(index[keys[i]])
                     after = keys[i]
                 else:
-                    page.common.append(keys[i][: end + len(delimiter)])
-                    after = page.common[-1] + "\0"
+                    page.common_prefixes.append(keys[i][: end + len(delimiter)])
+                    after = page.common_prefixes[-1] + "\0"
                 i = _index_after(keys, after)
         return page
 
@@ -231,13 +231,13 @@ def read_meta(path: Path) -> dict | None:
 def blocks(files: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
     """Yield the first `size` bytes of each file, in order."""
     for file, size in files:
-        for offset in range(0, size, BLOCK):
-            yield os.pread(file.fileno(), min(BLOCK, size - offset), offset)
+        for offset in range(0, size, BLOCK_BYTES):
+            yield os.pread(file.fileno(), min(BLOCK_BYTES, size - offset), offset)
 
 
 def _meta(file: BinaryIO) -> dict:
     end = os.fstat(file.fileno()).st_size
-    tail = os.pread(file.fileno(), TRAILER, max(0, end - TRAILER))
+    tail = os.pread(file.fileno(), MAX_METADATA_BYTES, max(0, end - MAX_METADATA_BYTES))
     length = int.from_bytes(tail[-4:], "big")
     meta = json.loads(tail[-4 - length : -4])
     if not isinstance(meta, dict) or meta.get("size", 0) + length + 4 != end:

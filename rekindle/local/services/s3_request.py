@@ -12,10 +12,10 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 
-from rekindle.local.services.s3_files import BLOCK, FULL, TRAILER, Files, Hash, S3Error
+from rekindle.local.services.s3_files import BLOCK_BYTES, DISK_FULL_ERRORS, MAX_METADATA_BYTES, Files, Hash, S3Error
 from rekindle.local.services.signatures import Signature, verify
 
-MAX_BODY = 5 << 30  # bytes
+MAX_BODY_BYTES = 5 << 30  # bytes
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 
@@ -45,7 +45,7 @@ class Body(io.RawIOBase):
 
 
 class Request(BaseHTTPRequestHandler):
-    """A request; its signature is verify before anything else. `answer` writes the response."""
+    """A request; its signature is verified before anything else. `answer` writes the response."""
 
     protocol_version = "HTTP/1.1"
     rbufsize = 0
@@ -73,15 +73,17 @@ class Request(BaseHTTPRequestHandler):
         return  # requests are not logged; `route` prints the server's own errors
 
     def route(self) -> None:
-        self.unread, self.expected = 0, self.headers.get("expect", "").lower() == "100-continue"
+        self.unread_bytes, self.expects_continue = 0, self.headers.get("expect", "").lower() == "100-continue"
         self.bucket = self.key = ""
         try:
-            self.unread = self.length()
-            self.body = io.BufferedReader(Body(self.connection, self.unread)) if self.unread else io.BytesIO()
+            self.unread_bytes = self.parse_length()
+            self.body = (
+                io.BufferedReader(Body(self.connection, self.unread_bytes)) if self.unread_bytes else io.BytesIO()
+            )
             self.signature = verify(self.command, self.path, self.headers, self.keys, time.time())
         except (S3Error, ValueError) as error:
             self.close_connection = True  # the body of an unauthenticated request is not read
-            self.unread = 0
+            self.unread_bytes = 0
             return self.fail(error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error)))
         url = urlsplit(self.path)
         self.query = dict(parse_qsl(url.query, keep_blank_values=True))
@@ -96,7 +98,7 @@ class Request(BaseHTTPRequestHandler):
             self.fail(S3Error(400, "InvalidArgument", str(error)))
         except OSError as error:
             print(f"{self.command} {self.path}: {error}", file=sys.stderr, flush=True)
-            if error.errno in FULL:
+            if error.errno in DISK_FULL_ERRORS:
                 message = f"{self.files.root} is full ({error.strerror}): free some disk space."
                 self.fail(S3Error(507, "InsufficientStorage", message))
             else:
@@ -108,7 +110,7 @@ class Request(BaseHTTPRequestHandler):
         """Perform the request."""
         raise NotImplementedError
 
-    def length(self) -> int:
+    def parse_length(self) -> int:
         if self.headers.get("transfer-encoding"):
             raise S3Error(411, "MissingContentLength", "Transfer-Encoding is not supported: send Content-Length.")
         lengths = self.headers.get_all("content-length", ["0"])
@@ -116,19 +118,19 @@ class Request(BaseHTTPRequestHandler):
             raise S3Error(
                 400, "InvalidArgument", f"Content-Length is {', '.join(lengths)[:80]}: it must be one number."
             )
-        if int(lengths[0]) > MAX_BODY:
+        if int(lengths[0]) > MAX_BODY_BYTES:
             raise S3Error(400, "EntityTooLarge", "an object or part has at most 5 GiB: upload it in parts.")
         return int(lengths[0])
 
-    def receive(self, hashes: dict[str, Hash], announced: dict[str, str]) -> Iterator[memoryview]:
-        """Yield the decoded body in blocks and update the hashes; add trailing checksums to `announced`."""
-        if self.expected:
-            self.expected = False
+    def receive(self, hashes: dict[str, Hash], checksums: dict[str, str]) -> Iterator[memoryview]:
+        """Yield the decoded body in blocks and update the hashes; add trailing checksums to `checksums`."""
+        if self.expects_continue:
+            self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         payload = self.headers.get("x-amz-content-sha256", "")
         if not payload.startswith("STREAMING-"):
             all_hashes = hashes | ({"x-amz-content-sha256": hashlib.sha256()} if len(payload) == 64 else {})
-            yield from self.read_blocks(self.unread, all_hashes)
+            yield from self.read_blocks(self.unread_bytes, all_hashes)
             if len(payload) == 64 and all_hashes["x-amz-content-sha256"].digest().hex() != payload:
                 raise S3Error(400, "XAmzContentSHA256Mismatch", f"the received body's sha256 is not {payload}.")
             return
@@ -138,18 +140,18 @@ class Request(BaseHTTPRequestHandler):
         size = -1
         while size:
             line, digest = self.read_line(), hashlib.sha256()
-            if not (match := CHUNK.match(line)) or (size := int(match[1], 16)) > self.unread:
+            if not (match := CHUNK.match(line)) or (size := int(match[1], 16)) > self.unread_bytes:
                 raise S3Error(400, "IncompleteBody", f"a chunk of the body starts with {line[:80]!r}.")
             yield from self.read_blocks(size, {**hashes, **({"chunk": digest} if signature else {})})
             if signature and signature.chunk(digest.hexdigest()) != (match[2] or b"").decode():
                 raise S3Error(403, "SignatureDoesNotMatch", "the signature of a chunk of the body is wrong.")
             if size:
                 self.read_line()
-        self.read_trailers(signature, announced)
+        self.read_trailers(signature, checksums)
 
-    def read_trailers(self, signature: Signature | None, announced: dict[str, str]) -> None:
+    def read_trailers(self, signature: Signature | None, checksums: dict[str, str]) -> None:
         lines = b""
-        while self.unread and (line := self.read_line().strip()):
+        while self.unread_bytes and (line := self.read_line().strip()):
             name, _, value = line.decode("latin-1").partition(":")
             if name == "x-amz-trailer-signature":
                 if signature and signature.trailer(lines) != value:
@@ -157,29 +159,29 @@ class Request(BaseHTTPRequestHandler):
                 signature = None
             else:
                 lines += line + b"\n"
-                announced[name.strip().lower()] = value.strip()
+                checksums[name.strip().lower()] = value.strip()
         if lines and signature:
             raise S3Error(403, "SignatureDoesNotMatch", "the trailing headers are not signed.")
 
     def read_line(self) -> bytes:
-        line = self.body.readline(min(self.unread, TRAILER))
-        self.unread -= len(line)
+        line = self.body.readline(min(self.unread_bytes, MAX_METADATA_BYTES))
+        self.unread_bytes -= len(line)
         return line
 
     def read_blocks(self, size: int, hashes: dict[str, Hash]) -> Iterator[memoryview]:
         while size:
-            count = self.body.readinto(self.buffer[: min(size, BLOCK)])
+            count = self.body.readinto(self.buffer[: min(size, BLOCK_BYTES)])
             size -= count
-            self.unread -= count
+            self.unread_bytes -= count
             block = self.buffer[:count]
             for value in hashes.values():
                 value.update(block)
             yield block
 
     def answer(self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1) -> None:
-        while self.unread and not self.expected:  # an unread body would be parsed as the next request
-            self.unread -= self.body.readinto(self.buffer[: min(self.unread, BLOCK)])
-        self.close_connection |= self.expected
+        while self.unread_bytes and not self.expects_continue:  # an unread body would be parsed as the next request
+            self.unread_bytes -= self.body.readinto(self.buffer[: min(self.unread_bytes, BLOCK_BYTES)])
+        self.close_connection |= self.expects_continue
         data = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode() if body else b""
         self.send_response(status)
         fields = {**(headers or {}), **({"Content-Type": "application/xml"} if body else {})}

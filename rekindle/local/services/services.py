@@ -31,10 +31,11 @@ BUCKET = "rekindle"
 REGION = "us-east-1"
 GRACE_S = 5.0  # for a service to exit
 SERVICES = ("s3", "mlflow")
-REAL = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}  # environment variable with a real service's address
-LOGIN = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-CREDENTIALS, TOKEN = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
-FAILS_WITH: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
+# environment variables with the addresses of real services
+ADDRESS_VARIABLES = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}
+LOGIN_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
+ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ class Services:
     def __init__(self, home: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.home, self.folder, self.environ = home.resolve(), home.resolve() / "services", environ
         self.children: dict[str, subprocess.Popen] = {}
-        self.used: set[str] = set()  # names of services that this process uses
+        self.used_names: set[str] = set()  # names of services that this process uses
 
     def start(self, *names: str) -> None:
         """Start the services `names` (default: all) unless they run or real ones are set. Returns immediately."""
         for name in names or SERVICES:
-            if self.environ.get(REAL[name]):
+            if self.environ.get(ADDRESS_VARIABLES[name]):
                 continue
-            self.used.add(name)
+            self.used_names.add(name)
             if (record := self.find(name)) and record.alive:
                 continue
             if (child := self.children.get(name)) and (code := child.poll()) and code > 0:
@@ -78,32 +79,32 @@ class Services:
             with self._locked():
                 self._launch(name)
 
-    def keep(self) -> None:
+    def restart_dead(self) -> None:
         """Restart services that died without being stopped, or that this process uses, with a message."""
         for name in SERVICES:
             record = self.find(name)
-            if name in self.used or (record and record.pid):
+            if name in self.used_names or (record and record.pid):
                 if not (record and record.alive):
                     say(f"the embedded {name} service has died: restarting it")
                 self.start(name)
 
     def url(self, name: str) -> str:
         """Return a service's address; start it if needed. Raises StorageError, TrackingError if a real one is down."""
-        if real := self.environ.get(REAL[name]):
+        if real := self.environ.get(ADDRESS_VARIABLES[name]):
             _check_reachable(name, real)
             return real
         self.start(name)
         record = self.find(name)
         if not record:
-            raise FAILS_WITH[name](f"{self.folder}/{name}.json was deleted by another command. Try again.")
+            raise ERROR_TYPES[name](f"{self.folder}/{name}.json was deleted by another command. Try again.")
         return record.url
 
     def environment(self) -> dict[str, str]:
         """Return the variables with the services' addresses for pods (the ConfigMap). Starts the services."""
         self.start()
-        return self.store() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
+        return self.store_environment() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
 
-    def store(self) -> dict[str, str]:
+    def store_environment(self) -> dict[str, str]:
         """Return the variables of the object store. Starts only that service."""
         return {
             "S3_ENDPOINT_URL": self.url("s3"),
@@ -113,24 +114,24 @@ class Services:
 
     def credentials(self) -> dict[str, str]:
         """Return AWS_* for the S3 endpoint (the Secret): from the environment for a real one, else from this home."""
-        if self.environ.get(REAL["s3"]):
+        if self.environ.get(ADDRESS_VARIABLES["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
         return self._keep_secret(
-            CREDENTIALS,
+            CREDENTIALS_FILE,
             {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)},
         )
 
     def login_page(self, page: str) -> str:
         """Return the address of a page of the embedded MLflow that logs a browser in."""
         address, _, fragment = page.partition("/#")
-        return f"{address}/?token={self.login()[LOGIN[0]]}{fragment and '#' + fragment}"
+        return f"{address}/?token={self.login()[LOGIN_VARIABLES[0]]}{fragment and '#' + fragment}"
 
     def login(self) -> dict[str, str]:
         """Return MLFLOW_TRACKING_* for clients (in Secrets): of the environment for a real MLflow, else start the
         embedded one and return its token."""
-        if self.environ.get(REAL["mlflow"]):
-            return {name: self.environ[name] for name in LOGIN if self.environ.get(name)}
+        if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
+            return {name: self.environ[name] for name in LOGIN_VARIABLES if self.environ.get(name)}
         self.start("mlflow")
         return self._token()
 
@@ -143,7 +144,7 @@ class Services:
         return str(path)
 
     def _token(self) -> dict[str, str]:
-        return self._keep_secret(TOKEN, {LOGIN[0]: secrets.token_urlsafe(32)})
+        return self._keep_secret(TOKEN_FILE, {LOGIN_VARIABLES[0]: secrets.token_urlsafe(32)})
 
     def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
         """Return the content of a file that only its owner can read; write `initial` if it is missing."""
@@ -168,7 +169,7 @@ class Services:
 
     def down(self) -> list[str]:
         """Stop the services of this home and wait for their end; keep the data. Return their names."""
-        self.used.clear()
+        self.used_names.clear()
         if not self.folder.exists():
             return []
         with self._locked():
@@ -186,12 +187,12 @@ class Services:
 
     def _forget_token(self) -> None:
         """Delete the token: clients of the stopped MLflow may send it to another process on the same port."""
-        (self.folder / TOKEN).unlink(missing_ok=True)
+        (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
     def _error(self, name: str, problem: str) -> RekindleError:
         log = self.folder / f"{name}.log"
         tail = "\n".join(log.read_text().splitlines()[-8:])
-        return FAILS_WITH[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
+        return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
 
     def _launch(self, name: str) -> None:
         previous = self.find(name)
@@ -256,17 +257,17 @@ def answers(url: str, timeout: float = 2) -> bool:
 
 
 def _check_reachable(name: str, url: str) -> None:
-    address = urlsplit(url)
-    if address.scheme not in ("http", "https"):
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
         return  # MLflow also supports databases and managed services
     try:
-        port = address.port or {"http": 80, "https": 443}[address.scheme]
-        with socket.create_connection((address.hostname or "", port), 3):
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        with socket.create_connection((parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:  # ValueError: an invalid port
-        raise FAILS_WITH[name](
-            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the "
-            f"address; unset {REAL[name]} to use the embedded one."
+        raise ERROR_TYPES[name](
+            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or "
+            f"correct the address; unset {ADDRESS_VARIABLES[name]} to use the embedded one."
         ) from error
 
 

@@ -33,10 +33,10 @@ from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import NotFound
 from rekindle.keys import DATASET, cached_key, reuse
 from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
-from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, on_screen
+from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, live_view
 from rekindle.workload import load, prepare
 
-RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
+RESUME_AFTER_S = 3.0  # seconds until a stopped process gets SIGCONT
 UNDISTURBED, DISTURBED = "undisturbed", "under attack"
 
 
@@ -54,13 +54,13 @@ class Plan:
 class Attack:
     """A signal to one or more victims. `target`: trainer (the training process), launcher, coordinator, or all."""
 
-    number: signal.Signals
+    signal_number: signal.Signals
     target: str
     victims: int = 1
 
     def describe(self, names: Sequence[str]) -> str:
-        of = "the launcher of " if self.target == "launcher" and self.number == signal.SIGKILL else ""
-        return f"{self.number.name} {of}{'everything at once' if self.target == 'all' else ' and '.join(names)}"
+        of = "the launcher of " if self.target == "launcher" and self.signal_number == signal.SIGKILL else ""
+        return f"{self.signal_number.name} {of}{'everything at once' if self.target == 'all' else ' and '.join(names)}"
 
 
 ATTACKS = (
@@ -82,7 +82,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     homes.make(cluster.home)
     folder.mkdir(parents=True)
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
-    with _stop_on_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
+    with _stop_on_signals(folder), live_view(recording, sys.stderr if as_json else sys.stdout) as view:
         recording.activity = "preparing the data"
         view.tick()
         config = configure(plan)
@@ -109,8 +109,8 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 
 def configure(plan: Plan) -> Any:
     train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
-    sets = [f"train.{name}={value}" for name, value in train.items()]
-    return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
+    settings = [f"train.{name}={value}" for name, value in train.items()]
+    return load_config(project.REFERENCE / "configs/chaos.yaml", settings, environment={}).config
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
@@ -133,8 +133,8 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    filled = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is cached: both train
-    for tag, value in (filled | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
+    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is cached: both train
+    for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)
 
@@ -151,29 +151,31 @@ def train_undisturbed(training: Training, recording: Recording, view: View) -> N
 
 def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
     """Attack each time all processes have recovered, until all attacks are done."""
-    rng, pending, last_attack = random.Random(plan.seed), list(ATTACKS), time.monotonic()
+    rng, pending_attacks, last_attack_time = random.Random(plan.seed), list(ATTACKS), time.monotonic()
     for _ in training.poll_until_done():
         recording.disturbed.record_step(training.step)
         for name in training.names:
             recording.record_state(name, training.state(name) if training.step < plan.steps else "done")
         for record in recording.attacks:
-            follow(record, training, recording)
-        if recording.attacks and training.repeated:
-            recording.attacks[-1].lost = max(recording.attacks[-1].lost, training.step - min(training.repeated))
-            training.repeated.clear()
+            update_record(record, training, recording)
+        if recording.attacks and training.repeated_steps:
+            recording.attacks[-1].lost_steps = max(
+                recording.attacks[-1].lost_steps, training.step - min(training.repeated_steps)
+            )
+            training.repeated_steps.clear()
         if not (recording.attacks or recording.healthy):
-            last_attack = time.monotonic()  # the first attack waits until all have started
+            last_attack_time = time.monotonic()  # the first attack waits until all have started
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # all attacks must happen, even on a fast machine
-        late = training.step >= share * plan.steps
-        due = recording.healthy and time.monotonic() - last_attack >= plan.seconds
-        if pending and 0 < training.step < plan.steps and (due or (late and recording.training)):
-            last_attack = time.monotonic()
-            recording.attacks.append(execute(pending.pop(0), training, recording, rng))
+        is_late = training.step >= share * plan.steps
+        is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
+        if pending_attacks and 0 < training.step < plan.steps and (is_due or (is_late and recording.training)):
+            last_attack_time = time.monotonic()
+            recording.attacks.append(signal_processes(pending_attacks.pop(0), training, recording, rng))
         view.tick()
     recording.disturbed.finish(training.sha256())
 
 
-def execute(attack: Attack, training: Training, recording: Recording, rng: random.Random) -> AttackRecord:
+def signal_processes(attack: Attack, training: Training, recording: Recording, rng: random.Random) -> AttackRecord:
     """Send the signal; returns the record to follow from now on."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
@@ -181,11 +183,11 @@ def execute(attack: Attack, training: Training, recording: Recording, rng: rando
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
     pids = {pid for name in names for pid in targets(attack, training, name)}
     seconds = recording.disturbed.seconds
-    progress = training.step, training.groups, len(training.resumed)
+    progress = training.step, training.group_count, len(training.resumed_steps)
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, attack.number)
-    return AttackRecord(seconds, attack.describe(names), tuple(names), attack.number, pids, *progress)
+            os.kill(pid, attack.signal_number)
+    return AttackRecord(seconds, attack.describe(names), tuple(names), attack.signal_number, pids, *progress)
 
 
 def targets(attack: Attack, training: Training, name: str) -> list[int]:
@@ -196,23 +198,23 @@ def targets(attack: Attack, training: Training, name: str) -> list[int]:
     return [pid] if pid else []
 
 
-def follow(record: AttackRecord, training: Training, recording: Recording) -> None:
-    """Update the record of an attack with its consequences."""
+def update_record(record: AttackRecord, training: Training, recording: Recording) -> None:
+    """Update the record with the observed consequences of its attack."""
     if record.settled:
         return
-    since = recording.disturbed.seconds - record.seconds
-    if record.number == signal.SIGSTOP and since >= RESUME_AFTER and record.pids:
+    elapsed_s = recording.disturbed.seconds - record.seconds
+    if record.signal_number == signal.SIGSTOP and elapsed_s >= RESUME_AFTER_S and record.pids:
         for pid in record.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         record.pids = set()
-    if record.next_step is None and training.step >= record.step + 2:  # one step may have been in progress
-        record.next_step = since
-        restored = training.resumed[record.resumed :]
+    if record.next_step_after_s is None and training.step >= record.step + 2:  # one step may have been in progress
+        record.next_step_after_s = elapsed_s
+        restored = training.resumed_steps[record.resume_count :]
         if restored and len(record.victims) == len(training.names):  # no worker survived
-            record.lost = max(record.lost, record.step - max(restored))
-    if record.back is None and all(_is_back(name, record, training) for name in record.victims):
-        record.back = since
+            record.lost_steps = max(record.lost_steps, record.step - max(restored))
+    if record.back_after_s is None and all(_is_back(name, record, training) for name in record.victims):
+        record.back_after_s = elapsed_s
 
 
 def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
@@ -220,7 +222,7 @@ def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
         return training.launcher(name) not in record.pids and training.accepts_connections()
     if training.trainer(name) in record.pids or training.state(name) != "training":
         return False
-    return record.number == signal.SIGSTOP or training.groups > record.groups
+    return record.signal_number == signal.SIGSTOP or training.group_count > record.group_count
 
 
 # -- the result --------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def as_object(recording: Recording) -> dict[str, Any]:
         "sha256_undisturbed": recording.undisturbed.sha256,
         "attacks": [attack.as_object() for attack in recording.attacks],
         "recovery_seconds": recovery,
-        "steps_lost": recording.lost,
+        "steps_lost": recording.lost_steps,
     }
 
 

@@ -24,7 +24,7 @@ from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from rekindle.errors import RekindleError
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.training_job import TrainingJobs, condition, finished
+from rekindle.local.jobs.training_job import TrainingJobs, condition, is_finished
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
 from rekindle.training.metrics import PROGRESS
@@ -44,7 +44,7 @@ class DemoCluster(LocalCluster):
     """The local cluster without MLflow."""
 
     def configmap(self, name: str) -> dict[str, str]:
-        return self.services.store()
+        return self.services.store_environment()
 
     def secret(self, name: str) -> dict[str, str]:
         return self.services.credentials() if name == "rekindle-s3" else super().secret(name)
@@ -61,10 +61,10 @@ class Training:
         self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
         self.members: tuple[str, ...] = ()  # of the newest group
-        self.groups = 0  # published so far
-        self.resumed: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
+        self.group_count = 0  # published so far
+        self.resumed_steps: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
         self.step = 0  # the newest of any worker
-        self.repeated: list[int] = []  # steps that were trained a second time
+        self.repeated_steps: list[int] = []  # steps that were trained a second time
         self._snapshot_steps: dict[Path, int] = {}  # by snapshot file
         self._answering_pid = 0  # of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
@@ -97,7 +97,7 @@ class Training:
                 last_poll = now
                 self.controller.poll()
                 status = (self.controller.read(self.name) or {}).get("status") or {}
-                if finished(status):
+                if is_finished(status):
                     if failed := condition(status, "Failed"):
                         raise RekindleError(failed["message"])
                     return
@@ -137,10 +137,10 @@ class Training:
         if not self.launcher(name):
             return "dead"
         if name == COORDINATOR:
-            return "serving" if self.accepts_connections() else "recovering" if self.groups else "starting"
+            return "serving" if self.accepts_connections() else "recovering" if self.group_count else "starting"
         pid = self.trainer(name)
-        if pid is None or not self.groups:
-            return "dead" if self.groups else "starting"
+        if pid is None or not self.group_count:
+            return "dead" if self.group_count else "starting"
         if is_stopped(pid):
             return "stopped"
         return "training" if name in self.members else "recovering"
@@ -159,12 +159,12 @@ class Training:
     def _observe(self) -> None:
         steps: list[int] = []
         for log in self._logs:
-            for line in log.lines():
+            for line in log.read_lines():
                 if group := GENERATION.search(line):
-                    self.groups += 1
+                    self.group_count += 1
                     self.members = tuple(name.removeprefix(f"{self.name}-") for name in group[1].split())
                 elif resumed := RESUMED.search(line):
-                    self.resumed.append(int(resumed[1] or resumed[2]))
+                    self.resumed_steps.append(int(resumed[1] or resumed[2]))
                 elif progress := PROGRESS.search(line):
                     steps.append(int(progress[1]))
         for path in self.memory.glob("rekindle-*"):
@@ -172,7 +172,7 @@ class Training:
             if step >= 0 and step != self._snapshot_steps.get(path):
                 self._snapshot_steps[path] = step
                 steps.append(step)
-        self.repeated += [step for step in steps if step < self.step - TOLERATED_LAG]
+        self.repeated_steps += [step for step in steps if step < self.step - TOLERATED_LAG]
         self.step = max([self.step, *steps])
 
 
@@ -182,7 +182,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path, self.offset = path, 0
 
-    def lines(self) -> list[str]:
+    def read_lines(self) -> list[str]:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)

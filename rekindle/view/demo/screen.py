@@ -51,33 +51,33 @@ class AttackRecord:
     seconds: float  # since the training began
     description: str  # "SIGKILL worker-1"
     victims: tuple[str, ...]
-    number: int  # the signal
+    signal_number: int
     pids: set[int]  # the signalled processes
     step: int  # the newest training step before the attack
-    groups: int = 0  # generations published before the attack
-    resumed: int = 0  # restores from a checkpoint before the attack
-    next_step: float | None = None
-    back: float | None = None  # until every victim has rejoined
-    lost: int = 0
+    group_count: int = 0  # generations published before the attack
+    resume_count: int = 0  # restores from a checkpoint before the attack
+    next_step_after_s: float | None = None
+    back_after_s: float | None = None  # until every victim has rejoined
+    lost_steps: int = 0
 
     @property
     def settled(self) -> bool:
         """True if training made progress again and every victim is back."""
-        return self.next_step is not None and self.back is not None
+        return self.next_step_after_s is not None and self.back_after_s is not None
 
     def as_object(self) -> dict[str, Any]:
         attack = {"seconds": round(self.seconds, 3), "attack": self.description, "victims": list(self.victims)}
-        times = {"next_step_seconds": self.next_step, "back_seconds": self.back}
+        times = {"next_step_seconds": self.next_step_after_s, "back_seconds": self.back_after_s}
         rounded = {name: value and round(value, 3) for name, value in times.items()}
-        return attack | {"step": self.step} | rounded | {"steps_lost": self.lost}
+        return attack | {"step": self.step} | rounded | {"steps_lost": self.lost_steps}
 
     def outcome(self) -> str:
         """`next step after 0.07 s, nothing lost; back after 0.6 s`"""
-        if self.next_step is None:
+        if self.next_step_after_s is None:
             return "…"
-        lost = f"{self.lost} step{'s' * (self.lost > 1)} lost" if self.lost else "nothing lost"
-        back = f"; back after {self.back:.1f} s" if self.back is not None else ""
-        return f"next step after {self.next_step:.2f} s, {lost}{back}"
+        lost = f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost" if self.lost_steps else "nothing lost"
+        back = f"; back after {self.back_after_s:.1f} s" if self.back_after_s is not None else ""
+        return f"next step after {self.next_step_after_s:.2f} s, {lost}{back}"
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Recording:
     @property
     def training(self) -> bool:
         """True if any worker is training again since the last attack."""
-        recovered = not self.attacks or self.attacks[-1].next_step is not None
+        recovered = not self.attacks or self.attacks[-1].next_step_after_s is not None
         return recovered and "training" in self.states
 
     @property
@@ -148,11 +148,11 @@ class Recording:
 
     @property
     def recoveries(self) -> list[float]:
-        return [attack.next_step for attack in self.attacks if attack.next_step is not None]
+        return [attack.next_step_after_s for attack in self.attacks if attack.next_step_after_s is not None]
 
     @property
-    def lost(self) -> int:
-        return sum(attack.lost for attack in self.attacks)
+    def lost_steps(self) -> int:
+        return sum(attack.lost_steps for attack in self.attacks)
 
 
 class View(Protocol):
@@ -160,7 +160,7 @@ class View(Protocol):
 
 
 @contextmanager
-def on_screen(recording: Recording, out: TextIO) -> Iterator[View]:
+def live_view(recording: Recording, out: TextIO) -> Iterator[View]:
     """Return a live picture for a terminal, else plain lines."""
     if not is_terminal(out):
         lines = Lines(recording, out)
@@ -181,7 +181,7 @@ class Lines:
         self.recording, self.out = recording, out
         self.activity, self.written_at, self.reported_attacks = "", time.monotonic(), 0
         self.finished: list[Run] = []
-        self.over = False
+        self.is_over = False
 
     def tick(self) -> None:
         recording = self.recording
@@ -199,8 +199,8 @@ class Lines:
                 self._write(f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}")
             elif run.began and not run.ended and time.monotonic() - self.written_at >= 5:
                 self._write(f"{run.name}: step {run.step}/{run.total}")
-        if recording.equal is not None and not self.over:
-            self.over = True
+        if recording.equal is not None and not self.is_over:
+            self.is_over = True
             self._write(summary(recording))
             self._write(conclusion(recording))
 
@@ -217,7 +217,7 @@ class Picture:
         self.recording, self.console = recording, console
 
     def tick(self) -> None:
-        """Nothing to do: the live display redraws by itself."""
+        """Do nothing: the live display redraws by itself."""
 
     def draw(self) -> Group:
         recording, elements = self.recording, list[Any]()
@@ -253,16 +253,16 @@ class Picture:
         for process, history in list(self.recording.timelines.items()):
             hits = [run.began + attack.seconds for attack in self.recording.attacks if process in attack.victims]
             styles = [
-                ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_notable(history, a, b)]
+                ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_severe_state(history, a, b)]
                 for a, b in spans
             ]
             now = history[-1][1]
             runs = [("".join(sign for sign, _ in same), style) for style, same in groupby(styles, itemgetter(1))]
             table.add_row(process, Text.assemble(*runs), Text(now, STYLES[now][1]))
         speeds = [run.speed(*span) for span in spans]
-        top = max([*speeds, 1e-9])
-        line = "".join(BLOCKS[min(8, round(8 * speed / top))] for speed in speeds)
-        table.add_row(Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top:.0f}", "dim"))
+        top_speed = max([*speeds, 1e-9])
+        line = "".join(BLOCKS[min(8, round(8 * speed / top_speed))] for speed in speeds)
+        table.add_row(Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top_speed:.0f}", "dim"))
         return table
 
     def _attacks(self) -> Table:
@@ -270,8 +270,17 @@ class Picture:
         for title in ("", "attack", "at step", "next step", "lost", "back"):
             table.add_column(title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True)
         for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
-            times = [f"[green]{took:.2f} s" if took is not None else "…" for took in (attack.next_step, attack.back)]
-            lost = "…" if attack.next_step is None else f"[yellow]{attack.lost}" if attack.lost else "[green]nothing"
+            times = [
+                f"[green]{took:.2f} s" if took is not None else "…"
+                for took in (attack.next_step_after_s, attack.back_after_s)
+            ]
+            lost = (
+                "…"
+                if attack.next_step_after_s is None
+                else f"[yellow]{attack.lost_steps}"
+                if attack.lost_steps
+                else "[green]nothing"
+            )
             start = f"[dim]{attack.seconds:.1f} s"
             table.add_row(start, attack.description, str(attack.step), times[0], lost, times[1])
         return table
@@ -286,7 +295,7 @@ class Picture:
         return Panel(text, box=box.HORIZONTALS, border_style=colour, expand=False, padding=(1, 0))
 
 
-def most_notable(history: list[tuple[float, str]], since: float, until: float) -> str:
+def most_severe_state(history: list[tuple[float, str]], since: float, until: float) -> str:
     """Return the most severe state of a process between two times."""
     initial = [state for start, state in history if start <= since][-1:]
     seen = {"", *initial, *(state for start, state in history if since < start < until)}
@@ -295,7 +304,7 @@ def most_notable(history: list[tuple[float, str]], since: float, until: float) -
 
 def summary(recording: Recording) -> str:
     """`9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`"""
-    times, lost = recording.recoveries, recording.lost
+    times, lost = recording.recoveries, recording.lost_steps
     took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)" if times else ""
     facts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
     return "; ".join(filter(None, facts))

@@ -56,12 +56,12 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
         time.sleep(POLL_INTERVAL_S)
     log = home / FOLDER / f"{week.name}.log"
     if not (files.root / "manifest.yaml").exists():
-        named = manifest | {"metadata": {k: v for k, v in manifest["metadata"].items() if k != "generateName"}}
-        named["metadata"]["name"] = week.name
-        write_atomically(file := home / FOLDER / f"{week.name}.json", json.dumps(named))
+        named_manifest = manifest | {"metadata": {k: v for k, v in manifest["metadata"].items() if k != "generateName"}}
+        named_manifest["metadata"]["name"] = week.name
+        write_atomically(file := home / FOLDER / f"{week.name}.json", json.dumps(named_manifest))
         pairs = [f"{name}={value}" for name, value in week.parameters.items()]
         _rekindle(log, "run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair)))
-    elif _hash(files.workflow()) != _hash(manifest):  # names contain only three characters of the hash
+    elif _manifest_hash(files.workflow()) != _manifest_hash(manifest):  # the name has only the start of the hash
         raise ConfigError(f"{week.name} belongs to another config: `rekindle prune` removes it, or change the name.")
     elif files.load()[0].get("phase") != "Succeeded":
         _rekindle(log, "resume", week.name)
@@ -70,7 +70,7 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
     return files.load()[0]
 
 
-def _hash(workflow: dict[str, Any]) -> str:
+def _manifest_hash(workflow: dict[str, Any]) -> str:
     parameters = workflow["spec"]["arguments"]["parameters"]
     return next(str(parameter.get("value")) for parameter in parameters if parameter["name"] == "manifest_hash")
 

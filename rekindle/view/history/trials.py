@@ -22,7 +22,7 @@ Trials = dict[str, Any]
 
 def trials_here(home: Path, name: str) -> Trials:
     """Return the trials of a run on this machine. Raises ConfigError if it is not a sweep."""
-    return _read(LocalCluster(home).store(), name, _section(name, RunFiles(home, name).workflow()["spec"]))
+    return _read(LocalCluster(home).store(), name, _sweep_section(name, RunFiles(home, name).workflow()["spec"]))
 
 
 def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
@@ -30,12 +30,12 @@ def trials_on_cluster(cluster: Cluster, name: str) -> Trials:
     from rekindle.cluster import remote, workflows
 
     workflow = workflows.read(cluster, name)
-    section = json.dumps(_section(name, workflows.spec_of(workflow)))
+    section = json.dumps(_sweep_section(name, workflows.spec_of(workflow)))
     *_, answer = remote.run_module(cluster, workflow, "rekindle.view.history.trials", name, section)
     return answer
 
 
-def _section(name: str, spec: dict[str, Any]) -> Any:
+def _sweep_section(name: str, spec: dict[str, Any]) -> Any:
     parameters = {item["name"]: item.get("value") for item in (spec.get("arguments") or {}).get("parameters") or []}
     section = json.loads(parameters.get("config") or "{}").get("sweep")
     if not section:

@@ -16,7 +16,7 @@ from argolocal.engine import suspend
 from argolocal.engine.nodes import Resumed, Start
 from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ConfigError
-from argolocal.runner.run import release_suspended
+from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from tests.argolocal.runner.played import leaf, scheduler, steps
 from tests.waiting import until
@@ -165,7 +165,7 @@ def test_an_answer_missed_by_a_dying_runner_reaches_the_next(
     waits(first)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert not release_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
+    assert not resume_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
     second = run("resume", "w", "-o", "json")
     out, _ = second.communicate(timeout=60)
     assert second.returncode == 0, out
@@ -183,9 +183,9 @@ def test_a_suspended_workflow_resumes_and_another_is_busy(
     waits(first)
     home = tmp_path / ".rekindle"
     until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
-    assert release_suspended("w", {}, home)
+    assert resume_suspended("w", {}, home)
     until("its first node", lambda: RunFiles(home, "w").load()[0]["nodes"])
     with pytest.raises(Busy, match="only one may"):
-        release_suspended("w", {}, home)
+        resume_suspended("w", {}, home)
     first.send_signal(signal.SIGTERM)
     first.wait(60)

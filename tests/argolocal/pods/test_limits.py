@@ -39,7 +39,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
 
 def cgroups() -> list[Path]:
     parent = limits._cgroup_parent()
-    return [*parent[0].glob(f"{limits.PREFIX}*-{NAME}*")] if parent else []
+    return [*parent[0].glob(f"{limits.CGROUP_PREFIX}*-{NAME}*")] if parent else []
 
 
 @needs_cgroups
@@ -110,7 +110,7 @@ def test_cgroups_of_a_dead_runner_are_removed_by_the_next() -> None:
     )
     cgroup = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
     assert cgroup.exists()
-    limits._sweep(cgroup.parent)
+    limits._remove_abandoned(cgroup.parent)
     assert not cgroup.exists()
 
 

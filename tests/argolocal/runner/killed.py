@@ -31,10 +31,10 @@ from argolocal.engine import suspend
 from argolocal.engine.nodes import FAILED, FULFILLED
 from argolocal.errors import ConfigError
 from argolocal.manifest.names import CONFIG_MAP_TYPE
-from argolocal.runner.run import release_suspended
+from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
 from rekindle.local.cluster import LocalCluster
-from rekindle.local.jobs.training_job import SUCCEEDED
+from rekindle.local.jobs.training_job import SUCCEEDED_ANNOTATION
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
@@ -60,7 +60,7 @@ import json, os, signal, sys, threading
 from pathlib import Path
 from argolocal import validate as lint
 from rekindle.local.cluster import LocalCluster
-from argolocal.runner.run import LocalRun, release_suspended
+from argolocal.runner.run import LocalRun, resume_suspended
 import boto3
 home, what, last = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 values, seen, runner = json.loads(sys.argv[4]), {"call": 0, "effect": 0}, os.getpid()
@@ -78,7 +78,7 @@ threading.setprofile(count)
 sys.setprofile(count)
 cluster = LocalCluster(home)
 if (home / "runs" / what / "manifest.yaml").exists():
-    release_suspended(what, values, home)
+    resume_suspended(what, values, home)
     LocalRun.old(what, cluster).run()
 else:
     LocalRun.new(json.loads((home / "w.json").read_text()), {}, cluster).run()
@@ -168,7 +168,7 @@ class Run:
     def release(self) -> None:
         """Resume suspended steps, like `rekindle resume -p` in another terminal."""
         if (values := self.answers()) or self.waiting() or self.files.workflow()["spec"].get("suspend"):
-            release_suspended(self.name, values, self.home)
+            resume_suspended(self.name, values, self.home)
 
     def waiting(self) -> list[Any]:
         return [node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"]
@@ -189,7 +189,9 @@ class Run:
         nodes = [node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED]
         ended = {node["id"].rpartition("-")[2] for node in nodes if node["type"] in ("Pod", "HTTP")}
         jobs = [json.loads(path.read_text()) for path in self.home.glob("objects/PyTorchJob/*.json")]
-        replicas = {name for job in jobs for name in job["metadata"]["annotations"].get(SUCCEEDED, "").split(",")}
+        replicas = {
+            name for job in jobs for name in job["metadata"]["annotations"].get(SUCCEEDED_ANNOTATION, "").split(",")
+        }
         starts = self.starts()
         parts = {mark: mark.split(".") for mark in starts}
         return {

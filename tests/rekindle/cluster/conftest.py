@@ -12,7 +12,7 @@ from tests.rekindle.cluster.server import ApiServer
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "BACKOFF", 0.01)
+    monkeypatch.setattr(api, "BACKOFF_S", 0.01)
 
 
 @pytest.fixture

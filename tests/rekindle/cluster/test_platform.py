@@ -19,7 +19,7 @@ from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods, violations
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-FULL = Platform("models", options=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi"))
+FULL = Platform("models", components=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi"))
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
     assert [set(secret) & {"data", "stringData"} for secret in secrets] == [set()]
     for name in ("rekindle-s3", "rekindle-serving"):
         assert f"kubectl -n models create secret generic {name} --from-env-file=" in done.stderr
-    assert platform.text(rendered) == platform.text(platform.render(Platform("models", options=("mlflow", "minio"))))
+    assert platform.text(rendered) == platform.text(platform.render(Platform("models", components=("mlflow", "minio"))))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_argo_and_the_steps_use_the_same_bucket(
 @pytest.mark.parametrize("iam", [False, True])
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
     """The Secret is created after the namespace: an MLflow that starts without it could never write an artifact."""
-    rendered = platform.render(Platform("models", options=("mlflow",), iam=iam))
+    rendered = platform.render(Platform("models", components=("mlflow",), iam=iam))
     ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
     assert secrets == [{"name": "mlflow", "optional": True}, *([] if iam else [{"name": "rekindle-s3"}])]
@@ -262,7 +262,7 @@ def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> Non
 
 def test_ephemeral_needs_no_volumes(objects: dict[Any, Any]) -> None:
     assert {name for kind, name in objects if kind == "PersistentVolumeClaim"} == {"mlflow", "minio"}
-    rendered = platform.render(Platform("models", options=("mlflow", "minio"), ephemeral=True))
+    rendered = platform.render(Platform("models", components=("mlflow", "minio"), ephemeral=True))
     assert "persistentVolumeClaim" not in platform.text(rendered)
     assert all("emptyDir" in volume for _, spec in pods(rendered) for volume in spec["volumes"])
 

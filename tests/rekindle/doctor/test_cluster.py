@@ -136,9 +136,9 @@ def test_an_outdated_kubernetes_ends_the_checks(server: HealthyCluster):
 def test_required_versions_match_the_documentation():
     text = (ROOT / "docs/cluster.md").read_text()
     needed, _, _ = text.partition("## 1.")
-    assert f"Kubernetes {'.'.join(map(str, doctor.KUBERNETES))} or newer" in needed
-    assert f"[Argo Workflows](https://argo-workflows.readthedocs.io) {'.'.join(map(str, doctor.ARGO))}" in needed
-    assert needed.split("training operator](")[1].split(") ")[1].startswith(".".join(map(str, doctor.OPERATOR)))
+    assert f"Kubernetes {'.'.join(map(str, doctor.MIN_KUBERNETES))} or newer" in needed
+    assert f"[Argo Workflows](https://argo-workflows.readthedocs.io) {'.'.join(map(str, doctor.MIN_ARGO))}" in needed
+    assert needed.split("training operator](")[1].split(") ")[1].startswith(".".join(map(str, doctor.MIN_OPERATOR)))
 
 
 def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):

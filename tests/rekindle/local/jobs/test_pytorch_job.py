@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from argolocal.controllers.kubectl import Resources
-from argolocal.controllers.memory import shared_memory, sweep_shared_memory
+from argolocal.controllers.memory import clean_up_shared_memory, shared_memory
 from argolocal.language.selector import evaluate_conditions
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
@@ -315,7 +315,7 @@ def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(jobs: 
     runner = RunFiles(tmp_path, "running")
     runner.lock()
     try:
-        sweep_shared_memory()
+        clean_up_shared_memory()
         assert [path.exists() for path in (recent, old, removed, running)] == [True, False, False, True]
     finally:
         runner.close()

@@ -21,7 +21,7 @@ from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import ENVIRONMENTS, operator_environment
-from rekindle.local.jobs.training_job import TrainingJobs, finished
+from rekindle.local.jobs.training_job import TrainingJobs, is_finished
 from tests.commands import shell
 from tests.kinds import kinds
 from tests.polling import wait
@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
     """Return a function that applies a job, waits for a status, and returns the job's controller and status."""
     controllers = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
 
-    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
+    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = is_finished, seconds: float = 60) -> Any:
         jobs, name = controllers[obj["kind"]], obj["metadata"]["name"]
         jobs.apply(obj)
         return jobs, wait(jobs, holds, name, seconds)
@@ -189,14 +189,14 @@ def test_a_tfjob_without_a_chief_ends_with_its_first_or_all_workers(run: Any) ->
     every = json.loads(json.dumps(obj))
     every["metadata"]["name"], every["spec"]["successPolicy"] = "every", "AllWorkers"
     _, status = run(every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded"))
-    assert not finished(status)
+    assert not is_finished(status)
 
 
 def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
     failing = "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise SystemExit(3)\n"
     obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
     _, status = run(obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed"))
-    assert evaluate("TFJob", status) is None and not finished(status)
+    assert evaluate("TFJob", status) is None and not is_finished(status)
 
 
 def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:

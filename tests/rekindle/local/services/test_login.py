@@ -178,7 +178,7 @@ def test_the_token_changes_if_another_process_may_have_received_it(services: Ser
     first = services.login()
     assert (services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
     kill(services, "mlflow")
-    services.keep()
+    services.restart_dead()
     assert services.login() == first, "running pods have this token"
     services.down()
     second = services.login()

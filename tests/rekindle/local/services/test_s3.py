@@ -213,8 +213,8 @@ def test_pages_of_any_size_add_up_to_the_complete_listing(keys: set[str], prefix
     for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
         listed += [meta["key"] for meta in page.entries]
-        common += page.common
-        assert len(page.entries) + len(page.common) <= most
+        common += page.common_prefixes
+        assert len(page.entries) + len(page.common_prefixes) <= most
         if not (after := page.next_after):
             break
     assert not after
@@ -302,7 +302,7 @@ def test_foreign_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     files = Files(root)
     files.create("data")
     meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: {"key": "a"}), lambda _: None)
-    files.owner.close()
+    files.lock_file.close()
     outside.mkdir()
     (outside / "file").touch()
     for folder in ("tmp", "uploads", "buckets", "buckets/data"):

@@ -87,7 +87,7 @@ def test_a_killed_store_restarts_on_its_port_with_its_objects(services: Services
     objects = store(services)
     objects.put("a/b", b"kept")
     port = kill(services, "s3").port
-    services.keep()
+    services.restart_dead()
     assert record(services, "s3").port == port
     assert objects.get("a/b") == b"kept"
     assert stat.S_IMODE((services.folder / "credentials.json").stat().st_mode) == 0o600
@@ -108,7 +108,7 @@ def test_down_stops_all_processes_and_keeps_the_data(services: Services) -> None
     assert services.down() == ["s3"]
     assert start_time(stopped.pid) != stopped.since
     assert services.down() == []
-    services.keep()
+    services.restart_dead()
     assert not record(services, "s3").alive, "it was stopped on purpose"
     assert store(services).get("a") == b"1"
 
@@ -118,7 +118,7 @@ def test_services_used_by_a_run_restart_with_a_message_even_after_down(
 ) -> None:
     services.start("s3")
     assert Services(services.home, PLAIN).down() == ["s3"]  # another command
-    services.keep()
+    services.restart_dead()
     assert record(services, "s3").alive
     assert "the embedded s3 service has died: restarting it" in capfd.readouterr().err
 

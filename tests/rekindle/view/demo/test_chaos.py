@@ -36,7 +36,7 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
     assert report["equal"] is True and report["sha256"] == report["sha256_undisturbed"]
     assert re.fullmatch("[0-9a-f]{64}", report["sha256"])
     signals = [attack["attack"].split()[0] for attack in report["attacks"]]
-    assert signals == [attack.number.name for attack in ATTACKS]
+    assert signals == [attack.signal_number.name for attack in ATTACKS]
     recovered = [attack["next_step_seconds"] for attack in report["attacks"]]
     assert all(seconds is not None and seconds > 0 for seconds in recovered[:-1]), recovered
     times = [seconds for seconds in recovered if seconds is not None]
@@ -71,7 +71,9 @@ def test_the_picture_shows_attacks_and_different_weights():
     )
     recording.disturbed.steps = [(began + step, step) for step in range(1, 10)]
     recording.timelines = {"worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]}
-    recording.attacks.append(AttackRecord(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step=0.07, back=7.0))
+    recording.attacks.append(
+        AttackRecord(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step_after_s=0.07, back_after_s=7.0)
+    )
     recording.equal = False
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Picture(recording, console).draw())
