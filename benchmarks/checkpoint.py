@@ -31,7 +31,7 @@ import torch
 from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.checkpoint.remote import CHUNK_BYTES, parallel
+from rekindle.training.checkpoint.remote import CHUNK_BYTES, run_parallel
 from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
@@ -125,7 +125,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         figures.setdefault(name, []).append(value)
 
     def wait_until_idle() -> None:
-        while not checkpoints.snapshots.idle:
+        while not checkpoints.snapshots.is_idle:
             time.sleep(0.01)
 
     def bare(number: int) -> None:
@@ -139,7 +139,7 @@ def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, 
         checkpoints._snapshot_due = 0.0
         record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
         wait_until_idle()
-        record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
+        record("bare", seconds(lambda: run_parallel(bare, range(-(-len(view) // CHUNK_BYTES)))))
         state.step += 1
         record("durable wait", seconds(lambda: checkpoints.keep((0, 1), durable=True)))
         while checkpoints._busy:

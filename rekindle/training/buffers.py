@@ -1,7 +1,8 @@
 """The buffers of a model: non-parameter state that its forward pass updates, such as BatchNorm's running statistics.
 
 Each virtual worker starts from the same old values. The new values are the old ones plus the mean of the virtual
-workers' changes, summed like the gradients by one fixed tree, so they do not depend on the number of workers. Integers
+workers' changes. The changes are summed like the gradients, by one fixed tree, so the new values do not depend on the
+number of workers. Integers
 (BatchNorm counts its batches) must change by the same number in all virtual workers. A buffer that is not in the
 state_dict (`persistent=False`) is a cache: the model may replace it by another tensor, which is dropped after each
 micro-batch.
@@ -15,22 +16,22 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 
-ALIGN = 16  # float32 elements in 64 bytes
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+ALIGNMENT = 16  # float32 elements in 64 bytes
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def floats(numel: int, dtype: torch.dtype) -> int:
+def padded_size(numel: int, dtype: torch.dtype) -> int:
     """Return the number of float32 elements that hold `numel` elements of `dtype`, rounded up to 64 bytes."""
-    return math.ceil(numel * dtype.itemsize / 4 / ALIGN) * ALIGN
+    return math.ceil(numel * dtype.itemsize / 4 / ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
 class Segment:
     """All buffers of one dtype, packed: the values in the state, and the working copy that forward passes change."""
 
-    named: list[tuple[str, Tensor]]
+    named_buffers: list[tuple[str, Tensor]]
     values: Tensor
-    work: Tensor
+    working_copy: Tensor
 
     @property
     def width(self) -> int:
@@ -39,27 +40,27 @@ class Segment:
 
     def change(self) -> Tensor:
         """Return the summands: float32 changes; for integers the changes and their squares, which show if all agree."""
-        if self.values.dtype == torch.float32:  # compared by bits, because inf - inf is NaN
-            same = self.work.view(torch.int32) == self.values.view(torch.int32)
-            return (self.work - self.values).masked_fill_(same, 0.0)
-        change = (self.work.long() - self.values.long()).float()
+        if self.values.dtype == torch.float32:  # compare the bits, because inf - inf is NaN
+            is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
+            return (self.working_copy - self.values).masked_fill_(is_unchanged, 0.0)
+        change = (self.working_copy.long() - self.values.long()).float()
         return torch.cat([change, change.square()])
 
     def apply(self, total: Tensor, virtual_workers: int) -> None:
         """Set the new values from the sum of all changes. Raises ConfigError."""
         if self.values.dtype == torch.float32:
-            good, mean = total.isfinite(), total / virtual_workers
+            is_valid, mean = total.isfinite(), total / virtual_workers
             self.values.copy_(torch.where(total == 0, self.values, self.values + mean))
         else:
             change, squares = total.double().chunk(2)
-            good, mean = squares * virtual_workers == change.square(), change / virtual_workers
+            is_valid, mean = squares * virtual_workers == change.square(), change / virtual_workers
             self.values.add_(mean.to(self.values.dtype))
-        if not good.all():
-            raise _unsupported(self.name(int(good.int().argmin())), "by different or infinite amounts")
+        if not is_valid.all():
+            raise _unsupported(self.buffer_name(int(is_valid.int().argmin())), "by different or infinite amounts")
 
-    def name(self, element: int) -> str:
+    def buffer_name(self, element: int) -> str:
         """Return the name of the buffer that contains the given element."""
-        for name, buffer in self.named:
+        for name, buffer in self.named_buffers:
             if element < buffer.numel():
                 return name
             element -= buffer.numel()
@@ -70,73 +71,85 @@ class Buffers:
     """The buffers of one model. Call `attach` before any other method."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._registered: list[tuple[nn.Module, str, str, Tensor | None]] = []
-        by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
-        seen: set[int] = set()
-        self._fixed: list[tuple[str, Tensor, int]] = []
-        self._averaged: set[int] = set()
+        self._registered_buffers: list[tuple[nn.Module, str, str, Tensor | None]] = []
+        buffers_by_dtype: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+        seen_ids: set[int] = set()
+        self._fixed_buffers: list[tuple[str, Tensor, int]] = []
+        self._averaged_ids: set[int] = set()
         for prefix, module in model.named_modules():
             for key, buffer in module._buffers.items():
                 name = f"{prefix}.{key}".lstrip(".")
-                self._registered.append((module, key, name, buffer))
-                if buffer is None or id(buffer) in seen:
+                self._registered_buffers.append((module, key, name, buffer))
+                if buffer is None or id(buffer) in seen_ids:
                     continue
-                seen.add(id(buffer))
-                averaged = buffer.dtype == torch.float32 or buffer.dtype in INTEGERS
-                if averaged and key not in module._non_persistent_buffers_set:
-                    by_dtype.setdefault(buffer.dtype, []).append((name, buffer))
-                    self._averaged.add(id(buffer))
+                seen_ids.add(id(buffer))
+                is_averaged = buffer.dtype == torch.float32 or buffer.dtype in INTEGER_DTYPES
+                if is_averaged and key not in module._non_persistent_buffers_set:
+                    buffers_by_dtype.setdefault(buffer.dtype, []).append((name, buffer))
+                    self._averaged_ids.add(id(buffer))
                 else:
-                    self._fixed.append((name, buffer, buffer._version))
-        self._by_dtype = sorted(by_dtype.items(), key=lambda item: str(item[0]))
-        self.layout = [(name, list(b.shape), str(b.dtype)) for _, named in self._by_dtype for name, b in named]
-        self._sizes = [sum(buffer.numel() for _, buffer in named) for _, named in self._by_dtype]
-        self._floats = [floats(n, dtype) for n, (dtype, _) in zip(self._sizes, self._by_dtype, strict=True)]
-        self.floats = sum(self._floats)  # in the memory of the state
+                    self._fixed_buffers.append((name, buffer, buffer._version))
+        self._buffers_by_dtype = sorted(buffers_by_dtype.items(), key=lambda item: str(item[0]))
+        self.layout = [
+            (name, list(b.shape), str(b.dtype))
+            for _, named_buffers in self._buffers_by_dtype
+            for name, b in named_buffers
+        ]
+        self._sizes = [
+            sum(buffer.numel() for _, buffer in named_buffers) for _, named_buffers in self._buffers_by_dtype
+        ]
+        self._padded_sizes = [
+            padded_size(n, dtype) for n, (dtype, _) in zip(self._sizes, self._buffers_by_dtype, strict=True)
+        ]
+        self.floats = sum(self._padded_sizes)  # number of float32 elements of all buffers in the memory of the state
         self._segments: list[Segment] = []
 
     def attach(self, memory: Tensor) -> None:
         """Copy the values to `memory` (float32 [floats]), and make the model's buffers views of a working copy."""
-        for (dtype, named), size, chunk in zip(self._by_dtype, self._sizes, memory.split(self._floats), strict=True):
+        for (dtype, named_buffers), size, chunk in zip(
+            self._buffers_by_dtype, self._sizes, memory.split(self._padded_sizes), strict=True
+        ):
             values = chunk.view(dtype)[:size]
-            torch.cat([buffer.flatten() for _, buffer in named], out=values)
-            work = values.clone()
-            for (_, buffer), view in zip(named, work.split([buffer.numel() for _, buffer in named]), strict=True):
+            torch.cat([buffer.flatten() for _, buffer in named_buffers], out=values)
+            working_copy = values.clone()
+            for (_, buffer), view in zip(
+                named_buffers, working_copy.split([buffer.numel() for _, buffer in named_buffers]), strict=True
+            ):
                 buffer.data = view.view(buffer.shape)
-            self._segments.append(Segment(named, values, work))
+            self._segments.append(Segment(named_buffers, values, working_copy))
         self._zeros = [segment.values.new_zeros(segment.width, dtype=torch.float32) for segment in self._segments]
-        self.widths = [segment.width for segment in self._segments]  # of the summands
+        self.widths = [segment.width for segment in self._segments]  # number of summands of each segment
 
     def load(self, memory: Tensor | None = None) -> None:
         """Copy the values of the state, or of another `memory`, to the model. Call it before each forward pass."""
         if memory is None:
             for segment in self._segments:
-                segment.work.copy_(segment.values)
+                segment.working_copy.copy_(segment.values)
         else:
-            for segment, chunk in zip(self._segments, memory.split(self._floats), strict=True):
-                segment.work.copy_(chunk.view(segment.work.dtype)[: len(segment.work)])
+            for segment, chunk in zip(self._segments, memory.split(self._padded_sizes), strict=True):
+                segment.working_copy.copy_(chunk.view(segment.working_copy.dtype)[: len(segment.working_copy)])
 
     def changes(self) -> list[Tensor]:
         """Return the changes since `load`, to be summed over all virtual workers. Raises ConfigError."""
-        for module, key, name, buffer in self._registered:
-            if (current := module._buffers[key]) is not buffer:
-                self._copy_assigned(name, buffer, current)
+        for module, key, name, buffer in self._registered_buffers:
+            if (assigned := module._buffers[key]) is not buffer:
+                self._copy_assigned_tensor(name, buffer, assigned)
                 module._buffers[key] = buffer
-        for name, buffer, version in self._fixed:
+        for name, buffer, version in self._fixed_buffers:
             if buffer._version != version:
                 raise _unsupported(name, f"in place, but its type is {buffer.dtype} or it is not in the state_dict")
         return [
-            zeros if segment.work.is_cpu and _is_unchanged(segment) else segment.change()
+            zeros if segment.working_copy.is_cpu and _is_unchanged(segment) else segment.change()
             for segment, zeros in zip(self._segments, self._zeros, strict=True)
         ]
 
-    def _copy_assigned(self, name: str, buffer: Tensor | None, current: Tensor | None) -> None:
+    def _copy_assigned_tensor(self, name: str, buffer: Tensor | None, assigned: Tensor | None) -> None:
         """Copy a tensor that the forward pass assigned to a buffer's name into the buffer."""
-        if id(buffer) in self._averaged:
+        if id(buffer) in self._averaged_ids:
             assert buffer is not None
-            if current is None or (current.shape, current.dtype) != (buffer.shape, buffer.dtype):
+            if assigned is None or (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
                 raise _unsupported(name, "to a tensor of another shape or type")
-            buffer.copy_(current.detach())
+            buffer.copy_(assigned.detach())
 
     def apply(self, totals: Tensor, virtual_workers: int) -> None:
         """Update the state from the summed changes, float32 [sum of widths]. Raises ConfigError."""
@@ -146,12 +159,12 @@ class Buffers:
 
 
 def _is_unchanged(segment: Segment) -> bool:
-    return torch.equal(segment.work.view(torch.uint8), segment.values.view(torch.uint8))
+    return torch.equal(segment.working_copy.view(torch.uint8), segment.values.view(torch.uint8))
 
 
-def _unsupported(name: str, how: str) -> ConfigError:
+def _unsupported(name: str, description: str) -> ConfigError:
     return ConfigError(
-        f'the model changes its buffer "{name}" in its forward pass {how}: the change cannot be averaged over the '
-        "virtual workers, so the result would depend on the number of workers. Keep the buffer constant, register it "
-        "with persistent=False and assign a new tensor in each forward pass, or use another layer."
+        f'the model changes its buffer "{name}" in its forward pass {description}: the change cannot be averaged over '
+        "the virtual workers, so the result would depend on the number of workers. Keep the buffer constant, register "
+        "it with persistent=False and assign a new tensor in each forward pass, or use another layer."
     )

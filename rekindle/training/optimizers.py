@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
-from rekindle.training.buffers import floats
+from rekindle.training.buffers import padded_size
 from rekindle.training.spec import TrainConfig
 
 kernels: Any = torch  # the type stubs lack the fused operations
@@ -81,7 +81,9 @@ class TorchOptimizer:
         on_device = [entry for entry in tensors if entry[2].device == entry[0].device]
         on_host = [entry for entry in tensors if entry[2].device != entry[0].device]  # step counters, on a GPU
         self._like = on_device + on_host
-        self._sizes = [[floats(like.numel(), like.dtype) for *_, like in entries] for entries in (on_device, on_host)]
+        self._sizes = [
+            [padded_size(like.numel(), like.dtype) for *_, like in entries] for entries in (on_device, on_host)
+        ]
         self.floats = sum(map(sum, self._sizes))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError, DataError, say
 from rekindle.storage import NotFound, Store
-from rekindle.training.buffers import ALIGN, Buffers
+from rekindle.training.buffers import ALIGNMENT, Buffers
 from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
@@ -46,14 +46,14 @@ class State:
         self.parameters = [p for _, p in named]
         offsets = [0]
         for p in self.parameters:
-            offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGN) * ALIGN)
+            offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT)
         self.size, self._offsets = offsets[-1], offsets[:-1]
         cut = offsets[sum(p.ndim >= 2 for p in self.parameters)]
         self.optimizer = TorchOptimizer(optimizer, named) if optimizer else FusedAdamW(config, self.size, cut)
         self.buffers = Buffers(model)
         self.layout = [[name, list(p.shape)] for name, p in named] + self.optimizer.layout + self.buffers.layout
         sizes = [self.size, self.optimizer.floats, self.size if config.average else 0, self.buffers.floats]
-        sizes += [self.size + self.buffers.floats if config.keep_best else 0, ALIGN if config.validation else 0]
+        sizes += [self.size + self.buffers.floats if config.keep_best else 0, ALIGNMENT if config.validation else 0]
         self.memory = torch.zeros(sum(sizes), device=device)
         self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
         self._average = average if config.average else self.weights

@@ -14,7 +14,15 @@ from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest, snapshot_file
 from rekindle.training.checkpoint.remote import RemoteCheckpoints, Upload
 from rekindle.training.checkpoint.retention import Retention
-from rekindle.training.checkpoint.snapshot_file import FLAG, HEADER, PAGE, RECORD, RECORDS, STRIDE, SnapshotFile
+from rekindle.training.checkpoint.snapshot_file import (
+    FIRST_RECORD_OFFSET,
+    FLAG,
+    HEADER,
+    PAGE,
+    RECORD,
+    RECORD_DISTANCE,
+    SnapshotFile,
+)
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_LINE, PROTOCOL, encode
 from rekindle.training.membership.server import Connection, Coordinator
@@ -160,7 +168,7 @@ def checkpoints(folder: Path) -> Case:
             if restored := remote.restore(target, -1):
                 pieces = [target[start : start + restored["chunk"]] for start in range(0, size, restored["chunk"])]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
-            assert remote.write(Upload(9, newer), (0, 1)) and remote.newest() >= 9
+            assert remote.write(Upload(9, newer), (0, 1)) and remote.newest_step() >= 9
 
     def attack(objects: dict[str, bytes], chance: random.Random) -> None:
         key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)
@@ -207,12 +215,14 @@ def snapshots(folder: Path) -> Case:
     def case(chance: random.Random) -> None:
         page = bytearray(whole[:PAGE])
         for _ in range(chance.randrange(1, 4)):
-            start = chance.choice([chance.randrange(HEADER.size), RECORDS + chance.randrange(3 * STRIDE)])
+            start = chance.choice(
+                [chance.randrange(HEADER.size), FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE)]
+            )
             page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
         page = page[:PAGE]
         if chance.random() < 0.9:  # with valid checksums
             FLAG.pack_into(page, HEADER.size, snapshot_file._flag(bytes(page[: HEADER.size])))
-            for start in range(RECORDS, RECORDS + 3 * STRIDE, STRIDE):
+            for start in range(FIRST_RECORD_OFFSET, FIRST_RECORD_OFFSET + 3 * RECORD_DISTANCE, RECORD_DISTANCE):
                 FLAG.pack_into(page, start + RECORD.size, snapshot_file._flag(bytes(page[start : start + RECORD.size])))
         path.write_bytes((page + whole[PAGE:])[: len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))])
         with suppress(ConfigError):
@@ -222,7 +232,7 @@ def snapshots(folder: Path) -> Case:
                     file.load(snapshot, target)
                     assert bytes(target) in whole
                 file.reserve()
-                file.begin(2)
+                file.clear(2)
                 assert file.commit(2, 10, b"{}").step == 10
             finally:
                 file.close()

@@ -1,8 +1,9 @@
 """The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of one and the mean time M between losses.
 
-J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The further terms of
-J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, are below
-the error of our M. Only steps that neither a survivor nor shared memory holds are repeated.
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The further terms of J.
+T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, are smaller
+than the error of our estimate of M. After a loss, only the steps that neither a survivor nor shared memory holds are
+repeated.
 """
 
 import math
@@ -12,38 +13,39 @@ from rekindle.training.checkpoint.manifest import Facts
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 10.0, 1800.0  # bounds of an automatic interval
 PRIOR_MEAN_S = 3600.0  # prior mean time between losses; spot nodes live for hours
-MIN_UPLOADS = 2.0  # minimum interval in durations of an upload: at most half of the time is spent uploading
+MIN_INTERVAL_UPLOADS = 2.0  # minimum interval, in durations of an upload: uploads take at most half of the time
 
 
 class CheckpointInterval:
     """Decides when the next durable checkpoint is due: by a fixed or automatic time, and optionally by steps."""
 
     def __init__(self, seconds: float, steps: int) -> None:
-        self.fixed, self.steps = seconds, steps
+        self.fixed_seconds, self.steps = seconds, steps
         self.cost = 0.0  # seconds that the last checkpoint took from the training: the wait for the copy, and CPU time
         self.duration = 0.0  # seconds that its upload took
-        self._trained, self._losses = 0.0, 0  # including previous processes of the run
-        self._began = self._last = time.monotonic()
+        self._earlier_seconds, self._losses = 0.0, 0  # training time and losses of previous processes of the run
+        self._start_time = self._last_time = time.monotonic()
         self._last_step = 0
 
     def seconds(self) -> float:
-        if self.fixed:
-            return self.fixed
+        """Return the time between two checkpoints."""
+        if self.fixed_seconds:
+            return self.fixed_seconds
         mean_time = (PRIOR_MEAN_S + self._trained_seconds()) / (1 + self._losses)
         optimum = math.sqrt(2 * self.cost * mean_time)
-        return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, optimum, MIN_UPLOADS * self.duration))
+        return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, optimum, MIN_INTERVAL_UPLOADS * self.duration))
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return True if the state after `step` updates should be checkpointed."""
         if self.steps and step - self._last_step >= self.steps:
             return True
-        return time.monotonic() - self._last >= self.seconds()
+        return time.monotonic() - self._last_time >= self.seconds()
 
-    def began(self, step: int) -> None:
+    def record_start(self, step: int) -> None:
         """Record that a checkpoint of `step` was started."""
-        self._last, self._last_step = time.monotonic(), step
+        self._last_time, self._last_step = time.monotonic(), step
 
-    def lost(self) -> None:
+    def record_loss(self) -> None:
         """Record the loss of a worker that interrupted the training."""
         self._losses += 1
 
@@ -53,8 +55,8 @@ class CheckpointInterval:
 
     def resume(self, step: int, facts: Facts) -> None:
         """Continue after the loss of all workers, from the checkpoint of `step` with these `facts`."""
-        self._trained, self._losses = facts["trained_seconds"], facts["losses"] + 1
+        self._earlier_seconds, self._losses = facts["trained_seconds"], facts["losses"] + 1
         self._last_step = step
 
     def _trained_seconds(self) -> float:
-        return self._trained + time.monotonic() - self._began
+        return self._earlier_seconds + time.monotonic() - self._start_time

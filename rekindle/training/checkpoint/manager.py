@@ -1,9 +1,9 @@
 """Checkpoints in two tiers: frequent snapshots in shared memory, and durable checkpoints in the object store.
 
-Survivors hold the state, so both only matter if all workers are lost. Every worker calls `keep` after each step and
-takes snapshots by its own clock. Rank 0 decides when a durable checkpoint is due; the decision travels with the
-gradients of the next step, so that all workers copy the same state. The loop only waits for the copy in memory; threads
-do the rest (see snapshot_file.py, remote.py).
+Survivors hold the state, so snapshots and checkpoints only matter if all workers are lost. Every worker calls `keep`
+after each step and takes snapshots by its own clock. Rank 0 decides when a durable checkpoint is due; this decision is
+sent with the gradients of the next step, so that all workers copy the same state. The training loop only waits for the
+copy in memory; threads write the snapshot and upload the checkpoint (see snapshot_file.py, remote.py).
 """
 
 import base64
@@ -36,7 +36,7 @@ MAX_SNAPSHOT_SHARE = 0.01  # of the training time, if hot_seconds is not set
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # if hot_seconds is not set
 NEWEST_TIMEOUT_S = 3.0  # for the object store to report its newest step, if shared memory has a snapshot
 T = TypeVar("T")
-Run = Callable[[Callable[[], Manifest | None]], Manifest | None]
+RunRead = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
@@ -54,15 +54,15 @@ class Checkpoints:
         leaving: threading.Event,
     ) -> None:
         self.state, self.config, self.loader, self.note, self.leaving = state, state.config, loader, note, leaving
-        config, layout = state.config, _hash(state.layout)
+        config, layout_hash = state.config, _hash(state.layout)
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
-        self.remote = RemoteCheckpoints(store, prefix, identity, layout, fingerprint, retention)
+        self.remote = RemoteCheckpoints(store, prefix, identity, layout_hash, fingerprint, retention)
         self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
-        self.crc = 0  # checksum of a state from shared memory: equal states are not broadcast
-        run = snapshot_file.run_name(identity, prefix)
-        self.snapshots = Snapshots(state, self._load_snapshot(run, identity, layout, _hash(fingerprint)))
+        self.crc = 0  # checksum of the state if it is from shared memory: equal states are not broadcast
+        run_name = snapshot_file.run_name(identity, prefix)
+        self.snapshots = Snapshots(state, self._load_snapshot(run_name, identity, layout_hash, _hash(fingerprint)))
         self._snapshot_due = 0.0
-        self._followed = False  # another worker was rank 0 at the last durable checkpoint
+        self._was_follower = False  # True if another worker was rank 0 at the last durable checkpoint
         self._upload: Upload | None = None
         self._thread: threading.Thread | None = None
         self._disk_checked = False
@@ -71,20 +71,20 @@ class Checkpoints:
         """Return True if a durable checkpoint is due after this step (for rank 0)."""
         if not self.snapshots.ready.is_set() or self._busy:
             return False
-        return self._followed or self.interval.due(self.state.step + 1)
+        return self._was_follower or self.interval.is_due(self.state.step + 1)
 
     def keep(self, rank_size: RankSize, *, durable: bool) -> None:
-        """After each step: take a snapshot if it is due; if `durable`, upload this worker's share of the state."""
+        """Called after each step: take a snapshot if due; if `durable`, upload our share of the state."""
         self.loader.advance(self.state.step)
         now = time.monotonic()
         if durable:
-            self._save(rank_size, commit=False)  # its checksum would slow the upload
+            self._save(rank_size, commit=False)  # the checksum of a snapshot would slow the upload
             self.interval.cost = time.monotonic() - now
-        elif now >= self._snapshot_due and self.snapshots.idle:
+        elif now >= self._snapshot_due and self.snapshots.is_idle:
             self.snapshots.take(self.loader.dump())
             end = time.monotonic()
-            automatic = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
-            self._snapshot_due = end + (self.config.hot_seconds or automatic)
+            automatic_interval = max(MIN_SNAPSHOT_INTERVAL_S, (end - now) / MAX_SNAPSHOT_SHARE)
+            self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
 
     def flush(self, rank_size: RankSize, seconds: Callable[[], float]) -> bool:
         """Upload the current state, which no surviving member holds, and wait until done or `seconds()` is 0."""
@@ -96,12 +96,12 @@ class Checkpoints:
             self._save(rank_size, commit=True)
         self._join(seconds)
         upload, step = self._upload, self.state.step
-        written = upload and upload.step == step and not upload.problem
-        if written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds)):
+        is_written = upload and upload.step == step and not upload.problem
+        if is_written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds)):
             return True
         problem = upload.problem if upload and upload.problem else "rank 0 did not complete it"
-        copy_left = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
-        say(f"the state of step {step} is not in the object store: {problem}.{copy_left}")
+        remaining_copy = f" A copy remains in {self.snapshots.file.path}." if self.snapshots.file else ""
+        say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy}")
         return False
 
     def _join(self, seconds: Callable[[], float]) -> None:
@@ -112,15 +112,15 @@ class Checkpoints:
         """Return True when rank 0 has completed the checkpoint of `step`, False when `seconds()` is 0."""
         while seconds() > 0:
             with suppress(StorageError):
-                if self.remote.newest() >= step:
+                if self.remote.newest_step() >= step:
                     return True
             time.sleep(0.2)
         return False
 
     def close(self, *, remove: bool) -> None:
-        """Stop; if `remove`, also delete the snapshots: the state is stored elsewhere, or the run is complete."""
+        """Stop the upload and close the snapshots. `remove`: also delete them, because they are obsolete."""
         if self._upload:
-            self._upload.stop.set()  # its threads end with the process at the latest
+            self._upload.stop.set()  # the upload's threads end with the process at the latest
         self.snapshots.close(remove=remove)
 
     @property
@@ -128,8 +128,8 @@ class Checkpoints:
         return self._thread is not None and self._thread.is_alive()
 
     def _save(self, rank_size: RankSize, *, commit: bool) -> None:
-        self.interval.began(self.state.step)
-        self._followed = rank_size[0] > 0
+        self.interval.record_start(self.state.step)
+        self._was_follower = rank_size[0] > 0
         if self._busy and self._upload:  # a slow object store must not delay training
             self._upload.stop.set()
             return
@@ -144,7 +144,7 @@ class Checkpoints:
         self._thread.start()
 
     def _write(self, upload: Upload, rank_size: RankSize, slot: int) -> None:
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             if self.remote.write(upload, rank_size):
                 upload.problem = ""
@@ -155,9 +155,9 @@ class Checkpoints:
             self.snapshots.unpin(slot)
         if rank_size[0] == 0 and not upload.problem:
             self._warn_of_full_disk(len(upload.state))
-            seconds = time.monotonic() - began
-            self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu, seconds
-            figures = {"seconds": round(seconds, 3), "bytes": len(upload.state), "uploaded": upload.uploaded}
+            seconds = time.monotonic() - start_time
+            self.interval.cost, self.interval.duration = self.interval.cost + upload.cpu_seconds, seconds
+            figures = {"seconds": round(seconds, 3), "bytes": len(upload.state), "uploaded": upload.uploaded_bytes}
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def _warn_of_full_disk(self, size: int) -> None:
@@ -174,47 +174,53 @@ class Checkpoints:
                 say(f"warning: {message}")
 
     def restore(
-        self, snapshot_step: int, run: Run = lambda read: read(), cancelled: Callable[[], bool] = lambda: False
+        self, snapshot_step: int, run_read: RunRead = lambda read: read(), cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        """Load the newest durable checkpoint if it is newer than the snapshot. Used if no worker holds a newer state.
+        """Load the newest durable checkpoint if it is newer than the snapshot. Called if no worker holds a newer state.
 
-        `run` calls the reading function, and may raise GroupBroken at any moment. `cancelled()` returns True to stop
-        waiting for an unavailable object store.
+        `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any moment. `cancelled()`
+        returns True to stop waiting for an unavailable object store.
         """
-        restored = self._load_newer(snapshot_step, run, cancelled)
+        was_restored = self._load_newer(snapshot_step, run_read, cancelled)
         while self.remote.damage:
             uri, reason = self.remote.damage.pop(0)
             self.note("torn", object=uri, why=reason)
-        if restored:
+        if was_restored:
             say(f"resuming from step {self.state.step} ({self.remote.store.uri(self.remote.prefix)})")
         elif snapshot_step < 0:
             self.state.step = 0
-        tier = "durable" if restored else "hot" if snapshot_step >= 0 else "none"
+        tier = "durable" if was_restored else "hot" if snapshot_step >= 0 else "none"
         self.note("restored", step=max(snapshot_step, self.state.step), tier=tier, name=snapshot_file.worker_name())
 
-    def _load_newer(self, snapshot_step: int, run: Run, cancelled: Callable[[], bool]) -> bool:
-        """Load a durable checkpoint newer than the snapshot, if any. Waits for the object store without a snapshot."""
+    def _load_newer(self, snapshot_step: int, run_read: RunRead, cancelled: Callable[[], bool]) -> bool:
+        """Load a durable checkpoint newer than the snapshot; return False if none exists.
+
+        Without a snapshot, waits until the object store is available.
+        """
         try:
-            if snapshot_step >= 0 and _call_with_timeout(NEWEST_TIMEOUT_S, copy(self.remote).newest) <= snapshot_step:
+            if (
+                snapshot_step >= 0
+                and _call_with_timeout(NEWEST_TIMEOUT_S, copy(self.remote).newest_step) <= snapshot_step
+            ):
                 return False
         except (StorageError, TimeoutError) as error:
             say(f"resuming from step {snapshot_step} in shared memory; cannot check for a newer checkpoint: {error}")
             return False
-        target, abandoned = torch.empty_like(self.state.memory, device="cpu"), threading.Event()
-        remote = copy(self.remote)  # an abandoned read may use it for a while
+        target, read_abandoned = torch.empty_like(self.state.memory, device="cpu"), threading.Event()
+        remote = copy(self.remote)  # an abandoned read may still use the copy for a while
 
         def read() -> Manifest | None:
             try:
                 return remote.restore(raw(target), snapshot_step)
             except StorageError as error:
-                if abandoned.is_set() or cancelled():
+                if read_abandoned.is_set() or cancelled():
                     raise GroupBroken("the group is about to change: stopped waiting for the object store") from error
                 raise
 
         try:
-            manifest = run(lambda: retry_until(read, self.leaving, "for the newest checkpoint"))
+            manifest = run_read(lambda: retry_until(read, self.leaving, "for the newest checkpoint"))
         finally:
-            abandoned.set()
+            read_abandoned.set()
         if manifest:
             self.state.memory.copy_(target)
             self.loader.load(base64.b64decode(manifest["loader"]))
@@ -222,23 +228,23 @@ class Checkpoints:
             self.interval.resume(self.state.step, manifest["facts"])
         return manifest is not None
 
-    def _load_snapshot(self, run: str, identity: str, layout: str, fingerprint: str) -> SnapshotFile | None:
-        """Load this worker's newest intact snapshot; returns the file if we hold its lock. Raises ConfigError."""
-        memory, path = self.state.memory, snapshot_file.path(run, snapshot_file.node_name())
+    def _load_snapshot(self, run_name: str, identity: str, layout: str, fingerprint: str) -> SnapshotFile | None:
+        """Load this worker's newest intact snapshot; return the file if we hold its lock. Raises ConfigError."""
+        memory, path = self.state.memory, snapshot_file.path(run_name, snapshot_file.node_name())
         try:
-            snapshot_file.sweep(run)
+            snapshot_file.sweep(run_name)
             file = snapshot_file.SnapshotFile(
                 path, identity, layout, fingerprint, memory.numel() * memory.element_size()
             )
         except OSError as error:
             say(f"no snapshots in shared memory: {error}.")
             return None
-        newest = next(file.read(), None)
+        newest_snapshot = next(file.read(), None)
         for text in file.damage:
             say(f"{text}: ignored.")
             self.note("torn", object=str(path), why=text)
-        if newest:
-            snapshot, loader_state = newest
+        if newest_snapshot:
+            snapshot, loader_state = newest_snapshot
             target = memory if memory.device.type == "cpu" else torch.empty_like(memory, device="cpu")
             file.load(snapshot, raw(target))
             if target is not memory:
@@ -247,7 +253,7 @@ class Checkpoints:
             self.state.step, self.crc = snapshot.step, snapshot.crc
             say(f"step {snapshot.step} was found in shared memory ({path})")
             if file.is_foreign:
-                say("it was written by a worker with another torch build, thread count, ...: bits may differ.")
+                say("the snapshot is from a worker with another torch build, thread count, ...: the bits may differ.")
         if file.is_locked:
             return file
         say(f"no snapshots in shared memory: another process holds {path}.")

@@ -5,9 +5,9 @@
     <prefix>/latest                       {manifest}: changed by compare-and-swap only, and only forward
     <prefix>/readers/<id>                 the lease of a reader, which prevents deletion
 
-Every member of a group uploads its share of the chunks. Rank 0 waits for the others' (or uploads them itself if they do
-not arrive), then writes the manifest and `latest`. A reader verifies every chunk against its name, reports damage and
-falls back to the previous checkpoint. This module does not import torch.
+Every member of a group uploads its share of the chunks. Rank 0 waits until the others have uploaded theirs (and uploads
+missing chunks itself if they stall), then writes the manifest and `latest`. A reader verifies every chunk
+against its name, reports damage and falls back to the previous checkpoint. This module does not import torch.
 """
 
 import base64
@@ -24,49 +24,49 @@ from typing import Any
 
 from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from rekindle.storage import NotFound, Store
-from rekindle.training.checkpoint import manifest as form
+from rekindle.training.checkpoint import manifest as manifest_file
 from rekindle.training.checkpoint.manifest import Damaged, Facts, Manifest, step_of
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
-CHUNK_BYTES = 8 << 20  # uploaded by one request
+CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
 PARALLEL_REQUESTS = 4  # per worker
 STALL_TIMEOUT_S = 5.0  # without a new chunk from other members; rank 0 then uploads the missing ones
 
-RankSize = tuple[int, int]  # in a group
+RankSize = tuple[int, int]  # rank in a group, and size of the group
 
 
 @dataclass
 class Upload:
-    """A checkpoint that is being written: the state, which must not change until it is done, and the progress."""
+    """A checkpoint that is being written: its state, which must not change during the upload, and its progress."""
 
     step: int
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
     facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
     stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
-    cpu: float = 0.0  # seconds that our threads used
+    cpu_seconds: float = 0.0  # CPU time of this worker's upload threads
     problem: str = "not started"
-    names: dict[int, str] = field(default_factory=dict)  # hashes by chunk number
-    existing: set[str] | None = None  # chunks that were in the store at the start
+    chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
+    existing_chunks: set[str] | None = None  # chunks that were in the store at the start
 
     @property
-    def count(self) -> int:
+    def chunk_count(self) -> int:
         return -(-len(self.state) // CHUNK_BYTES)
 
     def chunk(self, number: int) -> memoryview:
         return self.state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
-    def name(self, number: int) -> str:
-        if number not in self.names:
-            self.names[number] = hashlib.sha256(self.chunk(number)).hexdigest()
-        return self.names[number]
+    def chunk_name(self, number: int) -> str:
+        if number not in self.chunk_names:
+            self.chunk_names[number] = hashlib.sha256(self.chunk(number)).hexdigest()
+        return self.chunk_names[number]
 
     @property
-    def uploaded(self) -> int:
+    def uploaded_bytes(self) -> int:
         """Number of bytes that were not in the store before, uploaded by any worker."""
-        existing = self.existing or set()
-        return sum(len(self.chunk(number)) for number, name in self.names.items() if name not in existing)
+        existing_chunks = self.existing_chunks or set()
+        return sum(len(self.chunk(number)) for number, name in self.chunk_names.items() if name not in existing_chunks)
 
 
 class RemoteCheckpoints:
@@ -78,83 +78,83 @@ class RemoteCheckpoints:
         self.store, self.prefix, self.identity, self.layout = store, prefix, identity, layout
         self.fingerprint, self.retention = fingerprint, retention
         self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
-        self._damaged: set[str] = set()  # names of manifests and chunks to ignore
-        self._etag: str | None = None  # of `latest`, as last read or written
-        self._newest = ""  # the manifest that `latest` names
+        self._damaged_names: set[str] = set()  # names of manifests and chunks to ignore
+        self._etag: str | None = None  # etag of `latest`, as last read or written
+        self._newest_manifest = ""  # the manifest that `latest` names
 
-    def newest(self) -> int:
+    def newest_step(self) -> int:
         """Return the step of the newest checkpoint, its chunks unverified, or -1. Raises ConfigError, StorageError."""
-        return step_of(self._latest())
+        return step_of(self._read_latest())
 
-    def restore(self, target: memoryview, beyond: int) -> Manifest | None:
-        """Load the newest intact checkpoint after step `beyond`. Damaged ones are logged and added to `damage`.
+    def restore(self, target: memoryview, after_step: int) -> Manifest | None:
+        """Load the newest intact checkpoint after step `after_step`. Damaged ones are logged and added to `damage`.
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
-        if not self._latest() and not self._manifests():
+        if not self._read_latest() and not self._list_manifests():
             return None
         lease = f"{self.prefix}/readers/{uuid.uuid4().hex}"
         self.store.put(lease, b"")
         try:
-            return self._restore(target, beyond, self._latest())
+            return self._restore(target, after_step, self._read_latest())
         finally:
             with suppress(RekindleError):  # otherwise the lease expires
                 self.store.delete([lease])
 
-    def _restore(self, target: memoryview, beyond: int, newest: str) -> Manifest | None:
-        names = self._manifests()
+    def _restore(self, target: memoryview, after_step: int, newest: str) -> Manifest | None:
+        names = self._list_manifests()
         for name in [*([newest] if newest else []), *(name for name in reversed(names) if name != newest)]:
-            if step_of(name) <= beyond:
+            if step_of(name) <= after_step:
                 continue
             try:
-                manifest = self._read(name)
-                self._load(manifest, target)
+                manifest = self._read_manifest(name)
+                self._load_chunks(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._latest()) != newest and latest:  # it was deleted because a newer one exists
-                    return self._restore(target, beyond, latest)
+                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint replaced it
+                    return self._restore(target, after_step, latest)
                 self._report_damage(name, error)
                 continue
             if manifest["fingerprint"] != self.fingerprint:
-                say(f"it was written on another kind of machine ({manifest['fingerprint']}): bits may differ.")
+                say(f"the checkpoint is from another kind of machine ({manifest['fingerprint']}): the bits may differ.")
             return manifest
-        if names and beyond < 0:
+        if names and after_step < 0:
             say(f"no checkpoint below {self.store.uri(self.prefix)} is intact: restarting at step 0")
         return None
 
     def _report_damage(self, name: str, error: Exception) -> None:
         say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the previous one.")
         self.damage.append((self.store.uri(name), str(error)))
-        self._damaged.add(name)
-        if name == self._newest:
-            self._newest = ""  # the next checkpoint replaces it, even if its step is lower
+        self._damaged_names.add(name)
+        if name == self._newest_manifest:
+            self._newest_manifest = ""  # the next checkpoint replaces the damaged one, even if its step is lower
 
-    def _latest(self) -> str:
+    def _read_latest(self) -> str:
         """Return the manifest that `latest` names, or "". Stores the etag for compare-and-swap. Raises ConfigError."""
         key = f"{self.prefix}/latest"
-        self._etag, self._newest = None, ""
+        self._etag, self._newest_manifest = None, ""
         try:
             data, etag = self.store.get_with_etag(key)
         except NotFound:
             return ""
         try:
             name = str(json.loads(data)["manifest"])
-            if name not in self._damaged:
-                self._read(name)
+            if name not in self._damaged_names:
+                self._read_manifest(name)
         except (NotFound, Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
-            say(f"{self.store.uri(key)} does not name an intact manifest ({error}): it will be overwritten")
+            say(f"{self.store.uri(key)} does not name an intact manifest ({error}): the next checkpoint overwrites it")
             self.damage.append((self.store.uri(key), str(error)))
             name = ""
-        self._etag, self._newest = etag, "" if name in self._damaged else name
-        return self._newest
+        self._etag, self._newest_manifest = etag, "" if name in self._damaged_names else name
+        return self._newest_manifest
 
-    def _manifests(self) -> list[str]:
+    def _list_manifests(self) -> list[str]:
         return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
 
-    def _read(self, name: str) -> Manifest:
+    def _read_manifest(self, name: str) -> Manifest:
         """Return an intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
         if not name.startswith(f"{self.prefix}/manifests/") or step_of(name) < 0:
             raise Damaged(f"{name[:200]!r} is not a manifest of this run")
-        manifest = form.read(name, self.store.get(name))
+        manifest = manifest_file.read(name, self.store.get(name))
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run has "
@@ -163,10 +163,10 @@ class RemoteCheckpoints:
             )
         return manifest
 
-    def _load(self, manifest: Manifest, target: memoryview) -> None:
+    def _load_chunks(self, manifest: Manifest, target: memoryview) -> None:
         size, chunks = manifest["chunk"], manifest["chunks"]
         if manifest["bytes"] != len(target):
-            raise Damaged(f"it has {manifest['bytes']} bytes instead of {len(target)}")
+            raise Damaged(f"the state has {manifest['bytes']} bytes instead of {len(target)}")
 
         def fetch(number: int) -> None:
             name, view = chunks[number], target[number * size : (number + 1) * size]
@@ -178,76 +178,80 @@ class RemoteCheckpoints:
                 if sha256 == name and len(data) == len(view):
                     view[:] = data
                     return
-            self._damaged.add(name)
-            with suppress(RekindleError):  # so that the next writer uploads it again
+            self._damaged_names.add(name)
+            with suppress(RekindleError):  # so that the next writer uploads this chunk again
                 self.store.delete([key])
             raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
-        parallel(fetch, range(len(chunks)))
+        run_parallel(fetch, range(len(chunks)))
 
     def write(self, upload: Upload, rank_size: RankSize) -> bool:
         """Upload our share of a checkpoint; rank 0 also completes it. Retries until `upload.stop`, then returns False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
-        pause, last_log = 0.2, time.monotonic() - 5
+        pause_s, last_log = 0.2, time.monotonic() - 5
         while not upload.stop.is_set():
             try:
                 return self._write(upload, rank_size)
             except (Conflict, Damaged):
-                self._etag = None  # another process changed `latest`; or we did, and the response was lost
+                self._etag = None  # another process changed `latest`, or the response to our own change was lost
                 upload.stop.wait(0.05)
             except StorageError as error:
                 upload.problem = str(error)
                 if time.monotonic() - last_log >= 10:
                     say(f"the checkpoint of step {upload.step} is not written yet: {error}")
                     last_log = time.monotonic()
-                upload.stop.wait(pause)
-                pause = min(2 * pause, 10)
+                upload.stop.wait(pause_s)
+                pause_s = min(2 * pause_s, 10)
         return False
 
     def _write(self, upload: Upload, rank_size: RankSize) -> bool:
         if self._etag is None:
-            self._latest()  # raises ConfigError if the prefix belongs to another run
-        stored = self._stored()
-        if step_of(self._newest) >= upload.step and stored.issuperset(self._read(self._newest)["chunks"]):
+            self._read_latest()  # raises ConfigError if the prefix belongs to another run
+        stored_chunks = self._list_chunks()
+        if step_of(self._newest_manifest) >= upload.step and stored_chunks.issuperset(
+            self._read_manifest(self._newest_manifest)["chunks"]
+        ):
             return True  # a checkpoint of this or a later step exists
-        upload.existing = set(stored) if upload.existing is None else upload.existing
-        own_share = share(upload.count, rank_size[1], rank_size[0])
+        upload.existing_chunks = set(stored_chunks) if upload.existing_chunks is None else upload.existing_chunks
+        own_numbers = share(upload.chunk_count, rank_size[1], rank_size[0])
 
-        def work(number: int) -> None:
-            if not upload.stop.is_set() and upload.name(number) not in stored and number in own_share:
-                self._put(upload, stored, number)
+        def call(number: int) -> None:
+            if not upload.stop.is_set() and upload.chunk_name(number) not in stored_chunks and number in own_numbers:
+                self._put(upload, stored_chunks, number)
 
-        others = [] if rank_size[0] else [number for number in range(upload.count) if number not in own_share]
-        upload.cpu += parallel(work, [*own_share, *others])
+        other_numbers = (
+            [] if rank_size[0] else [number for number in range(upload.chunk_count) if number not in own_numbers]
+        )
+        upload.cpu_seconds += run_parallel(call, [*own_numbers, *other_numbers])
         if rank_size[0]:
             return not upload.stop.is_set()
-        self._gather(upload, others, stored)
+        self._gather(upload, other_numbers, stored_chunks)
         return not upload.stop.is_set() and self._commit(upload)
 
-    def _put(self, upload: Upload, stored: set[str], number: int) -> None:
-        name = upload.name(number)
+    def _put(self, upload: Upload, stored_chunks: set[str], number: int) -> None:
+        name = upload.chunk_name(number)
         self.store.put(f"{self.prefix}/chunks/{name}", upload.chunk(number))
-        stored.add(name)
-        self._damaged.discard(name)
+        stored_chunks.add(name)
+        self._damaged_names.discard(name)
 
-    def _stored(self) -> set[str]:
-        """Return the hashes of the chunks in the store. Writes are atomic, so each is complete."""
+    def _list_chunks(self) -> set[str]:
+        """Return the hashes of the chunks in the store. Writes are atomic, so each listed chunk is complete."""
         start = f"{self.prefix}/chunks/"
-        return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged
+        return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 
-    def _gather(self, upload: Upload, others: list[int], stored: set[str]) -> None:
-        """Wait for the chunks of the other members, or upload them."""
-        last_arrival, missing = time.monotonic(), len(others) + 1
-        while pending := [number for number in others if upload.name(number) not in stored]:
-            if len(pending) < missing:
-                last_arrival, missing = time.monotonic(), len(pending)
+    def _gather(self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]) -> None:
+        """Wait until the other members have uploaded their chunks; upload the missing ones if they stall."""
+        last_arrival, missing_count = time.monotonic(), len(other_numbers) + 1
+        while missing_numbers := [number for number in other_numbers if upload.chunk_name(number) not in stored_chunks]:
+            if len(missing_numbers) < missing_count:
+                last_arrival, missing_count = time.monotonic(), len(missing_numbers)
             elif time.monotonic() - last_arrival > STALL_TIMEOUT_S:
-                parallel(partial(self._put, upload, stored), pending)
+                run_parallel(partial(self._put, upload, stored_chunks), missing_numbers)
             if upload.stop.wait(0.1):
                 return
-            stored |= self._stored()
+            stored_chunks |= self._list_chunks()
 
     def _commit(self, upload: Upload) -> bool:
         manifest: Manifest = {
@@ -256,23 +260,23 @@ class RemoteCheckpoints:
             "step": upload.step,
             "bytes": len(upload.state),
             "chunk": CHUNK_BYTES,
-            "chunks": [upload.name(number) for number in range(upload.count)],
+            "chunks": [upload.chunk_name(number) for number in range(upload.chunk_count)],
             "loader": base64.b64encode(upload.loader).decode(),
             "facts": upload.facts,
             "fingerprint": self.fingerprint,
         }
-        name, data = form.write(manifest)
+        name, data = manifest_file.write(manifest)
         key = f"{self.prefix}/manifests/{name}"
         self.store.put(key, data)
         condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
         self._etag = self.store.put(f"{self.prefix}/latest", json.dumps({"manifest": key}).encode(), **condition)
-        self._newest = key
+        self._newest_manifest = key
         self.retention.keep(key, manifest["chunks"])
         return True
 
 
-def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Call `work` for each number, PARALLEL_REQUESTS at a time. Returns the CPU seconds, raises the first error.
+def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
+    """Call `call` for each chunk number, PARALLEL_REQUESTS at a time. Returns the CPU seconds, raises the first error.
 
     The daemon threads do not delay the exit of the process.
     """
@@ -287,7 +291,7 @@ def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
             if number is None:
                 break
             try:
-                work(number)
+                call(number)
             except BaseException as error:
                 errors.append(error)
         seconds.append(time.thread_time())

@@ -1,7 +1,7 @@
-"""Deletes old durable checkpoints by number and age, except `latest`, and not while readers are active.
+"""Deletes durable checkpoints that are too many or too old, except `latest`, and not while readers are active.
 
-A rank 0 that was frozen for a while acts on an old listing. So it deletes only chunks without a manifest, only within a
-minute of the listing, and chunks of an unfinished checkpoint only an hour after their upload.
+A rank 0 that was frozen for a while acts on an outdated listing. So `keep` deletes only chunks without a manifest, only
+within a minute of the listing, and chunks of an unfinished checkpoint only an hour after their upload.
 """
 
 import time
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
-from rekindle.training.checkpoint import manifest as form
+from rekindle.training.checkpoint import manifest as manifest_file
 
 READER_TIMEOUT_S = 900.0  # the lease of an older reader is ignored
 UNFINISHED_TIMEOUT_S = 3600.0  # an older unfinished checkpoint is never completed
@@ -24,48 +24,53 @@ class Retention:
 
     store: Store
     prefix: str
-    number: int  # of checkpoints to keep
-    hours: float  # maximum age; 0: unlimited
-    _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # by manifest
+    max_checkpoints: int  # number of checkpoints to keep
+    max_hours: float  # maximum age of a checkpoint; 0: unlimited
+    _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # manifest → its chunks
 
     def keep(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints, after `latest` was set to this manifest. On failures, the next call retries."""
+        """Delete expired checkpoints, after `latest` was set to this manifest. The next call retries failures."""
         self._chunk_names[latest] = chunks
         with suppress(RekindleError):
             self._delete(latest)
 
     def _delete(self, latest: str) -> None:
-        listed = time.monotonic()
+        list_time = time.monotonic()
         kinds = ("readers", "manifests", "chunks")  # must be listed in this order
         readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds)
         now = max((entry.modified for entry in manifests), default=0.0)  # by the store's clock, like all times here
-        dead = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
-        if len(dead) == len(readers):
-            old = self._old(latest, manifests, now)
-            needed = {chunk for entry in manifests if entry.key not in old for chunk in self._chunks(entry.key)}
-            expired = {chunk for key in old for chunk in self._chunks(key)}
-            expired |= {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
-            unneeded = [entry.key for entry in chunks if _name(entry) in expired - needed]
-            for keys in (sorted(old), unneeded):  # manifests first: chunks without a manifest are not read
-                if time.monotonic() - listed < LISTING_TIMEOUT_S:
+        dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
+        if len(dead_leases) == len(readers):
+            expired_keys = self._expired_manifests(latest, manifests, now)
+            needed_chunks = {
+                chunk for entry in manifests if entry.key not in expired_keys for chunk in self._chunks(entry.key)
+            }
+            expired_chunks = {chunk for key in expired_keys for chunk in self._chunks(key)}
+            expired_chunks |= {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
+            unneeded_keys = [entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks]
+            # manifests first: chunks without a manifest are not read
+            for keys in (sorted(expired_keys), unneeded_keys):
+                if time.monotonic() - list_time < LISTING_TIMEOUT_S:
                     self.store.delete(keys)
-            self._chunk_names = {entry.key: self._chunk_names[entry.key] for entry in manifests if entry.key not in old}
-        self.store.delete(dead)
+            self._chunk_names = {
+                entry.key: self._chunk_names[entry.key] for entry in manifests if entry.key not in expired_keys
+            }
+        self.store.delete(dead_leases)
 
-    def _old(self, latest: str, manifests: Sequence[Entry], now: float) -> set[str]:
-        previous = [entry for entry in manifests if entry.key < latest][::-1]
-        old = set(previous[self.number - 1 :])
-        if self.hours:
-            old |= {entry for entry in previous if entry.modified < now - 3600 * self.hours}
+    def _expired_manifests(self, latest: str, manifests: Sequence[Entry], now: float) -> set[str]:
+        earlier_manifests = [entry for entry in manifests if entry.key < latest][::-1]
+        expired = set(earlier_manifests[self.max_checkpoints - 1 :])
+        if self.max_hours:
+            expired |= {entry for entry in earlier_manifests if entry.modified < now - 3600 * self.max_hours}
         # newer manifests are being written now, or are unreadable leftovers
-        old |= {entry for entry in manifests if entry.key > latest and entry.modified < now - UNFINISHED_TIMEOUT_S}
-        return {entry.key for entry in old}
+        expired |= {entry for entry in manifests if entry.key > latest and entry.modified < now - UNFINISHED_TIMEOUT_S}
+        return {entry.key for entry in expired}
 
     def _chunks(self, manifest: str) -> list[str]:
         if manifest not in self._chunk_names:
             try:
-                self._chunk_names[manifest] = form.read(manifest, self.store.get(manifest))["chunks"]
-            except (NotFound, form.Damaged):
+                self._chunk_names[manifest] = manifest_file.read(manifest, self.store.get(manifest))["chunks"]
+            except (NotFound, manifest_file.Damaged):
                 self._chunk_names[manifest] = []  # damaged, or deleted by another rank 0
         return self._chunk_names[manifest]
 

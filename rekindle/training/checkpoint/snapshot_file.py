@@ -1,11 +1,12 @@
-"""Snapshots in shared memory: the newest states of one worker, which survive the death of every process.
+"""Snapshots in shared memory: the newest states of one worker. They survive the death of every process.
 
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
 One file per worker, with a header page (run, model, machine; one record per slot) and three slots for the state: one
-holds the newest complete snapshot, another is written, and the third may be pinned by an upload. A record is cleared
-before its slot is written, and committed afterwards by one flag, which is also the record's checksum: the process may
-die at any moment. A reader verifies every byte. This module does not import torch, because the launcher uses it.
+holds the newest complete snapshot, the next snapshot is written to another, and an upload may read the third. A record
+is cleared before its slot is written, and committed afterwards by one flag, which is also the record's checksum,
+because the process may die at any moment. A reader verifies every byte. This module does not import torch, because the
+launcher uses it.
 """
 
 import fcntl
@@ -23,17 +24,17 @@ from pathlib import Path
 
 from rekindle.errors import ConfigError, RekindleError
 
-SLOTS = 3
-PAGE = 4096
+SLOTS = 3  # per file
+PAGE = 4096  # bytes
 MAX_LOADER_STATE_BYTES = 1 << 18  # reserved in each slot for the state of the workload's own data loader
-STALE_S = 3600.0  # an older file that no process holds is abandoned
-BLOCK = 16 << 20  # bytes per read
-POPULATE = 23  # MADV_POPULATE_WRITE, missing in Python's mmap
+STALE_AFTER_S = 3600.0  # an older file that no process holds is removed
+READ_BYTES = 16 << 20  # bytes per read
+MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"
 HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerprint, bytes of state
 RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
 FLAG = struct.Struct("<I")
-RECORDS, STRIDE = 512, 64  # offset of the first record, and the distance between two
+FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # in bytes
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,15 @@ def newest_step(path: Path) -> int:
 
 
 def sweep(run: str) -> list[Path]:
-    """Remove files that no process holds and that were last written over an hour ago.
+    """Remove files that no process holds and that were last written more than an hour ago.
 
-    Keeps the files of `run`, which resumes from them after any time.
+    Keeps the files of `run`, which may resume from them after any time.
     """
     return _remove(
         "rekindle-*",
-        lambda file: not file.name.startswith(f"rekindle-{run}-") and time.time() - file.stat().st_mtime > STALE_S,
+        lambda file: (
+            not file.name.startswith(f"rekindle-{run}-") and time.time() - file.stat().st_mtime > STALE_AFTER_S
+        ),
     )
 
 
@@ -97,15 +100,15 @@ def discard(run: str) -> list[Path]:
     return _remove(f"rekindle-{run}-*", lambda file: True)
 
 
-def _remove(pattern: str, selected: Callable[[Path], bool]) -> list[Path]:
+def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed = []
     for file in directory().glob(pattern):
         with suppress(OSError):  # already removed, locked by a process, or owned by another user
-            if not selected(file):
-                continue  # do not lock it: a starting worker may be about to lock it
-            with open(file, "r+b") as locked:
-                fcntl.lockf(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if selected(file):  # it may have changed before the lock
+            if not is_selected(file):
+                continue  # do not lock the file: a starting worker may be about to lock it
+            with open(file, "r+b") as opened:
+                fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_selected(file):  # the file may have changed before we locked it
                     file.unlink()
                     removed.append(file)
     return removed
@@ -114,22 +117,22 @@ def _remove(pattern: str, selected: Callable[[Path], bool]) -> list[Path]:
 class SnapshotFile:
     """The file of this worker. Raises OSError if it cannot be opened, ConfigError if it belongs to another run.
 
-    Read it first; `reserve` then prepares it for writing, which takes as long as filling that much memory.
+    Read the file first; then `reserve` prepares it for writing, which takes as long as filling that much memory.
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
         """`identity`, `layout` and `fingerprint` are hex sha256; `size`: bytes of the state."""
         self.path, self.size = path, size
-        self.stride = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE) * PAGE
+        self.slot_bytes = -(-(size + MAX_LOADER_STATE_BYTES) // PAGE) * PAGE
         self.damage: list[str] = []  # messages about damage found while reading
-        self.loaded: int | None = None  # slot of the loaded snapshot
+        self.loaded_slot: int | None = None  # slot of the loaded snapshot
         self._header = HEADER.pack(MAGIC, *(bytes.fromhex(digest) for digest in (identity, layout, fingerprint)), size)
-        self._file, self.is_locked = _open(path)  # locked by us
+        self._file, self.is_locked = _open(path)  # is_locked: this process holds the lock
         self._map: mmap.mmap | None = None
         page = os.pread(self._file, PAGE, 0)
         self._records = _records(page)
-        self.is_foreign = False  # the fingerprint differs
-        self._valid = self._check(page)
+        self.is_foreign = False  # True if the file is from a worker with another fingerprint
+        self._is_valid = self._check(page)
 
     def _check(self, page: bytes) -> bool:
         """Return True if the slots can be read. Raises ConfigError if they belong to another run."""
@@ -151,7 +154,7 @@ class SnapshotFile:
 
     def read(self) -> Iterator[tuple[Snapshot, bytes]]:
         """Yield intact snapshots, newest first, each with the loader's state; adds damaged ones to `damage`."""
-        if not self._valid:
+        if not self._is_valid:
             return
         for slot, record in enumerate(self._records):
             if record is None:
@@ -159,26 +162,26 @@ class SnapshotFile:
         committed = [record for record in self._records if record and record.step >= 0]
         for snapshot in sorted(committed, key=lambda snapshot: snapshot.step, reverse=True):
             if self._crc(snapshot) == snapshot.crc:
-                offset = PAGE + snapshot.slot * self.stride + self.size
+                offset = PAGE + snapshot.slot * self.slot_bytes + self.size
                 yield snapshot, os.pread(self._file, snapshot.length, offset)
             else:
                 self.damage.append(f"the snapshot of step {snapshot.step} in {self.path} is damaged")
 
     def load(self, snapshot: Snapshot, target: memoryview) -> None:
         """Read the state of a snapshot that `read` yielded into `target`."""
-        start = PAGE + snapshot.slot * self.stride
-        for offset in range(0, self.size, BLOCK):
-            block = target[offset : min(self.size, offset + BLOCK)]
+        start = PAGE + snapshot.slot * self.slot_bytes
+        for offset in range(0, self.size, READ_BYTES):
+            block = target[offset : min(self.size, offset + READ_BYTES)]
             if os.preadv(self._file, [block], start + offset) != len(block):
-                raise RekindleError(f"{self.path} became shorter while it was read: restart this worker.")
-        self.loaded = snapshot.slot
+                raise RekindleError(f"{self.path} became shorter while this worker read it: restart this worker.")
+        self.loaded_slot = snapshot.slot
 
     def _crc(self, snapshot: Snapshot) -> int:
         """Return the checksum of a slot's contents. Reads instead of mapping: the file may be truncated."""
-        offset, crc, missing = PAGE + snapshot.slot * self.stride, 0, self.size + snapshot.length
-        buffer = memoryview(bytearray(min(BLOCK, missing)))
+        offset, crc, missing = PAGE + snapshot.slot * self.slot_bytes, 0, self.size + snapshot.length
+        buffer = memoryview(bytearray(min(READ_BYTES, missing)))
         while missing:
-            count = os.preadv(self._file, [buffer[: min(BLOCK, missing)]], offset)
+            count = os.preadv(self._file, [buffer[: min(READ_BYTES, missing)]], offset)
             if not count:
                 return -1
             crc, offset, missing = zlib.crc32(buffer[:count], crc), offset + count, missing - count
@@ -186,41 +189,41 @@ class SnapshotFile:
 
     def reserve(self) -> None:
         """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is insufficient."""
-        total = PAGE + SLOTS * self.stride
-        os.posix_fallocate(self._file, 0, total)  # otherwise a full file system would kill us by SIGBUS later
+        total = PAGE + SLOTS * self.slot_bytes
+        os.posix_fallocate(self._file, 0, total)  # otherwise a full file system would later kill this process by SIGBUS
         os.ftruncate(self._file, total)
         self._map = mapped = mmap.mmap(self._file, total)
-        if not self._valid:
+        if not self._is_valid:
             mapped[:PAGE] = bytes(PAGE)
             mapped[: HEADER.size] = self._header
             FLAG.pack_into(mapped, HEADER.size, _flag(self._header))
         view = memoryview(mapped)  # of each slot: the state, then the loader's state
-        self.slots = [view[start : start + self.stride] for start in range(PAGE, total, self.stride)]
+        self.slots = [view[start : start + self.slot_bytes] for start in range(PAGE, total, self.slot_bytes)]
         for slot, record in enumerate(self._records):
             if record is None:
-                self.begin(slot)
-        for start in range(0, total, BLOCK):  # so that later copies do not wait for page faults
-            touch(mapped, start, min(BLOCK, total - start))
+                self.clear(slot)
+        for start in range(0, total, READ_BYTES):  # so that later copies do not wait for page faults
+            touch(mapped, start, min(READ_BYTES, total - start))
 
-    def begin(self, slot: int) -> None:
+    def clear(self, slot: int) -> None:
         """Mark the slot as empty until `commit`."""
         assert self._map
-        offset = RECORDS + slot * STRIDE
+        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         FLAG.pack_into(self._map, offset + RECORD.size, 0)
         self._map[offset : offset + RECORD.size] = bytes(RECORD.size)
 
-    def commit(self, slot: int, step: int, extra: bytes) -> Snapshot:
-        """Mark the slot as complete. `extra`: the loader's state."""
+    def commit(self, slot: int, step: int, loader_state: bytes) -> Snapshot:
+        """Mark the slot as complete."""
         assert self._map
         view = self.slots[slot]
-        view[self.size : self.size + len(extra)] = extra
-        crc = zlib.crc32(view[: self.size + len(extra)])
-        record = RECORD.pack(step, len(extra), crc)
-        offset = RECORDS + slot * STRIDE
+        view[self.size : self.size + len(loader_state)] = loader_state
+        crc = zlib.crc32(view[: self.size + len(loader_state)])
+        record = RECORD.pack(step, len(loader_state), crc)
+        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         self._map[offset : offset + RECORD.size] = record
         FLAG.pack_into(self._map, offset + RECORD.size, _flag(record))
         os.utime(self._file)
-        return Snapshot(slot, step, len(extra), crc)
+        return Snapshot(slot, step, len(loader_state), crc)
 
     def close(self, *, remove: bool = False) -> None:
         if remove and self.is_locked:
@@ -231,14 +234,14 @@ class SnapshotFile:
 def touch(mapped: mmap.mmap, start: int, length: int) -> None:
     """Fault in the pages of a shared mapping for writing, without changing their contents."""
     try:
-        mapped.madvise(POPULATE, start, length)
+        mapped.madvise(MADV_POPULATE_WRITE, start, length)
     except OSError:  # a kernel before 5.14
         for page in range(start, start + length, PAGE):
             mapped[page]
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Return the file, and True if we hold its lock (a frozen predecessor may still hold it)."""
+    """Return the file, and True if we hold its lock; False if a frozen predecessor still holds it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if (owner := os.fstat(file).st_uid) != os.geteuid():  # every user may create files in /dev/shm
@@ -258,7 +261,7 @@ def _records(page: bytes) -> list[Snapshot | None]:
     """Return the record of each slot. Step -1: empty or unfinished; None: damaged."""
     records: list[Snapshot | None] = []
     for slot in range(SLOTS if len(page) == PAGE else 0):
-        offset = RECORDS + slot * STRIDE
+        offset = FIRST_RECORD_OFFSET + slot * RECORD_DISTANCE
         record, (flag,) = page[offset : offset + RECORD.size], FLAG.unpack_from(page, offset + RECORD.size)
         step, length, crc = RECORD.unpack(record)
         is_intact = flag == _flag(record) and length <= MAX_LOADER_STATE_BYTES

@@ -22,13 +22,13 @@ class Snapshots:
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state, self.file = state, file
-        self.ready = threading.Event()  # the memory is reserved, or reserving it failed
+        self.ready = threading.Event()  # set when the memory is reserved, or when reserving it has failed
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
-        self._newest = file.loaded if file else None  # slot of the newest committed snapshot
-        self._queued: set[int] = set()  # slots to be committed
-        self._pinned: set[int] = set()
+        self._newest_slot = file.loaded_slot if file else None  # slot of the newest committed snapshot
+        self._queued_slots: set[int] = set()  # slots to be committed
+        self._pinned_slots: set[int] = set()
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
@@ -39,11 +39,11 @@ class Snapshots:
         return self.state.memory.numel() * self.state.memory.element_size()
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if shared memory is used and all its snapshots are committed."""
-        return self.ready.is_set() and self.file is not None and not self._queued
+        return self.ready.is_set() and self.file is not None and not self._queued_slots
 
-    def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
+    def take(self, loader_state: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
         """Copy the current state; returns the slot, or None if all slots are in use.
 
         `pin`: keep the slot until `unpin`. `commit`: make it the newest snapshot in shared memory. Raises RekindleError
@@ -54,18 +54,18 @@ class Snapshots:
         if self._problem:
             raise self._problem
         with self._lock:
-            busy = {self._newest, *self._queued, *self._pinned}
-            slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
+            busy_slots = {self._newest_slot, *self._queued_slots, *self._pinned_slots}
+            slot = next((slot for slot in range(len(self._slots)) if slot not in busy_slots), None)
             if slot is None:
                 return None
             if pin:
-                self._pinned.add(slot)
+                self._pinned_slots.add(slot)
             if self.file:
-                self._queued |= {slot} if commit else set()
-                self.file.begin(slot)
+                self._queued_slots |= {slot} if commit else set()
+                self.file.clear(slot)
         self._tensors[slot].copy_(self.state.memory)
         if self.file and commit:
-            self._jobs.put((slot, self.state.step, extra))
+            self._jobs.put((slot, self.state.step, loader_state))
         return slot
 
     def view(self, slot: int) -> memoryview:
@@ -73,7 +73,7 @@ class Snapshots:
 
     def unpin(self, slot: int) -> None:
         with self._lock:
-            self._pinned.discard(slot)
+            self._pinned_slots.discard(slot)
 
     def close(self, *, remove: bool) -> None:
         """Commit all queued snapshots and close the file; if `remove`, also delete it."""
@@ -93,12 +93,12 @@ class Snapshots:
             )
         self.ready.set()
         while job := self._jobs.get():
-            slot, step, extra = job
+            slot, step, loader_state = job
             assert self.file
-            self.file.commit(slot, step, extra)
+            self.file.commit(slot, step, loader_state)
             with self._lock:
-                self._newest = slot
-                self._queued.discard(slot)
+                self._newest_slot = slot
+                self._queued_slots.discard(slot)
 
     def _reserve(self) -> None:
         memory, size = self.state.memory, self._size
@@ -118,4 +118,4 @@ class Snapshots:
             self._slots = [memoryview(mmap.mmap(-1, size))]
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # fault it in now, so that copies do not wait for it
+            self._tensors[0].zero_()  # fault the memory in now, so that copies do not wait for it

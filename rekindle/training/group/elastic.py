@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ExchangeStore(dist.Store):
-    """The store for gloo and nccl of one generation; a key is written once. Keep a reference as long as the group.
+    """The store of one generation for gloo and nccl; each key is written once. Keep a reference while the group exists.
 
     Members exchange their listening addresses over their connections to the coordinator: torch's own TCPStore listens
     on every address, and any client may read, write and fill it.
@@ -47,7 +47,7 @@ class ExchangeStore(dist.Store):
         return self.client.has(self.generation, keys)
 
     def clone(self) -> "ExchangeStore":
-        return self  # called by nccl's watchdog
+        return self  # nccl's watchdog calls this method
 
 
 class ElasticGroup(StaticGroup):
@@ -62,7 +62,7 @@ class ElasticGroup(StaticGroup):
         self.generation = 0
         self._pg: Any = None
         self._caller = InterruptibleCaller(self.aborted)
-        self._sockets: dict[int, str] = {}  # of the process group
+        self._sockets: dict[int, str] = {}  # sockets of the process group
         self._lock = threading.Lock()
         self._waker: threading.Thread | None = None
         self._store: ExchangeStore | None = None
@@ -74,8 +74,8 @@ class ElasticGroup(StaticGroup):
         if not self._waker:
             self._waker = threading.Thread(target=lambda: (leaving.wait(), self.client.wake()), daemon=True)
             self._waker.start()
-        while published := self.client.wait_for_group(self.generation, step, leaving.is_set):
-            self.generation, members = published
+        while published_group := self.client.wait_for_group(self.generation, step, leaving.is_set):
+            self.generation, members = published_group
             rank = [id for id, _ in members].index(self.client.id)
             pg, group_sockets = None, {}
             if len(members) > 1:
@@ -108,7 +108,7 @@ class ElasticGroup(StaticGroup):
         return self._caller.run(call)
 
     def wait(self, *works: Any) -> None:
-        if self.device.type == "cuda":  # nccl's wait only enqueues on the stream, and `abort` ends it
+        if self.device.type == "cuda":  # the wait of nccl only enqueues on the stream, and `abort` ends it
             return super().wait(*works)
         wait = super().wait
         self.run(lambda: wait(*works))
@@ -136,22 +136,26 @@ class ElasticGroup(StaticGroup):
         return self.complete
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """Build the process group; return it and its sockets. Raises RuntimeError if that fails or is aborted."""
+        """Build and return the process group, and its sockets. Raises RuntimeError if this fails or is aborted."""
         generation = self.generation
 
         def build() -> tuple[Any, dict[int, str]]:
-            existing = sockets.open_sockets()
+            earlier_sockets = sockets.open_sockets()
             pg = create(store, rank, len(members), self.device, self.client.address)
-            opened = dict(sockets.open_sockets().items() - existing.items())
-            group = sockets.peer_sockets({address for _, address in members}, opened, self.client.coordinator[1])
+            new_sockets = dict(sockets.open_sockets().items() - earlier_sockets.items())
+            group_sockets = sockets.peer_sockets(
+                {address for _, address in members}, new_sockets, self.client.coordinator[1]
+            )
             if self.device.type != "cuda":  # nccl's connections start with a number that only members know
-                sockets.stop_listening(opened, self.client.address)  # all members are connected; gloo accepts anyone
+                sockets.stop_listening(
+                    new_sockets, self.client.address
+                )  # all members are connected; gloo accepts anyone
                 try:
                     authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:
-                    sockets.shut_down(group)  # otherwise the group's destructor might block
+                    sockets.shut_down(group_sockets)  # otherwise the group's destructor might block
                     raise
-            return pg, group
+            return pg, group_sockets
 
         self._store = store = ExchangeStore(self.client, self.generation)
         return self.run(build)
@@ -184,7 +188,7 @@ class ElasticGroup(StaticGroup):
 def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.device) -> StaticGroup:
     """Create the group that the environment describes: with a coordinator, under torchrun, or a single process.
 
-    Raises ConfigError if this machine does not match train.fingerprint; a coordinator checks that itself.
+    Raises ConfigError if this machine does not match train.fingerprint; a coordinator makes this check itself.
     """
     if coordinator := _coordinator():
         return ElasticGroup(spec, coordinator, fingerprint, device)
@@ -197,7 +201,7 @@ def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.devi
 
 
 def report_early_error(message: str, code: int, *, temporary: bool) -> None:
-    """Report the error of a process that ends before it has a group."""
+    """Report the error of a process that ends before it has joined a group."""
     if coordinator := _coordinator():
         report_error(coordinator, snapshot_file.worker_name(), message, code, temporary=temporary)
 

@@ -1,8 +1,8 @@
 """Interruptible waits for calls that may never return.
 
 When a peer dies, gloo blocks until its timeout if it has received part of a message (shutting down its sockets does not
-help), or if the peer was a member of a group that is being built. So such a call runs in a separate thread: the waiter
-can be interrupted, and the thread is abandoned.
+help), or if the peer was a member of a group that is being built. So such a call runs in a separate thread. The wait
+for this thread can be interrupted; then the thread is abandoned.
 """
 
 import sys
@@ -22,16 +22,16 @@ class GroupBroken(RuntimeError):
 
 
 class InterruptibleCaller:
-    """Runs one call at a time; `aborted` returns True if its result will never arrive."""
+    """Runs one call at a time; `aborted` returns True if the call's result will never arrive."""
 
     def __init__(self, aborted: Callable[[], bool]) -> None:
         self.aborted = aborted
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
-        self._pending: Future[Any] = Future()
+        self._pending_result: Future[Any] = Future()
 
     def run(self, call: Callable[[], T]) -> T:
         """Return or raise the result of `call`. Raises GroupBroken after `interrupt`; the call may continue."""
-        self._pending = future = Future[T]()
+        self._pending_result = future = Future[T]()
         if self.aborted():
             raise GroupBroken
         if not self._calls:
@@ -41,13 +41,13 @@ class InterruptibleCaller:
         try:
             return future.result()
         except GroupBroken:
-            self._calls.put(None)  # its thread ends after the call
+            self._calls.put(None)  # the thread of this queue ends after the call
             self._calls = None
             raise
 
     def interrupt(self) -> None:
         """End the current wait, from another thread."""
-        _resolve(self._pending, GroupBroken("the group is broken"))
+        _resolve(self._pending_result, GroupBroken("the group is broken"))
 
 
 def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:

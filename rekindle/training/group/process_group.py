@@ -1,4 +1,4 @@
-"""torch's process groups, gloo or nccl, built directly on a store without global state: this takes milliseconds."""
+"""torch's process groups, gloo or nccl, built directly on a store without global state, which takes milliseconds."""
 
 import hmac
 import os
@@ -13,10 +13,10 @@ from rekindle.errors import say
 from rekindle.training.group.sockets import route_to
 from rekindle.training.membership.handshake import proof, run_secret
 
-dist: Any = torch.distributed  # its type stubs lack stores and groups
+dist: Any = torch.distributed  # the type stubs lack stores and groups
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # for connections to live members
-TIMEOUT = timedelta(minutes=10)  # of a collective; a lost peer is detected by its closed connection or its silence
+TIMEOUT = timedelta(minutes=10)  # of a collective; lost peers are detected earlier, by a closed connection or silence
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,23 @@ def authenticate(pg: Any, rank: int, ids: list[str], generation: int) -> None:
     Raises RuntimeError.
     """
     secret, own_id, sender = run_secret(), ids[rank], f"member {generation}"
-    sent = [proof(secret, sender, own_id, peer).encode() for peer in ids]
-    expected = b"".join(proof(secret, sender, peer, own_id).encode() for peer in ids)
-    proofs = torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8)
-    received = torch.empty_like(proofs)
-    pg.alltoall_base(received, proofs, [], []).wait(CONNECT_TIMEOUT)
-    if not hmac.compare_digest(received.numpy().tobytes(), expected):
+    own_proofs = [proof(secret, sender, own_id, peer).encode() for peer in ids]
+    expected_proofs = b"".join(proof(secret, sender, peer, own_id).encode() for peer in ids)
+    proof_bytes = torch.frombuffer(bytearray(b"".join(own_proofs)), dtype=torch.uint8)
+    received_proofs = torch.empty_like(proof_bytes)
+    pg.alltoall_base(received_proofs, proof_bytes, [], []).wait(CONNECT_TIMEOUT)
+    if not hmac.compare_digest(received_proofs.numpy().tobytes(), expected_proofs):
         raise RuntimeError("peer authentication failed: an unknown process has connected in place of a member")
 
 
 def from_torchrun(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
-    several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
-    if several and os.environ.get("RANK") == "0" and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
+    has_several_nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+    if (
+        has_several_nodes
+        and os.environ.get("RANK") == "0"
+        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    ):
         say(
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, and all "
             "agents exit with a DistStoreError. Set it to 1 in the environment of every agent."

@@ -1,8 +1,9 @@
-"""The sum of all virtual workers' gradients: equals the sum of one process bit for bit; traffic of an all-reduce.
+"""The sum of all virtual workers' gradients: bit for bit the sum that one process computes.
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other process its slice of
-these sums, and finishes the tree for its own slice; then the slices are gathered. The gradients are followed by buffer
-changes and validation results, if any, and by CONTROLS numbers: the loss and three control flags.
+these sums, and finishes the tree for its own slice; then the slices are gathered. This sends as much as an all-reduce.
+The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the loss and three
+control flags.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from rekindle.training.group.tree import Block, Sum, blocks
 from rekindle.training.state import State
 
 CONTROLS = 4  # loss, join, leave, save
-Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor; its views: the state's summands, the loss, the flags
-kernels: Any = torch  # its type stubs lack the fused operations
+Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor, and its views: the state's summands, the loss and the flags
+kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class Reduction:
-    """The sums of one group, with buffers. A new group needs new ones: a broken group may still write to its own."""
+    """Computes the sums of one group in its own buffers: a broken group may still write to them."""
 
     def __init__(self, state: State, members: StaticGroup) -> None:
         self.state, self.members = state, members
@@ -68,30 +69,32 @@ class Reduction:
         width, size, pg = self.state.width + CONTROLS, self.view.size, self.view.pg
         if not pg:
             return flats[0][1][:width]
-        plan = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
-        if not self.exact or (size == 2 and plan == [plan[0][:1], plan[1][:1]]):
-            total = flats[0][1][:width]  # an all-reduce of two addends has only one order
+        blocks_by_rank = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
+        if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1], blocks_by_rank[1][:1]]):
+            total = flats[0][1][:width]  # two addends can be added in one order only
             for _, addend in flats[1:]:
                 total += addend[:width]
             self.members.wait(pg.allreduce([total]))
             return total
-        return self._reduce_exactly(flats, plan, width)
+        return self._reduce_exactly(flats, blocks_by_rank, width)
 
-    def _reduce_exactly(self, flats: list[tuple[Block, Tensor]], plan: list[tuple[Block, ...]], width: int) -> Tensor:
+    def _reduce_exactly(
+        self, flats: list[tuple[Block, Tensor]], blocks_by_rank: list[tuple[Block, ...]], width: int
+    ) -> Tensor:
         """Exchange the partial sums by slice, finish the tree for our slice, and gather the slices."""
         rank, size, pg = self.view.rank, self.view.size, self.view.pg
         length = -(-width // size)
         own_slice = slice(rank * length, (rank + 1) * length)
-        received = self._receive_buffers(sum(len(peer_blocks) for peer_blocks in plan), length)
+        receive_buffers = self._receive_buffers(sum(len(peer_blocks) for peer_blocks in blocks_by_rank), length)
         inbox: list[tuple[Block, Tensor]] = []
         works = []
         with self._coalesced():
-            for peer, peer_blocks in enumerate(plan):
+            for peer, peer_blocks in enumerate(blocks_by_rank):
                 if peer == rank:
                     inbox += [(block, flat[own_slice]) for block, flat in flats]
                     continue
                 for tag, block in enumerate(peer_blocks):
-                    inbox.append((block, received[len(inbox)]))
+                    inbox.append((block, receive_buffers[len(inbox)]))
                     works.append(pg.recv([inbox[-1][1]], peer, tag))
                 for tag, (_, flat) in enumerate(flats):
                     works.append(pg.send([flat[peer * length : (peer + 1) * length]], peer, tag))

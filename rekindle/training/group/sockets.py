@@ -1,4 +1,4 @@
-"""Find this process's sockets in /proc: gloo hides its own, and only shutting them down wakes a blocked call."""
+"""Find this process's sockets in /proc: gloo hides its sockets, and only shutting them down wakes a blocked call."""
 
 import os
 import socket
@@ -11,29 +11,29 @@ def open_sockets() -> dict[int, str]:
     """Return fd → socket inode (the inode detects a reused fd)."""
     links = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # just closed
+        with suppress(OSError):  # the descriptor was just closed
             links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return {fd: link for fd, link in links.items() if link.startswith("socket:")}
 
 
 def peer_sockets(hosts: set[str], candidates: dict[int, str], coordinator_port: int) -> dict[int, str]:
-    """Return the candidates connected to members; other threads may have opened others, such as to the object store.
+    """Return the candidates that are connected to members; others may be connected to the object store, for example.
 
     The remote address identifies members that we connected to. A member that connected to us may use any source
     address, so such a connection is identified by our listening address. Listening sockets are excluded: gloo does not
     survive their shutdown.
     """
-    connected, listening = dict[int, tuple[Any, Any]](), set[Any]()
+    connections, listening_addresses = dict[int, tuple[Any, Any]](), set[Any]()
     for fd in candidates:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                listening.add(connection.getsockname())
+                listening_addresses.add(connection.getsockname())
             else:
-                connected[fd] = connection.getsockname(), connection.getpeername()
+                connections[fd] = connection.getsockname(), connection.getpeername()
     return {
         fd: candidates[fd]
-        for fd, (local, remote) in connected.items()
-        if local in listening or (remote[0] in hosts and remote[1] != coordinator_port)
+        for fd, (local, remote) in connections.items()
+        if local in listening_addresses or (remote[0] in hosts and remote[1] != coordinator_port)
     }
 
 
@@ -45,12 +45,12 @@ def shut_down(fds: Iterable[int]) -> None:
 
 
 def stop_listening(fds: Iterable[int], address: str) -> None:
-    """Close the sockets that listen at `address`; keep their fd numbers in use until their owner closes them."""
+    """Close the sockets that listen at `address`; their fd numbers stay in use until the owner closes them."""
     for fd in fds:
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as closed:
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as replacement:
             if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[0] == address:
                 listener.close()  # before dup2: gloo's event loop must not see another connection
-                os.dup2(closed.fileno(), fd, inheritable=False)
+                os.dup2(replacement.fileno(), fd, inheritable=False)
 
 
 def route_to(host: str) -> str:

@@ -19,14 +19,14 @@ T = TypeVar("T")
 class StaticGroup:
     """A group with fixed members; if it breaks, the process ends. ElasticGroup overrides most methods."""
 
-    elastic = False  # True if the others can continue when a member leaves
+    elastic = False  # True if the other members can continue when a member leaves
     complete = False  # True if the run is known to be complete
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
         self.device = device
-        self._step, self._step_noted = -1, 0.0
+        self._step, self._step_event_time = -1, 0.0
         self._ledger = Ledger(open_store, spec.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
-        self._early: list[dict[str, Any]] | None = []  # held back: before training, the prefix may be another run's
+        self._early_events: list[dict[str, Any]] | None = []  # written later: the prefix may belong to another run
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
         """Return the next group; None if `leaving` was set while waiting, or the run is complete."""
@@ -39,18 +39,18 @@ class StaticGroup:
 
     def progress(self, step: int) -> None:
         """Report that `step` updates are completed."""
-        early, self._early = self._early, None
-        for fields in early or []:
+        early_events, self._early_events = self._early_events, None
+        for fields in early_events or []:
             self.note(**fields)
-        if step > self._step and time.monotonic() - self._step_noted >= 1:
-            self._step, self._step_noted = step, time.monotonic()
+        if step > self._step and time.monotonic() - self._step_event_time >= 1:
+            self._step, self._step_event_time = step, time.monotonic()
             self.note("step", step=step)
 
     def busy(self, busy: bool) -> None:
-        """Report whether this healthy process does work other than steps."""
+        """Report that this healthy process does work other than steps, or that this work has ended."""
 
     def regroup_pending(self) -> bool:
-        """Return True if all should stop after this step, because workers want to join or the run is complete."""
+        """Return True if all members should stop after this step: workers want to join, or the run is complete."""
         return False
 
     def aborted(self) -> bool:
@@ -67,11 +67,11 @@ class StaticGroup:
             work.wait(TIMEOUT)
 
     def report_failure(self, error: Exception) -> None:
-        """Report a failed collective. Raises the error if another group would not help, or cannot be formed."""
+        """Report a failed collective. Raises the error if another group would fail, too, or cannot be formed."""
         raise error
 
     def leave(self) -> None:
-        """Report that this process leaves before the end. (torchrun reads it from the exit code.)"""
+        """Report that this process leaves before the end. (torchrun learns this from the exit code.)"""
         self.note("drain", worker="rank0", name="rank0")
         self.close(5.0)  # the rest of the grace period is for the checkpoint
 
@@ -81,11 +81,11 @@ class StaticGroup:
         self.close()
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger without blocking. Ignores the loss: without a coordinator no metrics exist."""
+        """Record an event in the ledger without blocking. Ignores the event `loss`: only a coordinator has metrics."""
         if event == "loss":
             return
-        if self._early is not None:
-            self._early.append({"event": event, "t": time.time()} | fields)
+        if self._early_events is not None:
+            self._early_events.append({"event": event, "t": time.time()} | fields)
         elif self._ledger:
             self._ledger.note(event, **fields)
 
@@ -96,7 +96,7 @@ class StaticGroup:
         self.close()
         return True
 
-    def close(self, patience: float = CLOSE_TIMEOUT_S) -> None:
-        """Flush the ledger, for at most `patience` seconds; no event may follow."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write the remaining events of the ledger within `timeout_s`; no event may follow."""
         if self._ledger:
-            self._ledger.close(patience)
+            self._ledger.close(timeout_s)

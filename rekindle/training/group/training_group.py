@@ -6,8 +6,8 @@
         if (total := group.reduced()) is not None:   # None: a member was lost, the survivors repeat the step
             ...
 
-Four numbers are added with every gradient: the loss, and the flags "a worker wants to join", "a worker must leave" and
-"make a durable checkpoint after this step" (set by rank 0).
+Four numbers are summed together with every gradient: the loss, and the flags "a worker wants to join", "a worker must
+leave" and "make a durable checkpoint after this step" (set by rank 0).
 """
 
 import threading
@@ -33,15 +33,17 @@ class TrainingGroup:
         self.members, self.state, self.checkpoints, self.leaving = members, state, checkpoints, leaving
         self.total_virtual_workers = state.config.virtual_workers
         self.rank = 0
-        self.stopped = False  # this process leaves before the last step
-        self.last_copy = False  # possibly no surviving member holds the state
-        self.unagreed = False  # this process leaves without the others' knowledge: they may be waiting for it
-        self.saving = False  # the group makes a durable checkpoint after this step, each member its share
-        self.rank_size = (0, 1)  # in the group that completed the last step
+        self.stopped = False  # True if this process leaves before the last step
+        self.last_copy = False  # True if possibly no surviving member holds the state
+        self.unagreed = False  # True if this process leaves without the others' knowledge: they may be waiting for it
+        self.saving = (
+            False  # True if the group makes a durable checkpoint after this step; each member uploads its share
+        )
+        self.rank_size = (0, 1)  # rank in the group that completed the last step, and the size of this group
         self.loss = 0.0
         self._wants_to_leave = False
         self._has_group_state = False  # True if the state comes from a group, not from a previous process's snapshot
-        self._loader_state = b""  # of the data loader, before this step
+        self._loader_state = b""  # state of the data loader before this step
         self._reset()
 
     def steps(self, end: int) -> Iterator[int]:
@@ -59,13 +61,15 @@ class TrainingGroup:
         """Yield our virtual workers in this step; end early if the group turns out to be broken."""
         self._wants_to_leave = self.leaving.is_set()
         self.members.progress(self.state.step)
-        saving = self.rank == 0 and self.checkpoints.due()
-        self._reduction.set_flags((self.members.regroup_pending(), self._wants_to_leave, saving))
+        save_due = self.rank == 0 and self.checkpoints.due()
+        self._reduction.set_flags((self.members.regroup_pending(), self._wants_to_leave, save_due))
         for virtual_worker in share(self.total_virtual_workers, self.size, self.rank):
             if self.members.aborted():
                 break
             yield virtual_worker
-        self._broken = self.members.aborted()  # even if only during the last one: its sum may be incomplete
+        self._is_broken = (
+            self.members.aborted()
+        )  # even if it broke during the last virtual worker, whose sum may be incomplete
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.summands`)."""
@@ -74,11 +78,11 @@ class TrainingGroup:
     def reduced(self) -> Tensor | None:
         """Return the sum of all summands, flat [state.width], valid until the next `add`; None if the group broke."""
         problem = RuntimeError("the group is broken")
-        if not self._broken:
+        if not self._is_broken:
             try:
                 total = self._reduction.total()
             except torch.OutOfMemoryError:
-                raise  # another group would not help
+                raise  # another group would run out of memory, too
             except RuntimeError as error:
                 problem = error
             else:
@@ -88,14 +92,14 @@ class TrainingGroup:
         self.members.report_failure(problem)
         self._reset()
         self.undo()
-        self.checkpoints.interval.lost()
+        self.checkpoints.interval.record_loss()
         return None
 
     def _apply_flags(self, control_flags: list[float]) -> None:
-        """Apply the summed flags: all members see the same sums, so all stop after the same step."""
+        """Apply the summed flags. All members see the same sums, so they stop after the same step."""
         loss, join, leave, save = control_flags
         self.loss, self.saving = loss / self.total_virtual_workers, save > 0
-        if leave and not self.members.elastic:  # the others could not continue without the leaving member
+        if leave and not self.members.elastic:  # the other members cannot continue without the leaving member
             leave = self.total_virtual_workers
         self.last_copy = leave == self.total_virtual_workers
         self.stopped = self._wants_to_leave or self.last_copy
@@ -107,13 +111,13 @@ class TrainingGroup:
         self.checkpoints.loader.load(self._loader_state)
 
     def abandon(self) -> None:
-        """Leave without the others' agreement: they may or may not continue."""
+        """Leave without the agreement of the other members, which may or may not continue."""
         self.stopped = self.last_copy = True
         self.unagreed = self.rank_size[1] > 1 or not self._has_group_state
         self.rank_size = (0, 1)
 
     def finish(self, write: Callable[[], str]) -> bool:
-        """Write the result (rank 0) after the last step. Return True if the run is complete; False to form a group."""
+        """Write the result (rank 0) after the last step. Return False if another group must be formed."""
         self.members.progress(self.state.updates)
         self.members.busy(True)
         sha256 = write() if self.rank == 0 else ""
@@ -146,15 +150,15 @@ class TrainingGroup:
         return False
 
     def _agree(self, view: GroupView) -> None:
-        """Give all members the newest state that any of them has, from training or from a snapshot on its node (within
-        one run, equal steps have equal bits). If no member was training, rank 0 also checks the object store."""
+        """Give all members the newest state that any member has, from training or from a snapshot on its node. (Within
+        one run, equal steps have equal bits.) If no member was training, rank 0 also checks the object store."""
         self._reduction.view, pg = view, view.pg
         state, checkpoints = self.state, self.checkpoints
         position = torch.tensor([state.step, self._has_group_state, checkpoints.crc], device=state.device)
-        gathered = [position.clone() for _ in range(view.size)]
+        all_positions = [position.clone() for _ in range(view.size)]
         if pg:
-            self.members.wait(pg.allgather([gathered], [position]))
-        positions = [tuple(values.tolist()) for values in gathered]
+            self.members.wait(pg.allgather([all_positions], [position]))
+        positions = [tuple(values.tolist()) for values in all_positions]
         source = max(range(len(positions)), key=lambda rank: (positions[rank][:2], -rank))
         step = positions[source][0]
         if not any(has_group_state for _, has_group_state, _ in positions):
@@ -175,14 +179,14 @@ class TrainingGroup:
 
     def _broadcast_state(self, view: GroupView, source: int) -> None:
         state, loader = self.state, self.checkpoints.loader
-        dumped = loader.dump() if view.rank == source else b""
-        header = torch.tensor([state.step, len(dumped)], device=state.device)
+        loader_state = loader.dump() if view.rank == source else b""
+        header = torch.tensor([state.step, len(loader_state)], device=state.device)
         self.members.wait(view.pg.broadcast(header, source))
         step, length = header.tolist()
         memory = state.memory if view.rank == source else self._receive_buffer()
         self.members.wait(view.pg.broadcast(memory, source))
         if length:
-            data = torch.tensor(list(dumped) or [0] * length, dtype=torch.uint8, device=state.device)
+            data = torch.tensor(list(loader_state) or [0] * length, dtype=torch.uint8, device=state.device)
             self.members.wait(view.pg.broadcast(data, source))
             loader.load(bytes(data.tolist()))
         if memory is not state.memory:
@@ -190,8 +194,8 @@ class TrainingGroup:
         state.step = step
 
     def _receive_buffer(self) -> Tensor:
-        """Return memory to receive a state. Ours is kept until the received one is complete: the source may die, and
-        an abandoned broadcast may still write."""
+        """Return memory to receive a state. Our own state is kept until the new one is complete: the source may die,
+        and an abandoned broadcast may still write."""
         state = self.state
         with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
             return torch.empty_like(state.memory)
@@ -200,6 +204,6 @@ class TrainingGroup:
 
     def _reset(self) -> None:
         """Leave the group and replace the buffers: a broken group may still write into the old ones."""
-        self.size, self._broken = 0, False
+        self.size, self._is_broken = 0, False
         # dropping the old reduction destroys the process group, which closes its connections and wakes our peers
         self._reduction = Reduction(self.state, self.members)

@@ -1,8 +1,8 @@
 """The order of gradient additions: one fixed balanced binary tree over the virtual workers 0…V-1.
 
-Floating-point sums depend on their order. The order here is part of the result's definition, and independent of the
-number of processes: a node over [lo, hi) is the sum of its two children, which meet at lo + the largest power of two
-below hi-lo. A process with contiguous leaves can compute exactly the complete subtrees inside them.
+Floating-point sums depend on their order. The order defined here is part of the result's definition, and does not
+depend on the number of processes: a node over [lo, hi) is the sum of its two children, which meet at lo + the largest
+power of two below hi-lo. A process with contiguous leaves can compute exactly the complete subtrees inside them.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ Block = tuple[int, int]  # the leaves [lo, hi) that a partial sum covers: always
 @cache
 def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
     """Return every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) + [middle, hi)."""
-    nodes, todo = set(), [(0, leaves)]
-    while todo:
-        lo, hi = todo.pop()
+    nodes, pending_ranges = set(), [(0, leaves)]
+    while pending_ranges:
+        lo, hi = pending_ranges.pop()
         if hi - lo > 1:
             middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
             nodes.add((lo, middle, hi))
-            todo += [(lo, middle), (middle, hi)]
+            pending_ranges += [(lo, middle), (middle, hi)]
     return frozenset(nodes)
 
 
@@ -32,9 +32,10 @@ def share(leaves: int, size: int, rank: int) -> range:
 
 
 class Sum(Generic[T]):
-    """Adds values that arrive in leaf order, each pair as soon as it is complete: a binary counter.
+    """Adds values that arrive in leaf order, each pair as soon as both are complete, like a binary counter.
 
-    `add(a, b)` returns a+b and may reuse either. Holds at most 2·log2(n)+1 values for n leaves of any run.
+    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for n leaves of any
+    run.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:

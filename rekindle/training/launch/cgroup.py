@@ -14,13 +14,14 @@ class Memory:
     def __init__(self) -> None:
         self._folder, self._version = _locate()
 
-    def kills(self) -> int:
+    def count_oom_kills(self) -> int:
         """Return the number of processes OOM-killed since the container started."""
         with suppress(OSError, ValueError):
             return oom_kills((self._folder / CGROUP_EVENTS[self._version]).read_text())
         return 0
 
     def limit(self) -> str:
+        """Return the memory limit as text."""
         with suppress(OSError, ValueError):
             text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
             if (size := int(text)) < 1 << 60:
@@ -34,7 +35,7 @@ def _locate() -> tuple[Path, int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         version, mount = (1, MOUNT / "memory") if controllers else (2, MOUNT)
-        # if /proc shows the node's path, the container's own group is at the mount point itself
+        # if /proc shows the path on the node, the container's own group is at the mount point itself
         for folder in (mount / path.lstrip("/"), mount):
             if (folder / CGROUP_EVENTS[version]).exists():
                 return folder, version

@@ -1,12 +1,12 @@
-"""The process that workers are forked from: it has torch loaded, so a worker starts in hundredths of a second.
+"""The process from which workers are forked. It has torch loaded, so a worker starts in hundredths of a second.
 
-    forkserver = Forkserver(slots, slot)     # forks at once; loading torch takes a second or two
-    forkserver.begin(spec)                   # the settings of all workers
+    forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or two
+    forkserver.send_spec(spec)               # the settings of all workers
     forkserver.request(index)                # start a worker
-    forkserver.take_started()                # (index, pid) of new workers, when `forkserver.line` is readable
+    forkserver.take_started()                # (index, pid) of new workers, when `forkserver.socket` is readable
 
-A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets its exit code, the
-worker is killed when the launcher dies, and it does not depend on the forkserver's life.
+A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets the worker's
+exit code, the worker is killed when the launcher dies, and it survives the death of the forkserver.
 """
 
 import faulthandler
@@ -28,10 +28,10 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes for the launcher: a service is unavailable; the coordinator aborted the run; an exception of the workload
+# exit codes of a worker: a service is unavailable; the coordinator aborted the run; an exception of the workload
 SERVICE_UNAVAILABLE, RUN_ABORTED, WORKLOAD_ERROR = 75, 71, 76
-MAX_MESSAGE = 200_000  # bytes
-MAX_LAST_WORDS = 64 << 10  # bytes
+MAX_MESSAGE_BYTES = 200_000
+MAX_LAST_WORDS_BYTES = 64 << 10
 
 
 class WorkerSlot:
@@ -43,14 +43,14 @@ class WorkerSlot:
         self._file = os.memfd_create("last-words")
 
     def last_words(self) -> str:
-        """Return the last worker's own account of why it ended, if any."""
-        return os.pread(self._file, MAX_LAST_WORDS, 0).decode(errors="replace").strip()
+        """Return the last worker's report of why it ended, if any."""
+        return os.pread(self._file, MAX_LAST_WORDS_BYTES, 0).decode(errors="replace").strip()
 
     def write_last_words(self, text: str) -> None:
-        os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS:], 0)
+        os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS_BYTES:], 0)
 
     def attach(self) -> None:
-        """Use this slot in the current process; a crash also writes its traceback to it."""
+        """Use this slot in the current process; a crash also writes its traceback to the slot."""
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         signals.newest_step = self.step
@@ -58,42 +58,42 @@ class WorkerSlot:
 
 
 class Forkserver:
-    """The launcher's handle of the process."""
+    """The launcher's handle of the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], slot: WorkerSlot) -> None:
-        """`worker_slots`: of the workers, by index; `slot`: for the forkserver's last words."""
-        self.line, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.requested: set[int] = set()
-        launcher = os.getpid()
+        """`worker_slots`: slots of the workers, by index; `slot`: for the forkserver's last words."""
+        self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requested_indices: set[int] = set()
+        launcher_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self.line.close()
-                _serve(remote, worker_slots, launcher)
+                self.socket.close()
+                _serve(remote_socket, worker_slots, launcher_pid)
             except BaseException:
                 traceback.print_exc()
                 slot.write_last_words(traceback.format_exc())
             finally:
                 os._exit(1)
-        remote.close()
-        self.line.setblocking(False)
+        remote_socket.close()
+        self.socket.setblocking(False)
 
-    def begin(self, spec: "TrainingSpec") -> None:
+    def send_spec(self, spec: "TrainingSpec") -> None:
         """Send the settings of all workers."""
         self._send(pickle.dumps(spec))
 
     def request(self, index: int) -> None:
         """Start a worker in slot `index`."""
-        self.requested.add(index)
+        self.requested_indices.add(index)
         self._send(b"%d" % index)
 
     def take_started(self) -> list[tuple[int, int]]:
         """Return (index, pid) of the workers started since the last call."""
         workers = []
         with suppress(BlockingIOError, ConnectionError):
-            while message := self.line.recv(64):
+            while message := self.socket.recv(64):
                 index, pid = map(int, message.split())
-                self.requested.discard(index)
+                self.requested_indices.discard(index)
                 workers.append((index, pid))
         return workers
 
@@ -104,27 +104,27 @@ class Forkserver:
 
     def _send(self, message: bytes) -> None:
         with suppress(ConnectionError):  # the forkserver is dead: the launcher will reap it
-            self.line.send(message)
+            self.socket.send(message)
 
 
-def _serve(line: socket.socket, slots: list[WorkerSlot], launcher: int) -> None:
+def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int) -> None:
     """Run the forkserver's main loop."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks it once it has a handler
-    die_with_parent(launcher)
+    die_with_parent(launcher_pid)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads, which do not survive a fork
     gc.disable()  # imports create no garbage, and collections would take a quarter of the time
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
-    spec: TrainingSpec = pickle.loads(line.recv(MAX_MESSAGE))  # nosec B301  # from our own parent
+    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # from our own parent
     _preload(spec)
     gc.freeze()  # otherwise a worker's garbage collector would write to every page and so copy it
     gc.enable()
-    while request := line.recv(64):
-        _fork_worker(line, int(request), spec, slots, launcher)
+    while request := connection.recv(64):
+        _fork_worker(connection, int(request), spec, slots, launcher_pid)
 
 
 def _preload(spec: "TrainingSpec") -> None:
@@ -132,30 +132,32 @@ def _preload(spec: "TrainingSpec") -> None:
     from rekindle.storage import Store
     from rekindle.workload import load
 
-    with suppress(RekindleError):  # the worker gets the same error, and reports it
+    with suppress(RekindleError):  # the worker raises the same error, and reports it
         workload = load(spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
-            import torch._dynamo  # noqa: F401  creating an optimizer of torch.optim imports it: this takes a second
+            import torch._dynamo  # noqa: F401  creating an optimizer of torch.optim imports this module, which takes a second
 
 
-def _fork_worker(line: socket.socket, index: int, spec: "TrainingSpec", slots: list[WorkerSlot], launcher: int) -> None:
+def _fork_worker(
+    connection: socket.socket, index: int, spec: "TrainingSpec", slots: list[WorkerSlot], launcher_pid: int
+) -> None:
     """Fork a worker as a child of the launcher."""
     reader, writer = os.pipe()
-    intermediate = os.fork()
-    if intermediate == 0:
+    intermediate_pid = os.fork()
+    if intermediate_pid == 0:
         os.close(writer)
-        if worker := os.fork():
-            line.send(b"%d %d" % (index, worker))
+        if worker_pid := os.fork():
+            connection.send(b"%d %d" % (index, worker_pid))
             os._exit(0)
-        line.close()
+        connection.close()
         if not os.read(reader, 1):
-            os._exit(143)  # the forkserver died: not an error of the worker
+            os._exit(143)  # the forkserver died; this is not an error of the worker
         os.close(reader)
-        die_with_parent(launcher)
+        die_with_parent(launcher_pid)
         _run_worker(spec, index, slots[index])
     os.close(reader)
-    os.waitpid(intermediate, 0)  # after this, the launcher is the worker's parent
+    os.waitpid(intermediate_pid, 0)  # from now on, the launcher is the worker's parent
     os.write(writer, b".")
     os.close(writer)
 
@@ -185,10 +187,10 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         from rekindle import user_code
 
         traceback.print_exc()
-        reported = user_code.as_error(error)
-        fail(reported)
-        slot.write_last_words(str(reported))
-        code = WORKLOAD_ERROR if isinstance(reported, CodeError) else 1
+        reported_error = user_code.as_error(error)
+        fail(reported_error)
+        slot.write_last_words(str(reported_error))
+        code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1
     except BaseException:
         slot.write_last_words(traceback.format_exc())
         traceback.print_exc()

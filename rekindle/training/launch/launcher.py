@@ -2,18 +2,17 @@
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    a worker ends with               meaning               reaction
-    0                                the run is complete   wait for the others to end; exit code 0
-    78, 70, 65                       a permanent error     SIGTERM to the others; exit code 78, 70, 65
-    143, by SIGTERM, by SIGKILL      a preemption          restart, the first time immediately
-    no object store, no MLflow       temporary             restart
-    76                               workload's exception  restart; the same again without a newer step: exit code 70
-    anything else, OOM-killed        a bug                 restart; the third time without a newer step: exit code 1
+    a worker ends with               meaning               reaction 0                                the run is complete
+    wait for the others to end; exit code 0 78, 70, 65                       a permanent error     SIGTERM to the
+    others; exit code 78, 70, 65 143, by SIGTERM, by SIGKILL      a preemption          restart, the first time
+    immediately no object store, no MLflow       temporary             restart 76
+    workload's exception  restart; the same exception without a newer step: exit code 70 anything else, OOM-killed
+    a bug                 restart; the third time without a newer step: exit code 1
 
-After SIGTERM, SIGINT or the cloud's notice (notice.py), it sends SIGTERM to the workers, which leave after their step,
-and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it is a
-number; worker N gets LOCAL_RANK=N. This process imports no torch, forks workers from a process that has torch loaded
-(forkserver.py), reaps all orphans, and kills all its descendants when it exits.
+After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers, which leave after
+their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it
+is a number; worker N gets LOCAL_RANK=N. This process imports no torch, forks workers from a process that has torch
+loaded (forkserver.py), reaps all orphans, and kills all its descendants when it exits.
 """
 
 import signal
@@ -44,9 +43,14 @@ if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
 MAX_CRASHES = 3  # without a newer step in between; then the launcher gives up
-MAX_PAUSE_S = 30.0  # between two attempts
+MAX_RESTART_DELAY_S = 30.0
 COMPLETION_TIMEOUT_S = 15.0  # for the other workers to learn that the run is complete
-FINAL = {0, 78, 70, 65}  # these exit codes make snapshots obsolete; after others the pod may restart in place
+OBSOLETE_SNAPSHOT_CODES = {
+    0,
+    78,
+    70,
+    65,
+}  # exit codes that make snapshots obsolete; after others the pod may restart in place
 NEVER = float("inf")
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -59,47 +63,53 @@ class ExitKind(Enum):
     BUG = auto()
 
 
-FINAL_EXIT_CODES = {0: 0, 78: 78, 70: 70, 65: 65, RUN_ABORTED: 1}  # of a worker that ends all others → of the launcher
+FINAL_EXIT_CODES = {
+    0: 0,
+    78: 78,
+    70: 70,
+    65: 65,
+    RUN_ABORTED: 1,
+}  # exit code of a worker that ends all others → of the launcher
 EXIT_KINDS = {  # other exit codes → kind; default: BUG
     SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-# seconds after the second exit; doubled after each further exit
-PAUSE_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
+# delay after the second exit; doubled after each further exit
+RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
 @dataclass
-class Budget:
+class RestartBudget:
     """The restarts of one process; only exits without a newer step in between count."""
 
     newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
-    exception: str = ""  # the workload's exception that caused the last exit
+    last_exception: str = ""  # the workload's exception that caused the last exit
 
     def record_exit(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
-        """Record an exit at that step; return the seconds until the restart, or None to give up."""
+        """Record an exit at `step`; return the seconds until the restart, or None to give up."""
         if step > self.newest_step:
-            self.newest_step, self.exception = step, ""
+            self.newest_step, self.last_exception = step, ""
             self.exits.clear()
-        if exception and exception == self.exception:
+        if exception and exception == self.last_exception:
             return None
-        self.exception = exception
+        self.last_exception = exception
         self.exits[kind] += 1
         count = self.exits[kind]
         if kind is ExitKind.BUG and count >= MAX_CRASHES:
             return None
-        return min(MAX_PAUSE_S, PAUSE_S[kind] * 2 ** (count - 2)) if count > 1 else 0.0
+        return min(MAX_RESTART_DELAY_S, RESTART_DELAY_S[kind] * 2 ** (count - 2)) if count > 1 else 0.0
 
 
 @dataclass
-class Slot:
+class ProcessSlot:
     """A process to keep running: a worker or the forkserver."""
 
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    start_time: float = 0.0  # when to start it
-    budget: Budget = field(default_factory=Budget)
+    start_time: float = 0.0  # when to start the process
+    budget: RestartBudget = field(default_factory=RestartBudget)
 
 
 class SignalPipe:
@@ -127,63 +137,67 @@ class Launcher:
         linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
         self.signals, self.cgroup = signal_pipe, Memory()
         name = os.environ.get("POD_NAME") or socket.gethostname()
-        self.slots = [Slot(f"{name}/{index}" if index else name) for index in range(workers)]
-        self.loader = Slot("the process that loads torch for the workers")
-        self.oom_kills, self.starts = self.cgroup.kills(), 0
-        self.code: int | None = None  # exit code, used once all children have exited
+        self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
+        self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
+        self.oom_kills, self.starts = self.cgroup.count_oom_kills(), 0
+        self.exit_code: int | None = None  # used once all children have exited
         self.deadline = NEVER
-        self._open()
+        self._start_forkserver()
 
     def run(self, spec: "TrainingSpec") -> int:
         """Run the workers until the run is complete or cannot continue here; return the exit code."""
         self.spec = spec
-        self.forkserver.begin(spec)
-        while self.code is None or self._has_children():
-            self._start()
+        self.forkserver.send_spec(spec)
+        while self.exit_code is None or self._has_children():
+            self._start_due()
             self._wait()
             if self.signals.take_received() & STOP_SIGNALS:
                 self._end(143, signals.LAUNCHER_SHARE * signals.grace())
             exits = self._reap()
-            self._take_started()  # after `_reap`: the start of every reaped worker has then been announced
+            self._take_started()  # after `_reap`: the forkserver has then announced the start of every reaped worker
             for pid, code in exits:
                 self._on_exit(pid, code)
             if time.monotonic() >= self.deadline:
                 self._kill()
-        return self.code
+        return self.exit_code
 
-    def _open(self) -> None:
-        self.forkserver = Forkserver([slot.memory for slot in self.slots], self.loader.memory)
-        self.loader.pid, self.loader.start_time = self.forkserver.pid, NEVER
+    def _start_forkserver(self) -> None:
+        self.forkserver = Forkserver([slot.memory for slot in self.slots], self.forkserver_slot.memory)
+        self.forkserver_slot.pid, self.forkserver_slot.start_time = self.forkserver.pid, NEVER
 
-    def _start(self) -> None:
+    def _start_due(self) -> None:
         """Start the processes whose start time has come."""
         now = time.monotonic()
-        if self.code is not None:
+        if self.exit_code is not None:
             return
-        if self.loader.start_time <= now:
-            self._open()
-            self.forkserver.begin(self.spec)
+        if self.forkserver_slot.start_time <= now:
+            self._start_forkserver()
+            self.forkserver.send_spec(self.spec)
         for index, slot in enumerate(self.slots):
-            if self.loader.pid and slot.start_time <= now:
+            if self.forkserver_slot.pid and slot.start_time <= now:
                 self.forkserver.request(index)
                 slot.start_time = NEVER
 
     def _wait(self) -> None:
         """Wait for a signal, a new worker, the next start time or the deadline."""
-        times = [self.deadline]
-        if self.code is None:
-            times += [self.loader.start_time] if not self.loader.pid else [slot.start_time for slot in self.slots]
-        seconds = max(0.0, min(times) - time.monotonic())
-        sources = [self.signals.reader, *([self.forkserver.line] if self.loader.pid else [])]
+        wake_times = [self.deadline]
+        if self.exit_code is None:
+            wake_times += (
+                [self.forkserver_slot.start_time]
+                if not self.forkserver_slot.pid
+                else [slot.start_time for slot in self.slots]
+            )
+        seconds = max(0.0, min(wake_times) - time.monotonic())
+        sources = [self.signals.reader, *([self.forkserver.socket] if self.forkserver_slot.pid else [])]
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
     def _reap(self) -> list[tuple[int, int]]:
-        """Reap exited children and kill their process groups; return (pid, exit code), -N for signal N."""
+        """Reap exited children and kill their process groups; return (pid, exit code) of each; -N: signal N."""
         exits = []
         with suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 pid = child.si_pid
-                if pid != self.loader.pid and os.getpgid(pid) == pid:  # the pid of a zombie is not reused
+                if pid != self.forkserver_slot.pid and os.getpgid(pid) == pid:  # the pid of a zombie is not reused
                     _signal(-pid, signal.SIGKILL)
                 exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         return exits
@@ -192,39 +206,39 @@ class Launcher:
         for index, pid in self.forkserver.take_started():
             self.slots[index].pid = pid
             self.starts += 1
-            if self.code is not None:
+            if self.exit_code is not None:
                 _signal(pid, signal.SIGTERM)
 
     def _on_exit(self, pid: int, code: int) -> None:
-        if pid == self.loader.pid:
-            self.loader.pid = 0
-            for index in self.forkserver.requested:
+        if pid == self.forkserver_slot.pid:
+            self.forkserver_slot.pid = 0
+            for index in self.forkserver.requested_indices:
                 self.slots[index].start_time = 0.0
-            if self.code is None:
-                self._restart(self.loader, code, self.starts)
+            if self.exit_code is None:
+                self._restart(self.forkserver_slot, code, self.starts)
         for slot in self.slots:
             if slot.pid == pid:
                 slot.pid = 0
                 self._restart(slot, code, max(slot.memory.step[0] for slot in self.slots))
 
-    def _restart(self, slot: Slot, code: int, step: int) -> None:
+    def _restart(self, slot: ProcessSlot, code: int, step: int) -> None:
         """Schedule a restart of an exited process, or end the launcher."""
         kind, cause, last_words = self._classify_exit(slot, code)
         if code in FINAL_EXIT_CODES:
             self._end(FINAL_EXIT_CODES[code], signals.grace() if code else COMPLETION_TIMEOUT_S)
-        elif self.code is None:
-            pause = slot.budget.record_exit(kind, step, last_words if code == WORKLOAD_ERROR else "")
-            if pause is None:
+        elif self.exit_code is None:
+            delay = slot.budget.record_exit(kind, step, last_words if code == WORKLOAD_ERROR else "")
+            if delay is None:
                 self._give_up(slot, code, f"{cause}, {MAX_CRASHES} times without a newer step (now {step})", last_words)
             else:
-                slot.start_time = time.monotonic() + pause
-                delay = f" in {pause:g} s" if pause else ""
-                say(f"{slot.name} {cause}: restarting it{delay}")
-                self._start()
+                slot.start_time = time.monotonic() + delay
+                delay_text = f" in {delay:g} s" if delay else ""
+                say(f"{slot.name} {cause}: restarting it{delay_text}")
+                self._start_due()
             if kind is ExitKind.BUG and code not in (1, WORKLOAD_ERROR):
-                _report(slot.name, f"{cause}\n{last_words}", 1)  # the process could not report it itself
+                _report(slot.name, f"{cause}\n{last_words}", 1)  # the process could not report the error itself
 
-    def _give_up(self, slot: Slot, code: int, cause: str, last_words: str) -> None:
+    def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
         """Report why a process is not restarted, and end."""
         from rekindle.step import fail
 
@@ -236,15 +250,15 @@ class Launcher:
         fail(RekindleError(f"{slot.name} {cause}. The last time:\n{last_words}"))
         self._end(1, signals.grace())
 
-    def _classify_exit(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
+    def _classify_exit(self, slot: ProcessSlot, code: int) -> tuple[ExitKind, str, str]:
         """Return the kind of an exit, its cause as text, and the process's last words."""
         kind, last_words = EXIT_KINDS.get(code, ExitKind.BUG), slot.memory.last_words()
         cause = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
         cause = "raised an exception" if code == WORKLOAD_ERROR else cause
         if code < 0 and last_words:
-            say(last_words)  # a crashed process could not print them
-        kills, self.oom_kills = self.oom_kills, self.cgroup.kills()
-        if self.oom_kills > kills and code < 0:
+            say(last_words)  # a crashed process could not print its last words
+        earlier_kills, self.oom_kills = self.oom_kills, self.cgroup.count_oom_kills()
+        if self.oom_kills > earlier_kills and code < 0:
             kind, cause = ExitKind.BUG, "was OOM-killed"
             last_words = (
                 f"Its pod may use {self.cgroup.limit()}, including the hot checkpoints in /dev/shm. Raise "
@@ -254,10 +268,10 @@ class Launcher:
 
     def _end(self, code: int, seconds: float) -> None:
         """Stop restarting, send SIGTERM to the workers unless the run is complete, and exit within `seconds`."""
-        if self.code in (None, 143) or code == 0:
-            self.code = code
+        if self.exit_code in (None, 143) or code == 0:
+            self.exit_code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
-        if self.loader.pid:
+        if self.forkserver_slot.pid:
             self.forkserver.end()
         for slot in self.slots:
             if code and slot.pid:
@@ -271,9 +285,9 @@ class Launcher:
                 _signal(slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
-        """Return True while children live; kill them once no worker is among them."""
+        """Return True while children are alive; kill them once none of them is a worker."""
         children = _children()
-        if not self.loader.pid and not any(slot.pid for slot in self.slots):
+        if not self.forkserver_slot.pid and not any(slot.pid for slot in self.slots):
             for pid in children:
                 _signal(pid, signal.SIGKILL)
         return bool(children)
@@ -322,7 +336,7 @@ def count_workers() -> int:
 
 
 def _must_not_start(signal_pipe: SignalPipe) -> bool:
-    """Wait while an interruption of this node is announced; return True after SIGTERM. A worker would be lost."""
+    """Wait while an interruption of this node is announced, since a worker would be lost. Return True after SIGTERM."""
     while notice.is_announced():
         say("this node is about to be interrupted: no worker is started on it")
         readable, _, _ = select.select([signal_pipe.reader], [], [], 10 * notice.POLL_INTERVAL_S)
@@ -354,7 +368,7 @@ def main(argv: list[str]) -> int:
 
         _report(os.environ.get("POD_NAME") or socket.gethostname(), str(error), error.exit_code)
         return fail(error)
-    if code in FINAL:
+    if code in OBSOLETE_SNAPSHOT_CODES:
         snapshot_file.discard(name)
     return code
 

@@ -1,11 +1,12 @@
 """Poll the cloud's spot-interruption notice, which precedes or replaces SIGTERM.
 
-    REKINDLE_NOTICE=aws      spot/instance-action of the instance, two minutes before
-    REKINDLE_NOTICE=azure    a scheduled event Preempt of this machine, 30 seconds before
+    REKINDLE_NOTICE=aws      spot/instance-action of the instance, two minutes before the interruption
+    REKINDLE_NOTICE=azure    a scheduled event Preempt of this machine, 30 seconds before the interruption
 
-`python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its parent, which is the
-launcher: its workers leave after their step. An unreachable metadata service counts as no notice. Source: the clouds'
-documentation of spot interruption notices (IMDSv2; the instance's hop limit must admit pods) and of Scheduled Events.
+`python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its parent, the
+launcher, whose workers then leave after their step. An unreachable metadata service counts as no notice. Source: the
+clouds' documentation of spot interruption notices (IMDSv2; the instance's hop limit must admit pods) and of Scheduled
+Events.
 """
 
 import json
@@ -19,17 +20,17 @@ from argolocal.common.linux import die_with_parent
 from argolocal.common.processes import python
 from rekindle.errors import say
 
-VARIABLE = "REKINDLE_NOTICE"  # environment: the cloud; after a space, an alternative address of its metadata service
-ADDRESS = "169.254.169.254"
+VARIABLE = "REKINDLE_NOTICE"  # environment: the cloud; after a space, another address of the metadata service
+METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
-TIMEOUT_S = 1.0  # for an answer
+REQUEST_TIMEOUT_S = 1.0
 
 
 def is_announced() -> bool:
     """Return True if this node is about to be interrupted."""
     cloud, _, address = os.environ.get(VARIABLE, "").partition(" ")
     try:
-        return bool(cloud) and {"aws": _aws, "azure": _azure}[cloud](address or ADDRESS)
+        return bool(cloud) and {"aws": _has_aws_notice, "azure": _has_azure_notice}[cloud](address or METADATA_ADDRESS)
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return False
 
@@ -41,12 +42,12 @@ def watch() -> None:
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 
-def _aws(address: str) -> bool:
+def _has_aws_notice(address: str) -> bool:
     token = _request(address, "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     return bool(_request(address, "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}))
 
 
-def _azure(address: str) -> bool:
+def _has_azure_notice(address: str) -> bool:
     headers = {"Metadata": "true"}
     name = _request(address, "/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers)
     events = json.loads(_request(address, "/metadata/scheduledevents?api-version=2020-07-01", headers))["Events"]
@@ -56,7 +57,7 @@ def _azure(address: str) -> bool:
 
 def _request(address: str, path: str, headers: dict[str, str], method: str = "GET") -> str:
     """Return the body of a response with status 200, or ""."""
-    connection = HTTPConnection(address, timeout=TIMEOUT_S)
+    connection = HTTPConnection(address, timeout=REQUEST_TIMEOUT_S)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -72,7 +73,7 @@ def main() -> None:
     die_with_parent(parent)
     while not is_announced():
         time.sleep(POLL_INTERVAL_S)
-    say("this node is about to be interrupted: its workers leave")
+    say("this node is about to be interrupted: its workers leave after their step")
     os.kill(parent, signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
 """State shared by a worker and its launcher: a request to leave, the time left, and the newest step.
 
-SIGTERM is received from the first moment on, even while the main thread blocks in a collective. The children of a
-worker (such as a DataLoader's) ignore it: it may be sent to the whole process group, and the worker still needs them.
+A worker receives SIGTERM from its start, even while the main thread blocks in a collective. The children of a worker
+(such as a DataLoader's) ignore SIGTERM, which may be sent to the whole process group: the worker still needs them.
 """
 
 import array
@@ -18,9 +18,11 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
-LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # fractions of it that the launcher and its workers may use
+LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of this time for the launcher and its workers
 
-newest_step = memoryview(array.array("q", [-1]))  # [0]: of this process; shared memory of the launcher, if it has one
+newest_step = memoryview(
+    array.array("q", [-1])
+)  # [0]: the step; in memory shared with the launcher, if this process has one
 _deadline = math.inf
 
 
@@ -44,7 +46,7 @@ def seconds_left() -> float:
 def on_sigterm() -> threading.Event:
     """Return an event that SIGTERM sets, even while the main thread blocks in a collective.
 
-    A Python handler would run only afterwards; the C handler writes to the wakeup descriptor at once.
+    A Python handler would run only after the collective; the C handler immediately writes to the wakeup descriptor.
     """
     leaving, seconds = threading.Event(), WORKER_SHARE * grace()
     reader, writer = os.pipe()
@@ -57,28 +59,28 @@ def on_sigterm() -> threading.Event:
         _deadline = time.monotonic() + seconds
         leaving.set()
         time.sleep(seconds)
-        say(f"not finished {seconds:g} s after SIGTERM: exiting now")
+        say(f"the worker has not finished {seconds:g} s after SIGTERM: exiting now")
         os._exit(143)
 
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by the forkserver
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked it
     _shield_children()
     return leaving
 
 
 def _shield_children() -> None:
     """Make future children of this process ignore SIGTERM and SIGINT, and die with it."""
-    forking: list[tuple[int, bool]] = []
+    fork_origin: list[tuple[int, bool]] = []  # (pid, True if the main thread forks)
 
     def before_fork() -> None:
-        forking[:] = [(os.getpid(), threading.current_thread() is threading.main_thread())]
+        fork_origin[:] = [(os.getpid(), threading.current_thread() is threading.main_thread())]
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
-        parent, from_main_thread = forking[0]
+        parent, from_main_thread = fork_origin[0]
         if from_main_thread:  # for the kernel, the thread that forked is the parent
             die_with_parent(parent)
 
@@ -87,8 +89,8 @@ def _shield_children() -> None:
 
 
 def _end_children() -> None:
-    """Kill the daemon children: they ignore multiprocessing's SIGTERM, so it would wait for them forever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report it as an error
+    """Kill the daemon children: they ignore SIGTERM, so multiprocessing would wait for them forever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report their end as an error
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

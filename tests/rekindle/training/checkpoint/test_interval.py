@@ -37,7 +37,7 @@ def test_more_losses_mean_more_checkpoints_also_in_the_next_process(now: list[fl
     now[0] += 3600
     assert interval.seconds() > calm
     for _ in range(20):
-        interval.lost()
+        interval.record_loss()
     assert interval.seconds() < calm / 3
     later = CheckpointInterval(0, 0)
     later.cost = 1.0
@@ -47,13 +47,13 @@ def test_more_losses_mean_more_checkpoints_also_in_the_next_process(now: list[fl
 
 def test_fixed_intervals_in_seconds_and_steps_are_used(now: list[float]) -> None:
     by_time, by_steps = CheckpointInterval(5.0, 0), CheckpointInterval(0, 10)
-    assert not by_time.due(10**6) and not by_steps.due(9) and by_steps.due(10)
-    by_steps.began(10)
-    assert not by_steps.due(19) and by_steps.due(20)
+    assert not by_time.is_due(10**6) and not by_steps.is_due(9) and by_steps.is_due(10)
+    by_steps.record_start(10)
+    assert not by_steps.is_due(19) and by_steps.is_due(20)
     now[0] += 5
-    assert by_time.due(1)
-    by_time.began(1)
-    assert not by_time.due(2)
+    assert by_time.is_due(1)
+    by_time.record_start(1)
+    assert not by_time.is_due(2)
 
 
 def test_the_interval_depends_on_cost_losses_and_upload_duration(now: list[float]) -> None:
@@ -63,7 +63,7 @@ def test_the_interval_depends_on_cost_losses_and_upload_duration(now: list[float
     assert interval.seconds() == math.sqrt(2 * 2.0 * 3600)
     now[0] += 3600
     assert interval.seconds() == math.sqrt(2 * 2.0 * 7200)
-    interval.lost()
+    interval.record_loss()
     assert interval.seconds() == math.sqrt(2 * 2.0 * 7200 / 2)
     interval.duration = 100.0
     assert interval.seconds() == 200.0
@@ -79,11 +79,11 @@ def test_the_interval_depends_on_cost_losses_and_upload_duration(now: list[float
 def test_time_and_steps_count_from_the_start_of_the_last_checkpoint(now: list[float]) -> None:
     interval = CheckpointInterval(5.0, 10)
     interval.resume(100, {"trained_seconds": 0.0, "losses": 0})
-    assert not interval.due(109) and interval.due(110)
+    assert not interval.is_due(109) and interval.is_due(110)
     now[0] += 4.9
-    assert not interval.due(101)
-    interval.began(101)
+    assert not interval.is_due(101)
+    interval.record_start(101)
     now[0] += 4.9
-    assert not interval.due(102)
+    assert not interval.is_due(102)
     now[0] += 0.2
-    assert interval.due(102)
+    assert interval.is_due(102)

@@ -130,7 +130,7 @@ def test_the_last_worker_reports_an_unsaved_state_and_its_location(
     seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
     assert not last.flush((0, 1), lambda: next(seconds))
     log = capsys.readouterr().err
-    assert "the state of step 6 is not in the object store: " in log and "It remains in" in log
+    assert "the state of step 6 is not in the object store: " in log and "A copy remains in" in log
     last.close(remove=False)
     assert open_(node="n").state.step == 6
 
@@ -159,7 +159,7 @@ def snapshot(checkpoints: Checkpoints, step: int, durable: bool = False, lasts: 
         slots.append(take(*arguments, **options))
         return slots[-1]
 
-    until("the previous snapshot is committed", lambda: checkpoints.snapshots.idle)
+    until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
     checkpoints.snapshots.take = slow  # type: ignore[method-assign]
     checkpoints.keep((0, 1), durable=durable)
     checkpoints.snapshots.take = take  # type: ignore[method-assign]
@@ -228,7 +228,7 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert begin(first) == 0 and first.crc == 0
     train(first, 4)
     first.keep((0, 1), durable=False)
-    until("the snapshot is committed", lambda: first.snapshots.idle)
+    until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove=False)
     hot, durable = open_(node="n"), open_(node="m")
     assert hot.crc != 0, "it identifies equal states"
@@ -256,7 +256,7 @@ def test_a_cancelled_restore_stops_waiting_for_an_unavailable_store(
         raise GroupBroken("a member was lost")
 
     with pytest.raises(GroupBroken, match="a member was lost"):
-        open_().restore(-1, run=fail)
+        open_().restore(-1, run_read=fail)
 
 
 def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(

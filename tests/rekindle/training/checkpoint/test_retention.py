@@ -52,7 +52,7 @@ def test_retention_keeps_latest_and_its_newest_predecessors(
 ) -> None:
     manifests = [Entry(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())]
     latest = data.draw(st.sampled_from(manifests)).key
-    old = Retention(None, "", number, hours)._old(latest, manifests, NOW)  # type: ignore[arg-type]
+    old = Retention(None, "", number, hours)._expired_manifests(latest, manifests, NOW)  # type: ignore[arg-type]
     kept = [entry for entry in manifests if entry.key not in old]
     previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
     young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
@@ -139,5 +139,5 @@ def test_an_unavailable_store_does_not_lose_the_list_of_chunks() -> None:
 
 def test_keep_hours_is_exact_to_the_second() -> None:
     manifests = [Entry(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))]
-    assert Retention(None, "", 9, 2)._old("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
-    assert Retention(None, "", 9, 0)._old("3", manifests, NOW) == set()  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 2)._expired_manifests("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 0)._expired_manifests("3", manifests, NOW) == set()  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ file.reserve()
 print("ready", file.is_locked, flush=True)
 while True:
     step += 1
-    file.begin(step % 3)
+    file.clear(step % 3)
     file.slots[step % 3][:file.size] = bytes([step % 251]) * file.size
     file.commit(step % 3, step, b"%d" % step)
     print(step, flush=True)
@@ -53,7 +53,7 @@ def opened(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
 def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
     for step in steps:
         slot = step % snapshot_file.SLOTS
-        file.begin(slot)
+        file.clear(slot)
         file.slots[slot][:SIZE] = content(step)
         file.commit(slot, step, f"loader {step}".encode())
 
@@ -116,9 +116,9 @@ def after_flip(offset: int) -> tuple[int, bool]:
     header, record = snapshot_file.HEADER.size + 4, snapshot_file.RECORD.size + 4
     if offset < header:
         return -1, True
-    newest = snapshot_file.RECORDS <= offset < snapshot_file.RECORDS + record
+    newest = snapshot_file.FIRST_RECORD_OFFSET <= offset < snapshot_file.FIRST_RECORD_OFFSET + record
     newest = newest or slot_offset(0) <= offset < slot_offset(0) + SIZE + 8
-    others = [snapshot_file.RECORDS + slot * snapshot_file.STRIDE for slot in (1, 2)]
+    others = [snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE for slot in (1, 2)]
     return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
 
 
@@ -128,7 +128,10 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(shared: Pat
     path, offsets = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)
     anywhere = st.one_of(
         st.integers(0, snapshot_file.HEADER.size + 4),
-        st.integers(snapshot_file.RECORDS, snapshot_file.RECORDS + snapshot_file.SLOTS * snapshot_file.STRIDE),
+        st.integers(
+            snapshot_file.FIRST_RECORD_OFFSET,
+            snapshot_file.FIRST_RECORD_OFFSET + snapshot_file.SLOTS * snapshot_file.RECORD_DISTANCE,
+        ),
         st.builds(lambda slot, n: slot_offset(slot) + n, st.integers(0, snapshot_file.SLOTS - 1), offsets),
     )
     offset = data.draw(anywhere)

@@ -13,7 +13,7 @@ import pytest
 from argolocal.common.processes import start_time
 from rekindle.storage import Store
 from rekindle.training.launch.forkserver import Forkserver, WorkerSlot
-from rekindle.training.launch.launcher import MAX_CRASHES, Budget, ExitKind
+from rekindle.training.launch.launcher import MAX_CRASHES, ExitKind, RestartBudget
 from tests.rekindle.training.crew import Crew, Member, flags
 
 TROUBLE = "tests.rekindle.training.trouble"
@@ -233,7 +233,7 @@ def test_invalid_settings_are_rejected(crew: Crew) -> None:
 
 
 def test_only_crashes_without_progress_end_a_run() -> None:
-    budget = Budget()
+    budget = RestartBudget()
     assert [budget.record_exit(ExitKind.BUG, step) for step in range(20)] == 20 * [0.0]
     pauses = [budget.record_exit(ExitKind.PREEMPTED, 19) for _ in range(40)]
     assert pauses[0] == 0.0 and None not in pauses and pauses[-1] == 30

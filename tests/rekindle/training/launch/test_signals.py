@@ -83,7 +83,7 @@ def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
     )
     process.terminate()
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (143, "not finished 0.45 s after SIGTERM: exiting now\n")
+    assert (process.returncode, output) == (143, "the worker has not finished 0.45 s after SIGTERM: exiting now\n")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
