@@ -7,18 +7,20 @@ A trial stores its result in the object store under its number; the next step se
 Source: Kubernetes batch/v1 JobSpec (1.31 or later): completionMode Indexed, backoffLimitPerIndex, maxFailedIndexes.
 """
 
-from rekindle.blocks.jobs.job import POLICY, job
+from rekindle.blocks.jobs.job import FAILURE_RULES, job
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 # FailureTarget or Failed, except with the reason FailedIndexes; Kueue's Suspended may be the first condition
 FAILURE = tuple(f"status.conditions.{i}.reason in (DeadlineExceeded,MaxFailedIndexesExceeded)" for i in range(3))
 # an error that retries cannot cure fails the trial, not the search
-RULES = [rule | {"action": "FailIndex"} if rule["action"] == "FailJob" else rule for rule in POLICY]
+TRIAL_FAILURE_RULES = [
+    rule | {"action": "FailIndex"} if rule["action"] == "FailJob" else rule for rule in FAILURE_RULES
+]
 
 
 def success(queued: bool = False) -> str:
-    """Return the condition that all trials have ended, with few enough failures: Complete, or Failed (FailedIndexes).
+    """Return the condition that all trials have ended, and few enough have failed: Complete, or Failed (FailedIndexes).
 
     Either is the second condition, after FailureTarget or SuccessCriteriaMet; with Kueue (`queued`), it is the third.
     """
@@ -45,5 +47,5 @@ def search(
         parallelism=min(parallelism, trials),
         backoffLimitPerIndex=cluster.retries,
         maxFailedIndexes=tolerated,
-        podFailurePolicy={"rules": RULES},
+        podFailurePolicy={"rules": TRIAL_FAILURE_RULES},
     )
