@@ -1,4 +1,4 @@
-"""Figures with limits, printed as a table or as JSON, and the exit code of a benchmark (1 if a limit is missed)."""
+"""Figures of a benchmark with limits: output as a table or as JSON, and the exit code (1 if a limit is missed)."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def bar(
     better: Literal["less", "more"] = "less",
     text: str = "",
 ) -> Bar:
-    """Return a figure, or the median of several with their range, and its limit."""
+    """Return the record of a figure with its limit; of several values, the record has the median and the range."""
     values = [figure] if isinstance(figure, (int, float)) else figure
     value = median(values)
     ok = limit is None or (value <= limit if better == "less" else value >= limit)
@@ -39,7 +39,7 @@ def bar(
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark; SIGTERM ends it and its children. `doc`: module docstring."""
+    """Return the command-line parser of a benchmark; SIGTERM ends it and its children. `doc`: its docstring."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -47,7 +47,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
-    """Print the figures, with `more` in the JSON. Returns the exit code."""
+    """Print the figures; `more` is added to the JSON. Returns the exit code."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | more))
     else:
@@ -65,5 +65,5 @@ def _remarks(line: Bar) -> str:
 
 
 def _short(value: float) -> float:
-    """Round to four significant digits, large numbers to integers."""
+    """Round a number to four significant digits, and a large number to an integer."""
     return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")

@@ -4,7 +4,7 @@
 
 Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker and a local endpoint.
 The references are measured in the same run: a plain memcpy of the state into touched memory, and bare parallel PUTs of
-the same bytes by the same client. For comparison, on the same disk: torch.save, the same with fsync and rename, and
+the same bytes by the same client. For comparison, on the same disk: torch.save, torch.save with fsync and rename, and
 torch.distributed.checkpoint.async_save (thread). Figures are medians; --quick omits the comparison.
 """
 
@@ -106,7 +106,7 @@ class Steps:
             self._work()
 
     def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
-        """Make steps until `busy` ends. Returns how many times longer they take, and the seconds lost."""
+        """Make steps while `busy()` is true. Returns the slow-down of the steps as a factor, and the seconds lost."""
         durations = [seconds(self.step)]
         while busy():
             durations.append(seconds(self.step))
@@ -114,7 +114,7 @@ class Steps:
 
 
 def measure(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
-    """Return the figures of the product and of its references, measured in turns."""
+    """Return the figures of Rekindle's checkpoints and of the references, measured in turns."""
     events: list[dict[str, Any]] = []
     checkpoints = open_checkpoints(store, megabytes, events)
     state, figures = checkpoints.state, dict[str, list[float]]()
@@ -183,7 +183,7 @@ def snapshot_overhead(store: Store) -> float:
 
 
 def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
-    """Return the waiting time, time until the state is durable, slow-down and seconds lost, of each other method."""
+    """Return the waiting time, time until the state is durable, slow-down and seconds lost of each other method."""
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}

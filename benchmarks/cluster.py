@@ -3,9 +3,9 @@
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
 Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace. Time during which no
-container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest is our
-time; the excess over the same run on this machine is overhead: waiting and slower starts. Times
-are taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
+container of the run is working (or only the ready model server) counts as time of Argo and the kubelet. The rest of the
+time belongs to Rekindle; the excess over the same run on this machine is overhead: waiting and slower starts. Times are
+taken when a watch reports an event, because Kubernetes' own timestamps have whole seconds.
 """
 
 import json
@@ -86,16 +86,16 @@ def union(intervals: list[tuple[float, float]]) -> float:
 class Figures:
     """Durations of one run, in seconds."""
 
-    submit: float  # from the command to the workflow
-    hera: float  # of `submit`: the import of Hera, measured separately
-    first_pod: float  # from the workflow to its first pod
-    total: float  # from the command to the workflow's end
-    working: float  # of `total`: at least one of our containers was working
+    submit: float  # from the start of the command to the creation of the workflow
+    hera: float  # the import of Hera, a part of `submit`, measured separately
+    first_pod: float  # from the creation of the workflow to its first pod
+    total: float  # from the start of the command to the end of the workflow
+    working: float  # the part of `total` while at least one of our containers was working
     local: float  # the same steps on this machine
 
 
 def measure(namespace: Namespace, config: Path, name: str, home: Path) -> tuple[Figures, list[Pod]]:
-    """Run the pipeline on the cluster, then locally. Raises SystemExit if it fails."""
+    """Run the pipeline on the cluster, then locally. Raises SystemExit if the run on the cluster fails."""
     pods: dict[str, Pod] = {}
     workflows: dict[str, float] = {}
 
@@ -142,11 +142,16 @@ def main() -> int:
             runs.append(figures)
             sys.stderr.write(f"{table(pods)}\n{figures}\n")
     bars = [
-        bar("submit to the workflow, without Hera's import", [run.submit - run.hera for run in runs], "s", 1.0),
+        bar(
+            "start of submit to creation of the workflow, without Hera's import",
+            [run.submit - run.hera for run in runs],
+            "s",
+            1.0,
+        ),
         bar("Hera's import", [run.hera for run in runs], "s"),
-        bar("the workflow to its first pod (Argo)", [run.first_pod for run in runs], "s"),
-        bar("submit to the end", [run.total for run in runs], "s"),
-        bar("of this, with a working container of ours", [run.working for run in runs], "s"),
+        bar("creation of the workflow to its first pod (Argo)", [run.first_pod for run in runs], "s"),
+        bar("start of submit to the end of the workflow", [run.total for run in runs], "s"),
+        bar("part of it with a working container of the run", [run.working for run in runs], "s"),
         bar("the same steps on this machine", [run.local for run in runs], "s"),
         bar("added by us", [run.working - run.local for run in runs], "s", 5.0),
     ]

@@ -3,10 +3,11 @@
     python -m benchmarks.handbook --source transactions.parquet              # one model for the last four weeks
     python -m benchmarks.handbook --source transactions.parquet --prequential --json
 
-`--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04 or longer). Runs the
-whole pipeline of configs/handbook.yaml, without a release. The test weeks are the published ones, from 2018-08-08. By
-default a single model, trained on the data of the handbook's first fold, is evaluated on all four weeks;
-`--prequential` trains a model for each week, like the handbook. The production window trains up to the last week.
+`--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04 or longer). The
+benchmark runs the whole pipeline of configs/handbook.yaml, without a release. The test weeks are the published weeks
+from 2018-08-08. By default a single model, trained on the data of the handbook's first fold, is evaluated on all four
+weeks; `--prequential` trains a model for each week, like the handbook. The production window trains up to the last
+week.
 """
 
 import json

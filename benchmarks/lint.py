@@ -2,9 +2,10 @@
 
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
-One pipeline is a chain with a branch, written with Hera: each task reads an output of its predecessor and one of the
-first task, every tenth task applies a PyTorchJob. The other has the same number of blocks, every tenth in a group.
-Measured in this process, without imports: Hera's objects, the manifest, its hash, its YAML, and all findings.
+One pipeline is a chain with a branch, written with Hera: each task reads an output of its predecessor and an output
+of the first task, and every tenth task applies a PyTorchJob. The other pipeline has the same number of blocks, every
+tenth in a group. The benchmark measures in this process, without imports: Hera's objects, the manifest, its hash, its
+YAML, and all findings.
 """
 
 import gc
@@ -115,7 +116,7 @@ def main() -> int:
     options = command.parse_args()
     seconds(options.tasks)  # warm up Hera and pydantic
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
-    for _ in range(options.runs):  # interleaved: other load on the machine affects all sizes
+    for _ in range(options.runs):  # the sizes take turns, so that other load on the machine affects all of them
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
     bars = []

@@ -34,7 +34,7 @@ Next = Callable[[], Any]
 
 
 class Single(Dataset[tuple[Tensor, ...]]):
-    """The windows one by one, as a DataLoader requests them."""
+    """A dataset that returns one window at a time, as a DataLoader requests by default."""
 
     def __init__(self, windows: TrainingWindows) -> None:
         self.windows = windows
@@ -50,7 +50,7 @@ class Single(Dataset[tuple[Tensor, ...]]):
 
 
 class Batched(Single):
-    """The windows for a DataLoader that requests a list of indices, which is faster."""
+    """A dataset that returns the windows of a list of indices, which is faster."""
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, ...]:
         return self.windows.batch(torch.tensor(indices))

@@ -31,7 +31,7 @@ BARS = {2: 1.15, 4: 1.4}
 
 
 class Tracker(BaseHTTPRequestHandler):
-    """A stub of an MLflow server that accepts all requests."""
+    """Stub of an MLflow server that accepts all requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -44,7 +44,7 @@ class Tracker(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Discard the message."""
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def alone(env: dict[str, str], blocks: int) -> list[Bar]:
             over = median(other - base for base, other in zip(bare, each, strict=True))
             over += threads if name == "ours" else 0
             bars.append(bar(f"{name}, in addition", over * 1e6, "µs", 60 if name == "ours" else None))
-    return [*bars, bar("of this, our other threads", threads * 1e6, "µs")]
+    return [*bars, bar("our other threads, part of the figure above", threads * 1e6, "µs")]
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:

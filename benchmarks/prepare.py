@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.bars import Bar, bar, parser, report
 
 WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
-PUBLISHED = 1_750_000  # rows; the limits are for this number
+PUBLISHED = 1_750_000  # number of rows that the limits are for
 ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 

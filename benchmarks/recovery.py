@@ -3,8 +3,8 @@
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all,gone]
 
 Figures are medians of the seconds from the signal to the next finished step of the slowest survivor, minus the time of
-a step. For comparison, in the same run, the same steps under torchrun 2.13, tuned: last call 1 s, keep-alive 3 × 1 s, a
-node killed.
+a step. For comparison, in the same run, the same steps under torchrun 2.13 after the kill of a node; torchrun is tuned
+(last call 1 s, keep-alive 3 × 1 s).
 """
 
 import os
@@ -28,8 +28,8 @@ from tests.rekindle.training.crew import Crew
 
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
-TIMEOUT_S = 300.0  # of every wait; the machine may be heavily loaded
-MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # per worker and step, if all workers train
+TIMEOUT_S = 300.0  # time limit of every wait; the machine may be heavily loaded
+MAX_BATCHES = VIRTUAL // len(NAMES) + 1  # maximum per worker and step, if all workers train
 FLAGS = {
     "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
@@ -73,7 +73,7 @@ class Run:
         self.first_workers_steps += stamped.steps(self.folder, NAMES[0])
 
     def signal(self, number: signal.Signals, *names: str) -> float:
-        """Send a signal to workers, but not to their launchers. Returns the time before."""
+        """Send a signal to workers, but not to their launchers. Returns the time right before the signals."""
         pids = [stamped.pid(self.folder, name) for name in names]
         now = time.monotonic()
         for pid in pids:
@@ -127,7 +127,7 @@ class Run:
 
 
 def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
-    """Repeatedly kill a worker, which its launcher restarts, or stop and continue it."""
+    """Repeatedly kill a worker, which its launcher restarts, or stop a worker and continue it."""
     next_step, back = [], []
     for _ in range(runs):
         time.sleep(random.uniform(0.1, 0.3))
@@ -154,7 +154,7 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
 def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
     """Kill all processes; without `hot`, also remove the snapshots, as if the nodes were lost.
 
-    Returns the seconds to the first step after a restart of all, and the seconds of repeated work.
+    Returns the seconds to the first step after the restart of all processes, and the seconds of repeated work.
     """
     next_step, lost, imports = [], [], []
     for _ in range(runs):
@@ -169,14 +169,16 @@ def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[fl
         next_step.append(run.wait_for_all(start, 1) - start)
         first = stamped.steps(run.folder, NAMES[0])[0].weight
         steps = run.first_workers_steps
-        again = [i for i, step in enumerate(steps) if step.weight == first]  # empty: it continues after the last one
+        again = [
+            i for i, step in enumerate(steps) if step.weight == first
+        ]  # empty: the worker continues after its last step
         lost.append(sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0)
         run.wait_for_all()
     return {"next step": next_step, "lost": lost, "import": imports}
 
 
 def import_torch() -> float:
-    """Return the seconds that the import takes on this machine."""
+    """Return the seconds that `import torch` takes on this machine."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.monotonic() - began
@@ -188,7 +190,9 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
     for _ in range(runs):
         time.sleep(2)
         start = time.monotonic()
-        usual = [s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)]  # also over two seconds
+        usual = [
+            s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)
+        ]  # steps of the last two seconds
         run.coordinator.send(signal.SIGKILL)
         run.coordinator.process.join()
         time.sleep(0.5)
@@ -235,19 +239,19 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
             found = killed(run, runs, signal.SIGKILL)
             bars += [
                 bar("SIGKILL of one of three: next step", found["next step"], "s", 0.10),
-                bar("SIGKILL of one of three: it is back", found["back"], "s", 1.0),
+                bar("SIGKILL of one of three: all train together", found["back"], "s", 1.0),
             ]
         if is_selected("frozen"):
             found = killed(run, max(3, runs // 2), signal.SIGSTOP)
             bars += [
                 bar("SIGSTOP of one of three: next step", found["next step"], "s", 1.5),
-                bar("SIGCONT: it is back", found["back"], "s"),
+                bar("SIGCONT: all train together", found["back"], "s"),
             ]
         if is_selected("headless"):
             found = headless(run, max(3, runs // 2))
             bars += [
                 bar("SIGKILL of the coordinator: delay of the slowest step", found["slowest step"], "steps", 1.0),
-                bar("a new coordinator: all registered", found["back"], "s", 1.0),
+                bar("a new coordinator: all workers registered", found["back"], "s", 1.0),
             ]
         lost = run.repeated()
         if is_selected("all"):
@@ -259,8 +263,8 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
             times = max(3, runs // 2)
             node, all_nodes = all_processes_killed(run, times, hot=True), all_processes_killed(run, times, hot=False)
             bars += [
-                bar("SIGKILL of all, launchers too: next step", node["next step"], "s", 1.5),
-                bar("`import torch` of one process, just before", node["import"], "s"),
+                bar("SIGKILL of all workers and launchers: next step", node["next step"], "s", 1.5),
+                bar("`import torch` of one process, just before the restart", node["import"], "s"),
                 bar("repeated work, with snapshots every 0.25 s", node["lost"], "s", HOT),
                 bar("all nodes lost: next step", all_nodes["next step"], "s"),
                 bar("repeated work, with checkpoints every 3 s", all_nodes["lost"], "s", DURABLE),

@@ -1,10 +1,11 @@
-"""Overhead of the local runner: `rekindle run --manifest` of 4 and of 100 trivial Python steps, and of 1,000 containers
-that do nothing.
+"""Overhead of the local runner: `rekindle run --manifest` with 4 and with 100 trivial Python steps, and with 1,000
+containers that do nothing.
 
     python -m benchmarks.runner [--json]
 
 Figures are medians of the CPU seconds of the command and all its children, which do not depend on other load. For
-comparison, the same Python processes without a runner, and the state machine alone: the best of five, and its memory.
+comparison, the same Python processes without a runner, and the state machine alone: the best rate of five runs, and its
+memory.
 """
 
 import json
@@ -113,7 +114,7 @@ def memory(count: int) -> float:
 
 
 def best(workflow: dict[str, Any]) -> float:
-    """Return the best of five, for workflows of 1,000 pods."""
+    """Return the best rate of five runs, for a workflow of 1,000 pods."""
     return max(transitions(workflow["spec"], 1000) for _ in range(5))
 
 
@@ -129,13 +130,13 @@ def measure() -> list[Bar]:
     step = (hundred - four) / 96
     return [
         bar("4 steps in all", four, "CPU s", 1.0),
-        bar("one step more", step, "CPU s", 0.1),
-        bar("one step more, minus the bare process", step - floor, "CPU s", 0.015),
-        bar("one step against a bare process", step / floor, "times"),
-        bar("a node of 1,000 that do nothing, minus its process", trivial, "CPU s", 0.015),
-        bar("its journal", journal, "bytes"),
+        bar("one additional step", step, "CPU s", 0.1),
+        bar("one additional step, minus the bare process", step - floor, "CPU s", 0.015),
+        bar("one additional step / bare process", step / floor, "times"),
+        bar("one of 1,000 nodes that do nothing, minus its process", trivial, "CPU s", 0.015),
+        bar("journal of such a node", journal, "bytes"),
         bar("state machine alone", best(loop(1000)), "transitions/s", 20_000, "more"),
-        bar("the same for a chain", best(chain(1000)), "transitions/s"),
+        bar("state machine alone, for a chain", best(chain(1000)), "transitions/s"),
         bar("memory at 10,000 nodes", memory(10_000), "MB", 200),
     ]
 

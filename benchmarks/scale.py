@@ -2,9 +2,9 @@
 
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
-Each run closes 1 to 5 connections together, the last run a third of all, as if a rack were lost. It measures the time
-until all other members have the list of the next generation; then the lost members join again. The members share one
-process with this program, whose work is part of the figure.
+Each run closes 1 to 5 connections together, the last run a third of all connections, as if a rack were lost. The figure
+is the time until all other members have the list of the next generation; then the lost members join again. The members
+share one process with this program, whose work is part of the figure.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ FLAGS = (
 
 
 class Member(asyncio.Protocol):
-    """A simulated worker: joins, sends heartbeats, acknowledges, and records when it got a list of members."""
+    """A simulated worker: joins, sends heartbeats, acknowledges, and records when it received a list of members."""
 
     def __init__(self, number: int) -> None:
         self.id, self.pending, self.opened, self.group, self.list_time = f"member-{number}", b"", 0, 0, 0.0
@@ -68,7 +68,7 @@ class Member(asyncio.Protocol):
 
 
 async def wait_for_group(members: list[Member], after: int) -> float:
-    """Wait until all are in one group later than `after`. Returns when the last member got its list."""
+    """Wait until all members are in one group later than `after`. Returns when the last member received its list."""
     deadline = time.monotonic() + 60
     while len({member.group for member in members}) != 1 or members[0].group <= after:
         if time.monotonic() > deadline:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.startup [--json] [--runs 5]
 
-Medians of child CPU time, compared with a bare Python interpreter in the same run. Other tools with --help, on the same
-class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
+Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in the same run. Seconds
+of other tools with --help, on the same class of machine: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56,
+flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
 import subprocess

@@ -31,7 +31,7 @@ def _once(port: int) -> float:
             _until(lambda: all(len(_stamps(Path(name), NODES)) >= 10 for _ in agents))
             earlier = _stamps(Path(name), NODES)
             start = time.monotonic()
-            _kill(agents[-1])  # not the first, which has the store: its loss would end the others
+            _kill(agents[-1])  # not the first agent, which has the store: its loss would end the other agents
             _until(lambda: len(_stamps(Path(name), NODES - 1)) >= 1)
             return _stamps(Path(name), NODES - 1)[0] - start - (earlier[-1] - earlier[0]) / (len(earlier) - 1)
         finally:

@@ -115,15 +115,19 @@ class Decision:
         """Return the content of verdict.json: the verdict with its evidence."""
         evaluation, champion = self.evaluation, self.champion
         values = evaluation.metrics
-        current = {"version": champion[0], "sha256": champion[1], **values.get("champion", {})} if champion else None
-        kinds = [{"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits} for m in self.metrics]
+        champion_record = (
+            {"version": champion[0], "sha256": champion[1], **values.get("champion", {})} if champion else None
+        )
+        metric_definitions = [
+            {"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits} for m in self.metrics
+        ]
         return {
             "verdict": verdict,
             "reason": reason,
-            "metrics": kinds,
+            "metrics": metric_definitions,
             "rows": evaluation.rows,
             "candidate": {"sha256": self.candidate, **values["candidate"]},
-            "champion": current,
+            "champion": champion_record,
             "baseline": values.get("baseline"),
             "difference": asdict(evaluation.difference) if evaluation.difference else None,
             "parts": evaluation.parts,
@@ -133,38 +137,40 @@ class Decision:
 
     def _decide(self) -> tuple[Verdict, str]:
         champion, values = self.champion, self.evaluation.metrics["candidate"]
-        same = champion and champion[1] == self.candidate
-        if champion and same and not self.changed:
+        same_weights = champion and champion[1] == self.candidate
+        if champion and same_weights and not self.changed:
             return "same", f"The candidate is the champion (version {champion[0]}): its weights have the same sha256."
-        broken, kept = self._bounds(values)
-        if broken:
-            return "keep", f"The candidate does not meet the gate: {', '.join(broken)}."
+        broken_bounds, met_bounds = self._bounds(values)
+        if broken_bounds:
+            return "keep", f"The candidate does not meet the gate: {', '.join(broken_bounds)}."
         if champion and self.evaluation.difference:
             return self._compare(self.evaluation.difference, champion[0])
-        if champion and same:
+        if champion and same_weights:
             reason = f"The weights equal the champion's (version {champion[0]}), but {self.changed} changed."
-            return "release", f"{reason} The candidate meets the gate{f' ({chr(44).join(kept)})' if kept else ''}."
+            figures = f" ({', '.join(met_bounds)})" if met_bounds else ""
+            return "release", f"{reason} The candidate meets the gate{figures}."
         if champion:
             reason = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"
             result = "So only the bounds of the gate decide, and the candidate meets them"
         else:
             reason, result = "No champion exists yet.", "The candidate meets the gate"
-        if kept:
-            return "release", f"{reason} {result} ({', '.join(kept)})."
+        if met_bounds:
+            return "release", f"{reason} {result} ({', '.join(met_bounds)})."
         figures = ", ".join(metric.text(values[metric.name]) for metric in self.metrics if metric.name in values)
         return "keep", f"{reason} So the gate needs bounds ({figures}): set gate.minimum or gate.maximum."
 
     def _bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
         """Return the bounds that the candidate breaks, and the bounds that it meets."""
-        broken, kept = [], []
+        broken_bounds, met_bounds = [], []
         for metric in self.metrics:
             value = values.get(metric.name, math.nan)
-            for bounds, keeps, breaks in ((self.gate.minimum, ">=", "<"), (self.gate.maximum, "<=", ">")):
+            for bounds, met_sign, broken_sign in ((self.gate.minimum, ">=", "<"), (self.gate.maximum, "<=", ">")):
                 if (bound := bounds.get(metric.name)) is not None:
-                    good = value >= bound if keeps == ">=" else value <= bound
-                    sign = "is not a number, must be" + f" {keeps}" if math.isnan(value) else keeps if good else breaks
-                    (kept if good else broken).append(f"{metric.text(value)} {sign} {bound:g}")
-        return broken, kept
+                    is_met = value >= bound if met_sign == ">=" else value <= bound
+                    sign = met_sign if is_met else broken_sign
+                    sign = f"is not a number, must be {met_sign}" if math.isnan(value) else sign
+                    (met_bounds if is_met else broken_bounds).append(f"{metric.text(value)} {sign} {bound:g}")
+        return broken_bounds, met_bounds
 
     def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate, values = self.gate, self.evaluation.metrics
@@ -206,9 +212,10 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
                 f"gate.minimum.{metric.name} is {low:g} and gate.maximum.{metric.name} is {high:g}: "
                 "no value meets both. Lower the minimum, or raise the maximum."
             )
-        right, wrong = ("minimum", "maximum") if metric.better == "higher" else ("maximum", "minimum")
-        if metric.name in getattr(gate, wrong) and metric.name not in getattr(gate, right):
+        required_bound, other_bound = ("minimum", "maximum") if metric.better == "higher" else ("maximum", "minimum")
+        if metric.name in getattr(gate, other_bound) and metric.name not in getattr(gate, required_bound):
             raise ConfigError(
-                f"gate.{wrong}.{metric.name} without gate.{right}.{metric.name}: {metric.better} is better for "
-                f"{metric.name}, so this bound alone releases bad models and refuses good ones. Set gate.{right}."
+                f"gate.{other_bound}.{metric.name} without gate.{required_bound}.{metric.name}: {metric.better} is "
+                f"better for {metric.name}, so this bound alone releases bad models and refuses good ones. Set "
+                f"gate.{required_bound}."
             )

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment variable of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
 TIMEOUT_S = 30
-UNAVAILABLE = (502, 503, 504)  # status codes of a proxy whose server does not answer
-SHOWN_CHARACTERS = 300  # of an answer that is not MLflow's JSON
-TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
+MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
+HTML_TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 
 
-class Refused(TrackingError):
+class RequestRefused(TrackingError):
     """MLflow answered with an error; `code` is MLflow's error code."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -32,14 +32,14 @@ def address() -> str:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: runs and models are recorded there. Set it to "
+            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: MLflow records runs and models. Set it to "
             'the http(s):// address of an MLflow server, in a cluster through the ConfigMap "rekindle".'
         )
     return uri
 
 
 def request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """Return MLflow's answer to a request. Raises Refused, or TrackingError if the answer is not MLflow's."""
+    """Return MLflow's answer to a request. Raises RequestRefused, or TrackingError if the answer is not MLflow's."""
     import requests
 
     uri = address()
@@ -62,23 +62,25 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
         return body
     code, message = body["error_code"], body.get("message") or answer.reason
     message = without_user(f"{code}: {message}".splitlines()[0])
-    raise Refused(f"MLflow at {without_user(address())} refused: {message}", code)
+    raise RequestRefused(f"MLflow at {without_user(address())} refused: {message}", code)
 
 
 def _reject(answer: "requests.Response") -> NoReturn:
     """Raise TrackingError with the text of an answer that is not MLflow's JSON."""
     server, host = without_user(address()), urlsplit(address()).netloc.rpartition("@")[2]
-    words = " ".join(visible(TAGS.sub(" ", answer.text)).split())[:SHOWN_CHARACTERS] or "nothing"
-    if "Host header" in words:
+    answer_text = " ".join(visible(HTML_TAGS.sub(" ", answer.text)).split())[:MAX_ANSWER_LENGTH] or "nothing"
+    if "Host header" in answer_text:
         remedy = (
             f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or use an address "
             "that it contains."
         )
     elif answer.status_code in (401, 403):
-        remedy = "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, with access."
+        remedy = (
+            "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of a permitted user."
+        )
     else:
         remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
-    raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {words!r}. {remedy}")
+    raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {answer_text!r}. {remedy}")
 
 
 @cache
@@ -88,8 +90,10 @@ def _session(attempts: int, token: str) -> "requests.Session":
     from urllib3.util import Retry
 
     session = requests.Session()
-    status = (408, 429, 500, *UNAVAILABLE)
-    retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
+    retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
+    retry = Retry(
+        attempts, backoff_factor=1, status_forcelist=retried_statuses, allowed_methods=None, raise_on_status=False
+    )
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
     if token:

@@ -24,10 +24,11 @@ URL = "NOTIFY_URL"  # key in the Secret, and environment variable
 TIMEOUT_S = 10  # to connect, and to answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_REASON_LENGTH = 3000  # characters
-SLACK = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # source: Slack, "Formatting text for app surfaces"
-STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's messages for `stop`
-VERDICT = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
+# source: Slack, "Formatting text for app surfaces"
+SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
+STOP_MESSAGES = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # of Argo, for `stop`
+VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
 
 
 class NotifyConfig(Section):
@@ -61,13 +62,13 @@ class Message:
     workflow: str = ""
     link: str = ""  # to the MLflow run
 
-    def body(self, form: str) -> dict[str, Any]:
+    def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
         reason, link = without_user(visible(self.reason))[:MAX_REASON_LENGTH], without_user(self.link)
-        if form == "json":
+        if message_format == "json":
             return asdict(self) | {"reason": reason, "link": link}
         lines = [f"*{self.name}*: {self.text}", reason]
-        lines = [line.translate(SLACK) for line in lines if line]
+        lines = [line.translate(SLACK_ESCAPES) for line in lines if line]
         return {"text": "\n".join([*lines, *([f"<{link}|MLflow run>"] if link else [])])}
 
 
@@ -79,7 +80,10 @@ def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Map
     if config.format == "off" or message.event not in config.events:
         return False
     if not (url := environ.get(URL, "").strip()):
-        say(f"notification not sent: {URL} is not set. Set the webhook's address, on a cluster in the Secret {SECRET}.")
+        say(
+            f"notification not sent: {URL} is not set. Set it to the webhook's address, on a cluster in the Secret "
+            f"{SECRET}."
+        )
         return False
     problem = _post(url, message.body(config.format), attempts)
     if problem:
@@ -124,11 +128,13 @@ def _host(url: str) -> str:
         return "no address"
 
 
-def status(workflow: str, reasons: list[str]) -> str:
+def status(phase: str, reasons: list[str]) -> str:
     """Convert Argo's phase to MLflow's run status. A stopped workflow is `Failed`: only its reasons show the stop."""
-    if workflow != "Succeeded" and any(word in reason.lower() for reason in reasons for word in STOPPED):
+    if phase != "Succeeded" and any(
+        stop_message in reason.lower() for reason in reasons for stop_message in STOP_MESSAGES
+    ):
         return "KILLED"
-    return STATUS.get(workflow, "FAILED")
+    return RUN_STATUSES.get(phase, "FAILED")
 
 
 def reasons(failures: str) -> list[str]:
@@ -140,11 +146,11 @@ def reasons(failures: str) -> list[str]:
         except ValueError:
             return [f"workflow: {value}"]
     nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []  # may be `null`
-    nodes = [node for node in nodes if node.get("message")] or nodes  # omits DAGs, whose message is empty
+    nodes = [node for node in nodes if node.get("message")] or nodes  # leaves out DAGs, whose message is empty
     return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
 
 
 def verdicts(tags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (tag prefix, verdict, reason) for each evaluation of a run."""
-    prefixes = [name.removesuffix("verdict") for name in tags if VERDICT.fullmatch(name)]
+    prefixes = [name.removesuffix("verdict") for name in tags if VERDICT_TAG.fullmatch(name)]
     return [(prefix, tags[f"{prefix}verdict"], tags.get(f"{prefix}reason", "")) for prefix in prefixes]

@@ -30,7 +30,7 @@ from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, 
 
 THREADS = 8  # parallel transfers; more do not help with one endpoint
 LOADER = create_loader()  # shared, since parsing the description of S3 takes 0.1 s
-REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+REFUSED_CODES = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 T = TypeVar("T")
 
 
@@ -106,7 +106,7 @@ class Store:
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
     def short_retries(self) -> "Store":
-        """Return the same bucket with `short_retries`."""
+        """Return a Store of the same bucket with `short_retries`."""
         return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
     def get(self, key: str) -> bytes:
@@ -227,7 +227,7 @@ class Store:
                 raise ConfigError(
                     f'the bucket "{self.bucket}" does not exist at {self.address}: correct the name, or create it.'
                 ) from error
-            if code in REFUSED:
+            if code in REFUSED_CODES:
                 raise ConfigError(
                     f"{self.uri(key)}: the object store at {self.address} refuses our keys ({code}). Correct "
                     f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or permit them to read, write and list the bucket "
@@ -260,12 +260,12 @@ class _Body(io.RawIOBase):
         return self._offset
 
     def read(self, size: int = -1) -> Any:
-        rest, self._offset = self._data[self._offset :], len(self._data)
-        return rest
+        remaining_data, self._offset = self._data[self._offset :], len(self._data)
+        return remaining_data
 
 
-def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
-    """Return `call()`, repeated while the object store is unavailable. Raises SystemExit(143) when `leaving` is set."""
+def retry_until(call: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
+    """Repeat `call()` while the object store is unavailable. Raises SystemExit(143) when `stop_event` is set."""
     last_message, pause = -math.inf, 0.1
     while True:
         try:
@@ -274,9 +274,9 @@ def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T
             raise
         except StorageError as error:
             if time.monotonic() - last_message >= 10:
-                say(f"waiting for the object store, {what}: {error}")
+                say(f"waiting for the object store, {purpose}: {error}")
                 last_message = time.monotonic()
-        if leaving.wait(pause):
+        if stop_event.wait(pause):
             raise SystemExit(143)
         pause = min(2 * pause, 2.0)
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rekindle.errors import ConfigError, TrackingError, without_user
-from rekindle.mlflow_api import Refused, address, request
+from rekindle.mlflow_api import RequestRefused, address, request
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
@@ -23,13 +23,14 @@ DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepar
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # opens the page on runs and charts instead of traces
-VIEW = "mlflow.sharedViewState.rekindle"  # tag: state of the page for addresses that contain the view "rekindle"
-COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
+# MLflow's page of the experiment shows runs and charts instead of traces
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+VIEW_TAG = "mlflow.sharedViewState.rekindle"  # tag: state of the page for addresses that contain the view "rekindle"
+TABLE_COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
 NOTE = "mlflow.note.content"  # tag: the description of a run
-METRICS, PARAMS = 1000, 100  # MLflow's limits per request; PARAMS also applies to tags
+MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits per request; MAX_PARAMS also applies to tags
 LAST_RUNS = 20  # number of earlier runs to compare a new one with
-PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
+MAX_PARAM_LENGTH, MAX_DIGEST_LENGTH = 6000, 36
 
 
 @dataclass(frozen=True)
@@ -56,48 +57,51 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
     """Return the id of the run of `workflow` in `experiment`; create both if missing."""
     if run_id := find_run(experiment, workflow):
         return run_id
-    labels = _pairs({**(tags or {}), WORKFLOW: workflow})
-    run = {"experiment_id": _experiment_id(experiment), "run_name": workflow, "start_time": _now(), "tags": labels}
+    tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
+    run = {"experiment_id": _experiment_id(experiment), "run_name": workflow, "start_time": _now(), "tags": tag_pairs}
     return _post("runs/create", run)["run"]["info"]["run_id"]
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """Return the id of the (first) run of `workflow`, or None."""
-    runs = _runs(_ids(experiment), "start_time", f"tags.`{WORKFLOW}` = '{workflow}'")
+    runs = _runs(_experiment_ids(experiment), "start_time", f"tags.`{WORKFLOW}` = '{workflow}'")
     return runs[0]["info"]["run_id"] if runs else None
 
 
 def last_start(experiment: str) -> float:
     """Return the start time of the newest workflow's run in `experiment`, in Unix seconds, or 0."""
-    runs = _runs(_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
+    runs = _runs(_experiment_ids(experiment), "start_time DESC", f"tags.`{WORKFLOW}` != ''")
     return runs[0]["info"]["start_time"] / 1000 if runs else 0.0
 
 
 def last_prepared(experiment: str, workload: str, except_run: str) -> list[RunData]:
     """Return the last runs of `workload` that prepared a dataset, newest first, without the run `except_run`."""
-    where = f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{except_run}'"
-    where += " AND metrics.rows > 0"  # excludes runs that reused a dataset
-    runs = _runs(_ids(experiment), "start_time DESC", where, LAST_RUNS)
+    run_filter = (
+        f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{except_run}'"
+    )
+    run_filter += " AND metrics.rows > 0"  # excludes runs that reused a dataset
+    runs = _runs(_experiment_ids(experiment), "start_time DESC", run_filter, LAST_RUNS)
     return [RunData(*(_mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in runs]
 
 
 def page(workflow: str = "", mlflow_url: str = "") -> str:
     """Return the web address of the run of `workflow`, or of the newest run's experiment, or of MLflow itself.
 
-    `mlflow_url`: MLflow's address for people (empty: as for this process).
+    `mlflow_url`: MLflow's address for people (empty: the address that this process uses).
     """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
     ids = {experiment["experiment_id"]: _mapping(experiment.get("tags")) for experiment in experiments}
-    where = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
-    runs = _runs(list(ids), "start_time DESC", where)
+    run_filter = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
+    runs = _runs(list(ids), "start_time DESC", run_filter)
     if not runs:
         if workflow:
             raise TrackingError(f"MLflow at {without_user(address())} lacks the run {workflow}: see `rekindle status`.")
         return address()
     run_id, experiment = runs[0]["info"]["run_id"], runs[0]["info"]["experiment_id"]
-    shown = f"/{run_id}" if workflow else ""
-    view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
-    return f"{mlflow_url or address()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
+    run_path = f"/{run_id}" if workflow else ""
+    view_parameter = "&viewStateShareKey=rekindle" if VIEW_TAG in ids[experiment] and not workflow else ""
+    parameters = f"workflowType=machine_learning{view_parameter}"
+    return f"{mlflow_url or address()}/#/experiments/{experiment}/runs{run_path}?{parameters}"
 
 
 def log(
@@ -109,20 +113,20 @@ def log(
 ) -> None:
     """Log params (which cannot change later), metrics (at step 0) and tags; mappings in `params` are flattened."""
     log_metrics(run_id, [(name, value, 0) for name, value in (metrics or {}).items()])
-    settings = _pairs({name: to_text(value)[:PARAM_LENGTH] for name, value in flatten(params or {}).items()})
-    labels = _pairs(tags or {})
-    while settings or labels:
-        _post("runs/log-batch", {"run_id": run_id, "params": settings[:PARAMS], "tags": labels[:PARAMS]})
-        settings, labels = settings[PARAMS:], labels[PARAMS:]
+    param_pairs = _pairs({name: to_text(value)[:MAX_PARAM_LENGTH] for name, value in flatten(params or {}).items()})
+    tag_pairs = _pairs(tags or {})
+    while param_pairs or tag_pairs:
+        _post("runs/log-batch", {"run_id": run_id, "params": param_pairs[:MAX_PARAMS], "tags": tag_pairs[:MAX_PARAMS]})
+        param_pairs, tag_pairs = param_pairs[MAX_PARAMS:], tag_pairs[MAX_PARAMS:]
 
 
-def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings: `{"train": {"steps": 3}}` → `{"train.steps": 3}`."""
-    flat: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for name, value in values.items():
-        inner = isinstance(value, Mapping) and value
-        flat |= flatten(value, f"{above}{name}.") if inner else {f"{above}{name}": value}
-    return flat
+        is_nested = isinstance(value, Mapping) and value
+        flat_values |= flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+    return flat_values
 
 
 def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
@@ -130,21 +134,21 @@ def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
     now = _now()
     # proto3's JSON represents NaN and infinities as text
     metrics = [{"key": name, "value": _number(value), "timestamp": now, "step": step} for name, value, step in points]
-    for start in range(0, len(metrics), METRICS):
-        _post("runs/log-batch", {"run_id": run_id, "metrics": metrics[start : start + METRICS]})
+    for start in range(0, len(metrics), MAX_METRICS):
+        _post("runs/log-batch", {"run_id": run_id, "metrics": metrics[start : start + MAX_METRICS]})
 
 
 def log_dataset(run_id: str, name: str, digest: str, source: str, counts: Mapping[str, int]) -> None:
     """Log the training dataset of a run."""
     dataset = {
         "name": name,
-        "digest": digest[:DIGEST_LENGTH],
+        "digest": digest[:MAX_DIGEST_LENGTH],
         "source_type": urlsplit(source).scheme or "local",
         "source": json.dumps({"uri": source}),
         "profile": json.dumps(counts),
     }
-    used = {"tags": [{"key": "mlflow.data.context", "value": "training"}], "dataset": dataset}
-    _post("runs/log-inputs", {"run_id": run_id, "datasets": [used]})
+    dataset_input = {"tags": [{"key": "mlflow.data.context", "value": "training"}], "dataset": dataset}
+    _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
 
 
 def log_dir(run_id: str, path: Path, name: str) -> None:
@@ -183,8 +187,8 @@ def params_of(run_id: str) -> dict[str, str]:
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
     """Set the columns of the experiment's run table, as opened by `page`; charts start with the first metric."""
     names = list(metrics)
-    view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *COLUMNS]}
-    for key, value in ((VIEW, json.dumps(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
+    view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *TABLE_COLUMNS]}
+    for key, value in ((VIEW_TAG, json.dumps(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
         tag = {"experiment_id": _experiment_id(experiment), "key": key, "value": value}
         _post("experiments/set-experiment-tag", tag)
 
@@ -212,18 +216,18 @@ def require_champion(name: str) -> Release:
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:
-    """Return the version of `name` with files at `uri`, created if missing, and give it the alias `candidate`.
+    """Return the version of `name` with files at `uri`; create it if missing, and give it the alias `candidate`.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
     _create_if_missing("registered-models/create", {"name": name})
     search = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
     versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions")
-    labels = _pairs({**tags, URI: uri, SHA256: sha256})
+    tag_pairs = _pairs({**tags, URI: uri, SHA256: sha256})
     if versions:
         version = min(versions, key=lambda version: int(version["version"]))
     else:
-        content = {"name": name, "source": source, "run_id": run_id, "tags": labels}
+        content = {"name": name, "source": source, "run_id": run_id, "tags": tag_pairs}
         version = _post("model-versions/create", content)["model_version"]
     _set_alias(name, CANDIDATE, version["version"])
     return _release(version)
@@ -262,13 +266,18 @@ def _release(version: dict[str, Any]) -> Release:
         ) from error
 
 
-def _runs(experiments: list[str], order: str, where: str, limit: int = 1) -> list[dict[str, Any]]:
+def _runs(experiments: list[str], order: str, run_filter: str, limit: int = 1) -> list[dict[str, Any]]:
     """Return the first runs of these experiments that match a filter."""
-    search = {"experiment_ids": experiments, "filter": where, "order_by": [f"attributes.{order}"], "max_results": limit}
+    search = {
+        "experiment_ids": experiments,
+        "filter": run_filter,
+        "order_by": [f"attributes.{order}"],
+        "max_results": limit,
+    }
     return _post("runs/search", search).get("runs", []) if experiments else []
 
 
-def _ids(name: str) -> list[str]:
+def _experiment_ids(name: str) -> list[str]:
     """Return the id of the experiment `name`, or an empty list."""
     experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
     return [experiment["experiment_id"]] if experiment else []
@@ -287,14 +296,14 @@ def _get(path: str, kind: str, **names: str) -> dict[str, Any] | None:
     """Return the object of this `kind`, or None if it does not exist."""
     try:
         return _request("GET", f"mlflow/{path}", params=names)[kind]
-    except Refused as error:
+    except RequestRefused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return None
 
 
 def _experiment_id(name: str) -> str:
-    _create_if_missing("experiments/create", {"name": name, "tags": _pairs(KIND)})
+    _create_if_missing("experiments/create", {"name": name, "tags": _pairs(EXPERIMENT_TAGS)})
     experiment = _get("experiments/get-by-name", "experiment", experiment_name=name)
     assert experiment
     if experiment["lifecycle_stage"] == "deleted":
@@ -308,7 +317,7 @@ def _experiment_id(name: str) -> str:
 def _create_if_missing(path: str, content: Mapping[str, Any]) -> None:
     try:
         _post(path, content)
-    except Refused as error:
+    except RequestRefused as error:
         if error.code != "RESOURCE_ALREADY_EXISTS":
             raise
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rekindle.errors import ConfigError
 
 PREFIX = "REKINDLE_"
-PROCESS = (  # settings of a process, not keys of a config
+PROCESS_SETTINGS = (  # settings of a process, not keys of a config
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
     *("METRICS", "NOTICE", "PATH", "SECRET", "SHM"),
 )
@@ -14,7 +14,7 @@ PROCESS = (  # settings of a process, not keys of a config
 def sets_config(name: str) -> bool:
     """Return True if a variable sets a key of the config."""
     suffix = name.removeprefix(PREFIX)
-    return name.startswith(PREFIX) and suffix not in PROCESS and not suffix.startswith("TEST_")
+    return name.startswith(PREFIX) and suffix not in PROCESS_SETTINGS and not suffix.startswith("TEST_")
 
 
 def check(names: Iterable[str]) -> None:
@@ -22,5 +22,5 @@ def check(names: Iterable[str]) -> None:
     for name in filter(sets_config, names):
         from difflib import get_close_matches  # only here: `rekindle --help` does not need it
 
-        if near := get_close_matches(name.removeprefix(PREFIX), PROCESS, 1, cutoff=0.8):
-            raise ConfigError(f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{near[0]}"?')
+        if similar_names := get_close_matches(name.removeprefix(PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8):
+            raise ConfigError(f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{similar_names[0]}"?')

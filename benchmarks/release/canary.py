@@ -2,8 +2,8 @@
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
-The champion is the model of configs/digits.yaml. Candidates: another seed (good), a short training (2 points less
-accuracy), errors for 1 % of the requests, and twice the latency. Both sides get the same load.
+The champion is the model of configs/digits.yaml. The candidates have another seed (good), a short training (2 points
+less accuracy), errors for 1 % of the requests, or twice the latency. Both sides get the same load.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ CONFIG = "configs/digits.yaml"
 TRAINED = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
 FAULTS = ("errors", "slow")
 KINDS = ("good", "worse", *FAULTS)
-CLIENTS = 2  # per side
-REQUESTS = 4000  # distinct requests
+CLIENTS = 2  # number of clients per side
+REQUESTS = 4000  # number of different requests
 PORTS = {"champion": 18_490, "candidate": 18_491}
 
 
@@ -58,7 +58,7 @@ def releases(home: Path) -> dict[str, str]:
 
 
 def copy_release(name: str, prefix: str) -> str:
-    """Copy a release as a version of one model, which may have a fault (benchmarks/workloads/faulty.py)."""
+    """Copy a release as a version of one model; the copy may have a fault (benchmarks/workloads/faulty.py)."""
     from rekindle.release.files import commit
     from rekindle.storage import Store
 
@@ -79,7 +79,7 @@ def copy_release(name: str, prefix: str) -> str:
 
 
 def requests() -> list[bytes]:
-    """Return requests with one image of the test split each, and some noise, so that all are different."""
+    """Return requests with one image of the test split each; noise in the images makes all requests different."""
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
@@ -145,7 +145,9 @@ def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
     """Return the figures of this benchmark."""
     prefixes = releases(home)
     counts = {kind: count_rollbacks(kind, prefixes, runs) for kind in kinds}
-    bars = [bar(f"good ones rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
+    bars = (
+        [bar(f"good candidates rolled back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
+    )
     return bars + [bar(f"{kind} rolled back, of {runs}", count, "", runs, "more") for kind, count in counts.items()]
 
 

@@ -58,7 +58,7 @@ class Traffic:
         self.over = threading.Event()
 
     async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
-        """Send a request; return the head of its answer, in lower case. Raises OSError or EOFError without one."""
+        """Send a request; return the head of the answer in lower case. Raises OSError or EOFError without an answer."""
         pieces = PIECES if kind == "slow" else 1
         for index in range(pieces):
             writer.write(text[len(text) * index // pieces : len(text) * (index + 1) // pieces])
@@ -101,7 +101,7 @@ class Traffic:
                 await asyncio.sleep(random.uniform(0, IDLE_S))
 
     async def run(self) -> None:
-        """Send requests until `over` is set and all clients have an answer."""
+        """Send requests until `over` is set, then wait until all clients have an answer."""
         single, kinds = RATE - 2 * REUSING / IDLE_S, ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
         async with asyncio.TaskGroup() as group:
             for _ in range(REUSING):
@@ -114,7 +114,7 @@ class Traffic:
 
 
 def is_closed(writer: asyncio.StreamWriter) -> bool:
-    """True if the server has closed this connection."""
+    """Return True if the server has closed this connection."""
     if writer.is_closing():
         return True
     poll = select.poll()
@@ -175,7 +175,7 @@ def measure(home: Path) -> list[Bar]:
         bar("requests", len(load.answers), ""),
         bar("requests that failed, release, failed release and rollback", len(failed), "", 0),
         bar("requests that failed in the canary, except for the candidate's fault", len(failed_in_canary), "", 0),
-        bar("answers of the unsteady version", sum(a.version == "3" for a in load.answers), "", 0),
+        bar("answers of the version with random predictions", sum(a.version == "3" for a in load.answers), "", 0),
         bar("the command `rekindle rollback`", seconds, "s", 5),
         bar("last answer of the previous version to a new connection after its start", last_of_2, "s", 5),
     ]

@@ -3,8 +3,9 @@
     python -m benchmarks.search.halving --source transactions.parquet
     python -m benchmarks.search.halving --source transactions.parquet --set train.epochs=6
 
-Uses the weeks of the handbook (2018-07-04 to 07-31) that served to choose shape and rates. Both sweeps start the same
-trials; by default each is short, on the last two months before those weeks. Nothing is released.
+The sweeps use the weeks of the handbook (2018-07-04 to 07-31) that served to choose the model's shape and rates. Both
+sweeps start the same trials; by default each trial is short, on the last two months before those weeks. Nothing is
+released.
 """
 
 import json
@@ -72,12 +73,12 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     print({name: f"ap {value:.4f}" for name, value in ap.items()})
     return [
         bar("rank of the chosen trial among all", [t.number for t in order].index(chosen) + 1, ""),
-        bar("its loss above the best", full[chosen] / full[order[0].number] - 1, "", 0.01),
-        bar("share of the steps of all", steps, "", STEPS),
+        bar("loss of the chosen trial above the best loss", full[chosen] / full[order[0].number] - 1, "", 0.01),
+        bar("steps, as a share of training all trials to the end", steps, "", STEPS),
         bar("ap above the default's", ap["chosen"] - ap["default"], "", -NOISE, "more"),
         bar("trials whose weights differ from those without a pause", int(not same), "", 0),
         bar("steps ask and best", selection, "s", SELECTION_S),
-        bar("each pause, minus the time of its steps", (trained - steps * full_time) / pauses, "s", PAUSE_S),
+        bar("cost of each pause, without the time of the steps", (trained - steps * full_time) / pauses, "s", PAUSE_S),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The digits of steps/digits.py with a fault: `errors` (1 % of the requests), `slow` (twice as long) or `unsteady`."""
+"""The workload steps/digits.py with a fault: `errors` (1 % of the requests), `slow` (twice the latency), `unsteady`."""
 
 import random
 import time

@@ -34,7 +34,7 @@ class Model(Section):
 
 @dataclass
 class Turns:
-    """Lets the loops take turns, and measures the CPU seconds of each for `block` steps."""
+    """Lets the loops take turns of `block` steps, and measures the CPU seconds of each loop."""
 
     inputs: Inputs
     block: int
@@ -54,7 +54,7 @@ class Turns:
         return time.thread_time() if self.size == 1 else time.process_time()
 
     def take(self, data: "Numbers") -> None:
-        """Handle the start of one of our micro-batches: the other loops may have their turn."""
+        """Handle the start of one of our micro-batches: after a block of steps, the other loops get their turn."""
         step, leaf = divmod(self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank)))
         self.calls += 1
         if leaf or step < self.warm or (step - self.warm) % self.block:
@@ -125,7 +125,7 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
 
 
 def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
-    """Return the loops to compare with: a bare loop, or in a group the same with DDP."""
+    """Return the loops to compare with: a bare loop, or in a group a bare loop with DDP."""
     import torch
 
     from rekindle.training.sampler import Sampler

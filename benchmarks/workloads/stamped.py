@@ -1,7 +1,7 @@
-"""A workload that records its steps: 5 MB of weights, steps of about 30 ms. For the other benchmarks.
+"""A workload for the other benchmarks, which records its steps: 5 MB of weights, steps of about 30 ms.
 
-Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one weight, which every
-update changes: the number of equal weights in a row is the number of micro-batches between two updates.
+Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one weight. Every
+update changes this weight, so the number of equal weights in a row is the number of micro-batches between two updates.
 """
 
 import json

@@ -37,12 +37,15 @@ from steps.fraud.measures import average_precision
 from steps.fraud.protocol import judged_weeks
 
 SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
-STOLEN_PER_DAY = 0.002  # share of the cards
+STOLEN_PER_DAY = 0.002  # as a share of the cards
 TRUTH = np.uint8(1)
 
 
 def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: int, share: float) -> NDArray[np.int64]:
-    """Return payments of stolen cards in the `days` after the theft, by card and time. `share`: of all thefts."""
+    """Return payments of stolen cards in the `days` after the theft, by card and time.
+
+    `share`: number of thefts, as a share of STOLEN_PER_DAY.
+    """
     count = rng.poisson(world.cards * STOLEN_PER_DAY * share, world.days)
     cards = rng.integers(0, world.cards, count.sum())
     start = cards * world.days + np.repeat(np.arange(world.days), count)
@@ -62,7 +65,7 @@ def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArr
 
 
 def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
-    """Thieves pay at night, slightly more than the owner; a few owners do so, too."""
+    """Thieves pay at night, slightly more than the owner; a few owners pay at night, too."""
     fraud = np.zeros(len(payments.slot), np.uint8)
     rows = _stolen(rng, world, payments, 10, 1)
     rows = rows[rng.random(len(rows)) < 0.6]

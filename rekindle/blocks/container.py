@@ -28,10 +28,10 @@ def retries(limit: int, expression: str | None = None, factor: int = 3) -> Retry
 
 
 def retry_watcher(limit: int) -> RetryStrategy:
-    """Restart the pod that watches a job for as long as the job has not failed: it finds the job again.
+    """Restart the pod that watches a job for as long as the job has not failed: a new pod finds the job again.
 
-    A failed job is not retried: it has its own retries. A request that the API server rejects permanently is retried
-    `limit` times.
+    A failed job is not retried, because it has used its own retries. A request that the API server rejects
+    permanently is retried `limit` times.
     """
     unavailable = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
     transient = f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {unavailable}"

@@ -15,14 +15,14 @@ Manifest = dict[str, Any]
 
 CONFIG_MAP, SECRET = "rekindle", "rekindle-s3"
 SERVING_SECRET = "rekindle-serving"  # keys of the object store that can only read releases
-NOBODY = 65532  # the user "nonroot" of distroless images; every number except 0 works
+USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
 POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {
     "runAsNonRoot": True,
-    "runAsUser": NOBODY,
-    "runAsGroup": NOBODY,
-    "fsGroup": NOBODY,
+    "runAsUser": USER_ID,
+    "runAsGroup": USER_ID,
+    "fsGroup": USER_ID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 RESTRICTED = {
@@ -46,7 +46,7 @@ MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
 def environment(secret: str = SECRET) -> list[Manifest]:
-    """Return addresses and keys; without the Secret, pods use the cloud role of their ServiceAccount (IAM)."""
+    """Return the sources of addresses and keys; without the Secret, pods use the cloud role of their account (IAM)."""
     return [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": secret, "optional": True}}]
 
 
@@ -65,7 +65,7 @@ def resources(pod: "PodConfig") -> Manifest:
 
 
 def volumes(pod: "PodConfig") -> list[Manifest]:
-    """Return the only writable directory of a pod; Argo's artifacts are below it."""
+    """Return the only writable directory of a pod; Argo stores artifacts below that directory."""
     return [{"name": "tmp", "emptyDir": {"sizeLimit": pod.disk}}]
 
 
@@ -74,7 +74,7 @@ def metadata(pod: "PodConfig", labels: Mapping[str, str] = OF_WORKFLOW) -> Manif
     return {"labels": {**pod.labels, **labels}} | ({"annotations": pod.annotations} if pod.annotations else {})
 
 
-def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Manifest:
+def container(name: str, pod: "PodConfig", args: list[str], **container_fields: Any) -> Manifest:
     """Return a hardened container that runs `python ARGS` with the common environment."""
     return {
         "name": name,
@@ -87,7 +87,7 @@ def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Mani
         "resources": resources(pod),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": MOUNTS,
-        **more,
+        **container_fields,
     }
 
 
@@ -95,23 +95,31 @@ def affinity(pod: "PodConfig") -> Manifest:
     """Return the affinity that keeps a pod off the nodes with the labels in `avoid`."""
     if not pod.avoid:
         return {}
-    never = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
-    required = {"nodeSelectorTerms": [{"matchExpressions": never}]}
+    excluded_labels = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
+    required = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def tolerations(pod: "PodConfig") -> list[Manifest]:
     """Return the pod's tolerations, and the time until it is evicted from a node that does not respond."""
-    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": pod.node_lost_seconds}
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": pod.node_lost_seconds}
     taints = [] if pod.node_lost_seconds is None else ["not-ready", "unreachable"]
-    return [*pod.tolerations, *({"key": f"node.kubernetes.io/{taint}", **lost} for taint in taints)]
+    return [*pod.tolerations, *({"key": f"node.kubernetes.io/{taint}", **toleration} for taint in taints)]
 
 
 def pod_spec(
-    pod: "PodConfig", account: str, containers: list[Manifest], labels: Mapping[str, str] = OF_WORKFLOW, **more: Any
+    pod: "PodConfig",
+    account: str,
+    containers: list[Manifest],
+    labels: Mapping[str, str] = OF_WORKFLOW,
+    **spec_fields: Any,
 ) -> Manifest:
     """Return a PodSpec without access to the Kubernetes API; `labels`: labels of its pods."""
-    spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": dict(labels)}}
+    spread_constraint = {
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
     spec = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
@@ -119,11 +127,11 @@ def pod_spec(
         "nodeSelector": pod.node_selector,
         "affinity": affinity(pod),
         "tolerations": tolerations(pod),
-        "topologySpreadConstraints": [{"topologyKey": key, **spread} for key in pod.spread],
+        "topologySpreadConstraints": [{"topologyKey": key, **spread_constraint} for key in pod.spread],
         "priorityClassName": pod.priority_class,
         "containers": containers,
         "volumes": volumes(pod),
-        **more,
+        **spec_fields,
     }
     return {key: value for key, value in spec.items() if value not in ({}, [], "")}
 

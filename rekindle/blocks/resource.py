@@ -15,7 +15,7 @@ from rekindle.blocks.container import placement
 from rekindle.blocks.pod import Manifest, resources
 from rekindle.blocks.settings import PodConfig
 
-NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
+NUMBER_TAG = re.compile(r'"\{\{!(.+?)\}\}"')
 
 
 def text(name: str) -> str:
@@ -29,12 +29,12 @@ def number(name: str) -> str:
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """Return an object, or the operations of a patch, as JSON, without the quotes around `{{!tag}}`, which is a number.
+    """Return an object, or the operations of a patch, as JSON; `{{!tag}}`, a number, loses its quotes.
 
     The JSON is indented so that its braces do not merge with the braces of tags. Argo replaces tags before it parses
     the text: values of tags must not need escaping.
     """
-    return NUMBER.sub(r"{{\1}}", json.dumps(manifest, indent=1))
+    return NUMBER_TAG.sub(r"{{\1}}", json.dumps(manifest, indent=1))
 
 
 def apply(
@@ -83,7 +83,7 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
 
 
 def equip(templates: Iterable[Any], pod: PodConfig) -> None:
-    """Apply the settings of `pod` to resource templates, whose pods run only Argo, without replacing their own."""
+    """Apply the settings of `pod` to resource templates, whose pods run only Argo; a template's own settings stay."""
     patch = json.dumps({"containers": [{"name": "main", "resources": resources(pod)}]})
     for template in templates:
         if isinstance(template, Resource):

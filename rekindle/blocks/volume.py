@@ -9,7 +9,7 @@ from typing import Any
 from rekindle.blocks.pod import Manifest
 
 CACHE = "REKINDLE_CACHE"  # as in rekindle/training/data.py, which is slow to import
-PATH = "/tmp/cache"  # in the only directory that pods can write to
+CACHE_PATH = "/tmp/cache"  # in the only directory that pods can write to
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
@@ -26,11 +26,11 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
 
 
-def cached(pod: Manifest, claim: str) -> Manifest:
+def mount_cache(pod: Manifest, claim: str) -> Manifest:
     """Return the PodSpec with the claim mounted as a cache of datasets; unchanged if `claim` is empty."""
     if not claim:
         return pod
     [main] = pod["containers"]
-    main |= {"env": [*main["env"], {"name": CACHE, "value": PATH}]}
-    main |= {"volumeMounts": [*main["volumeMounts"], {"name": "cache", "mountPath": PATH}]}
+    main |= {"env": [*main["env"], {"name": CACHE, "value": CACHE_PATH}]}
+    main |= {"volumeMounts": [*main["volumeMounts"], {"name": "cache", "mountPath": CACHE_PATH}]}
     return pod | {"volumes": [*pod["volumes"], {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}]}

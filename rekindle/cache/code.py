@@ -33,8 +33,8 @@ def identity(modules: Iterable[str]) -> str:
 @cache
 def _digest(modules: tuple[str, ...], folders: tuple[str, ...]) -> str:
     files = {name: _sha256(path) for name, path in sorted(closure(modules, folders).items())}
-    facts = {"python": sys.version, "packages": packages(), "files": files}
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    identity_facts = {"python": sys.version, "packages": packages(), "files": files}
+    return hashlib.sha256(json.dumps(identity_facts).encode()).hexdigest()
 
 
 def packages() -> list[str]:
@@ -81,12 +81,12 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
 @cache
 def _imports(file: Path) -> list[str]:
     try:
-        return [*dict.fromkeys(_names(ast.parse(file.read_bytes())))]
+        return [*dict.fromkeys(_module_names(ast.parse(file.read_bytes())))]
     except SyntaxError:  # reported when the module is imported
         return []
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
+def _module_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,7 +1,8 @@
 """Cache entries: one object per key in the object store, below `cache/`.
 
-An entry refers to the artifacts of the task that computed it; they are not copied. It is valid only while all of them
-exist with their recorded sizes: it may be written before they are uploaded, and pruning the run invalidates it.
+An entry refers to the artifacts of the task that computed it; they are not copied. An entry is valid only while all
+its artifacts exist with their recorded sizes: an entry may be written before they are uploaded, and pruning the run
+invalidates it.
 """
 
 import json
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 FOLDER = "cache/"
-INDEX = "cache-book.json"  # object with the entries that the previous bulk lookup read
+INDEX_KEY = "cache-book.json"  # object with the entries that the previous bulk lookup read
 BULK_TASKS = 20  # from this number of tasks on, one listing is cheaper than a request per task
 VALID_DAYS = 90
 DAY_S = 86400
@@ -60,7 +61,7 @@ def record(store: "Store", entry: Entry) -> bool:
         return True
     except Conflict:
         pass
-    with suppress(Conflict):  # another run has just recorded the same result: as good as this one
+    with suppress(Conflict):  # another run has just recorded the same result, which serves as well
         _, etag = store.get_with_etag(object_key)
         if find(store, entry.key) is None:
             store.put(object_key, data, if_match=etag)
@@ -70,12 +71,12 @@ def record(store: "Store", entry: Entry) -> bool:
 
 def entries(store: "Store") -> Iterator[Entry]:
     """Yield all entries, including invalid ones. Raises StorageError."""
-    for listed in store.list(FOLDER):
-        if entry := read(store, listed.key.removeprefix(FOLDER)):
+    for item in store.list(FOLDER):
+        if entry := read(store, item.key.removeprefix(FOLDER)):
             yield entry
 
 
-def stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
+def list_stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
     """List the entries that `rekindle cache prune` removes, each with the reason."""
     rows = []
     for number, entry in enumerate(sorted(entries(store), key=lambda entry: -entry.made)):
@@ -84,9 +85,9 @@ def stale(store: "Store", keep: int, days: float) -> list[tuple[Entry, str]]:
     return rows
 
 
-def remove(store: "Store", removed: Iterable[Entry]) -> None:
+def remove(store: "Store", removed_entries: Iterable[Entry]) -> None:
     """Delete entries, but not the artifacts that they refer to."""
-    store.delete([_object_key(entry.key) for entry in removed])
+    store.delete([_object_key(entry.key) for entry in removed_entries])
 
 
 def _object_key(key: str) -> str:
@@ -105,20 +106,20 @@ def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: f
     """Return why an entry is invalid; "" if it is valid. `size` returns the files and bytes of an artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
-    for name, recorded in entry.artifacts.items():
+    for name, recorded_size in entry.artifacts.items():
         artifact = f"{entry.at}/{name}"
-        if size(artifact) != (recorded["files"], recorded["bytes"]):
+        if size(artifact) != (recorded_size["files"], recorded_size["bytes"]):
             return f"{artifact} is missing or incomplete"
     return ""
 
 
 def _size(store: "Store", artifact: str) -> tuple[int, int]:
-    listed = [item for item in store.list(artifact) if item.key == artifact or item.key.startswith(f"{artifact}/")]
-    return len(listed), sum(item.size for item in listed)
+    items = [item for item in store.list(artifact) if item.key == artifact or item.key.startswith(f"{artifact}/")]
+    return len(items), sum(item.size for item in items)
 
 
 def result_or_none(call: Any, *arguments: Any) -> Any:
-    """Call a function; None if the object store is unavailable: then everything is computed."""
+    """Return the result of a function; None if the object store is unavailable: then every step is computed."""
     try:
         return call(*arguments)
     except StorageError:
@@ -126,7 +127,7 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
 
 
 class Lookup:
-    """Look up the entries of `tasks` tasks: if there are many, with one listing and an index of the previous lookup.
+    """Looks up the entries of `tasks` tasks; many tasks with one listing and an index of the previous lookup.
 
     The index is a copy: an entry in it is used only if the ETag of its object is unchanged. Methods raise StorageError.
     """
@@ -137,7 +138,7 @@ class Lookup:
         if self.is_bulk:
             self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
             self.index = self._read_index()
-            self.new = 0  # entries that were not in the index
+            self.new_entries = 0  # entries that were not in the index
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
@@ -150,19 +151,19 @@ class Lookup:
             entry = read(self.store, key)
             if not entry:
                 return None
-            self.new += 1
+            self.new_entries += 1
             self.index[key] = self.etags[key], entry
         return entry if entry and not reason_invalid(entry, self._size) else None
 
     def close(self) -> None:
         """Write the index if enough entries are new."""
-        if self.is_bulk and self.new >= BULK_TASKS:
+        if self.is_bulk and self.new_entries >= BULK_TASKS:
             index = {key: (etag, asdict(entry)) for key, (etag, entry) in self.index.items() if key in self.etags}
-            self.store.put(INDEX, json.dumps(index).encode())
+            self.store.put(INDEX_KEY, json.dumps(index).encode())
 
     def _read_index(self) -> dict[str, tuple[str, Entry]]:
         try:
-            return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(INDEX)).items()}
+            return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(INDEX_KEY)).items()}
         except (Conflict, StorageError, ValueError, TypeError, AttributeError):  # missing, or of another version
             return {}
 

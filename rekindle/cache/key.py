@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-class Unknown(RekindleError):
+class UnknownKey(RekindleError):
     """The cache key of a step cannot be computed here; the text is the reason."""
 
 
 Facts = dict[str, Any]
-Bucket = Callable[[str], "Store"]
+OpenBucket = Callable[[str], "Store"]
 
 
-def _bucket(name: str) -> "Store":
+def _open_bucket(name: str) -> "Store":
     from rekindle.storage import Store
 
     return Store(name, os.environ.get("S3_ENDPOINT_URL") or None)
@@ -36,21 +36,22 @@ def facts(
     artifacts: Mapping[str, str],
     identity: str = "",
     is_local: bool = True,
-    bucket: Bucket | None = None,
+    bucket: OpenBucket | None = None,
 ) -> Facts:
     """Collect all that the outputs of a step depend on: inputs, code, and the content of the data that it reads.
 
     `artifacts`: digests of the input artifacts; `identity`: identity of the code (default: the code of this process);
-    `is_local`: the step would run on this machine. Raises Unknown, also for local paths unless `is_local`.
+    `is_local`: the step would run on this machine. Raises UnknownKey if something cannot be read, such as a
+    local path without `is_local`.
     """
     rule = load(module).REUSE
     fields = type(inputs).model_fields
-    keyed = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
-    values = {name: to_text(getattr(inputs, name)) for name in keyed}
+    keyed_fields = [name for name in fields if name not in rule.aside and not is_artifact(fields[name])]
+    values = {name: to_text(getattr(inputs, name)) for name in keyed_fields}
     workload = [str(getattr(inputs, "workload"))] if "workload" in fields else []  # noqa: B009
-    reads = {uri: content(uri, is_local, bucket or _bucket) for uri in rule.reads(inputs)}
+    data_digests = {uri: content(uri, is_local, bucket or _open_bucket) for uri in rule.reads(inputs)}
     identity = identity or code.identity([module, *workload])
-    return {"step": module, "code": identity, "inputs": values, "artifacts": dict(artifacts), "reads": reads}
+    return {"step": module, "code": identity, "inputs": values, "artifacts": dict(artifacts), "reads": data_digests}
 
 
 def key(facts: Facts) -> str:
@@ -58,32 +59,32 @@ def key(facts: Facts) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def content(uri: str, is_local: bool = True, bucket: Bucket = _bucket) -> str:
-    """Return a digest of the data at a path or s3:// URI; for a generator (simulate://) the URI. Raises Unknown."""
+def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) -> str:
+    """Return a digest of the data at a path or s3:// URI; for a generator (simulate://) the URI. Raises UnknownKey."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         entries = [[entry.key, entry.size, entry.etag] for entry in bucket(parts.netloc).list(parts.path.lstrip("/"))]
         if not entries:
-            raise Unknown(f"{uri} does not exist")
+            raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
     if parts.scheme in ("http", "https", "ftp"):
-        raise Unknown(f"it cannot be verified that {uri} is unchanged")
+        raise UnknownKey(f"it cannot be verified that {uri} is unchanged")
     if "://" in uri and parts.scheme != "file":
         return uri
     path = Path(uri.removeprefix("file://"))
     if not is_local:
-        raise Unknown(f"{path} is a path in the pod and cannot be read from here")
+        raise UnknownKey(f"{path} is a path in the pod and cannot be read from here")
     if not path.exists():
-        raise Unknown(f"{path} does not exist")
+        raise UnknownKey(f"{path} does not exist")
     return digest(path)["sha256"]
 
 
 def digest(path: Path) -> dict[str, Any]:
-    """Return the sha256 over the names and bytes of a file or folder, and its number of files and bytes."""
+    """Return the sha256 over the names and bytes of a file or folder, and its numbers of files and bytes."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    sums = []
+    file_digests = []
     for file in files:
-        with file.open("rb") as opened:
-            sums.append((str(file.relative_to(path)), hashlib.file_digest(opened, "sha256").hexdigest()))
+        with file.open("rb") as stream:
+            file_digests.append((str(file.relative_to(path)), hashlib.file_digest(stream, "sha256").hexdigest()))
     size = sum(file.stat().st_size for file in files)
-    return {"sha256": hashlib.sha256(json.dumps(sums).encode()).hexdigest(), "files": len(files), "bytes": size}
+    return {"sha256": hashlib.sha256(json.dumps(file_digests).encode()).hexdigest(), "files": len(files), "bytes": size}

@@ -3,8 +3,8 @@
     results = look_up(manifest, parameters, store, on_cluster=False)
     value = parameter(manifest, results)            # of the workflow parameter `cached`
 
-A task's key needs the values of all its inputs; if they come from other tasks, these must be cached, too. All other
-tasks look up the cache when they start.
+A task's key needs the values of all its inputs; if some come from other tasks, those tasks must be cached, too. All
+other tasks look up the cache when they start.
 """
 
 import json
@@ -17,7 +17,7 @@ from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.entries import Lookup
-from rekindle.cache.key import Bucket, Unknown, facts, key
+from rekindle.cache.key import OpenBucket, UnknownKey, facts, key
 from rekindle.errors import ConfigError
 from rekindle.keys import CACHED, REUSE, cached_name
 from rekindle.step import StepInputs, is_artifact, load, parse
@@ -34,7 +34,7 @@ RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs o
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheResult:
     """The cached result of a task, or the reason why it has to run."""
 
     task: str
@@ -59,25 +59,27 @@ def look_up(
     store: "Store",
     *,
     on_cluster: bool,
-    bucket: Bucket | None = None,
-) -> list[Found]:
+    bucket: OpenBucket | None = None,
+) -> list[CacheResult]:
     """Look up each reusable task, in the order of the manifest. Raises StorageError."""
-    values = _parameters(manifest) | dict(parameters)
-    cached: dict[str, Any] = json.loads(values.get(CACHED) or "{}")
+    parameter_values = _parameters(manifest) | dict(parameters)
+    cached: dict[str, Any] = json.loads(parameter_values.get(CACHED) or "{}")
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
     digests: dict[str, str] = {}  # object key of a cached artifact → its sha256
-    scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in values.items()}
-    results: list[Found] = []
+    scope: dict[str, Any] = {f"workflow.parameters.{name}": value for name, value in parameter_values.items()}
+    results: list[CacheResult] = []
     tasks = list(_tasks(templates, cached))
     lookup = Lookup(store, len(tasks))
     for task in tasks:
-        names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
-        scope[f"workflow.parameters.{CACHED}"] = json.dumps({name: cached[name] for name in names if name in cached})
+        cached_names = set(JSON_PATH_NAME.findall(json.dumps([task, templates[task["template"]]])))
+        scope[f"workflow.parameters.{CACHED}"] = json.dumps(
+            {name: cached[name] for name in cached_names if name in cached}
+        )
         try:
             call = _call(task, templates[task["template"]], scope)
             result = _find(task["name"], call, lookup, digests, on_cluster, bucket)
-        except (Unknown, ConfigError, TemplateError) as error:
-            result = Found(task["name"], None, str(error))
+        except (UnknownKey, ConfigError, TemplateError) as error:
+            result = CacheResult(task["name"], None, str(error))
         results.append(result)
         if entry := result.entry:
             cached[cached_name(task["name"])] |= {**entry.outputs, "at": entry.at}
@@ -87,7 +89,7 @@ def look_up(
     return results
 
 
-def parameter(manifest: Mapping[str, Any], results: list[Found], reuse: bool = True) -> str:
+def parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
     """Return the value of the workflow parameter CACHED; without `reuse`, the value that makes every task compute."""
     value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
     for result in results if reuse else []:
@@ -114,8 +116,8 @@ def _spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    declared = (_spec(manifest).get("arguments") or {}).get("parameters") or []
-    return {item["name"]: str(item.get("value", "")) for item in declared}
+    parameters = (_spec(manifest).get("arguments") or {}).get("parameters") or []
+    return {item["name"]: str(item.get("value", "")) for item in parameters}
 
 
 def _tasks(templates: Mapping[str, Any], cached: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -130,47 +132,47 @@ def _call(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[s
     inputs = template.get("inputs") or {}
     values = {item["name"]: item.get("value", item.get("default")) for item in inputs.get("parameters") or []}
     values |= {item["name"]: item.get("value") for item in arguments.get("parameters") or []}
-    inner = dict(scope) | {f"inputs.parameters.{name}": str(value) for name, value in values.items()}
+    template_scope = dict(scope) | {f"inputs.parameters.{name}": str(value) for name, value in values.items()}
     artifacts = {item["name"]: str((item.get("s3") or {}).get("key")) for item in arguments.get("artifacts") or []}
-    body = substitute({name: template[name] for name in ("container", "resource") if name in template}, inner)
+    body = substitute({name: template[name] for name in ("container", "resource") if name in template}, template_scope)
     containers = [body["container"]] if "container" in body else _containers(documents(body["resource"]["manifest"]))
     for container in containers:
         args = container.get("args") or []
         if args[:1] == ["-m"] and args[1] in COMMANDS:
-            first, module = COMMANDS[args[1]]
-            flags = (flag.removeprefix("--").partition("=") for flag in args[first:] if "=" in flag)
-            texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
-            return Call(module or args[3], texts, artifacts, container.get("image", ""))
-    raise Unknown("it does not run a step")
+            first_flag, module = COMMANDS[args[1]]
+            flags = (flag.removeprefix("--").partition("=") for flag in args[first_flag:] if "=" in flag)
+            flag_texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
+            return Call(module or args[3], flag_texts, artifacts, container.get("image", ""))
+    raise UnknownKey("it does not run a step")
 
 
 def _containers(value: Any) -> Iterator[dict[str, Any]]:
     """Yield every container in the objects of a manifest."""
     if isinstance(value, dict):
         yield from value.get("containers") or []
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
-        yield from _containers(inner)
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+        yield from _containers(child)
 
 
 def _find(
-    task: str, call: Call, lookup: Lookup, digests: Mapping[str, str], on_cluster: bool, bucket: Bucket | None
-) -> Found:
+    task: str, call: Call, lookup: Lookup, digests: Mapping[str, str], on_cluster: bool, bucket: OpenBucket | None
+) -> CacheResult:
     identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
-        raise Unknown(f"its image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
+        raise UnknownKey(f"its image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
     rule, fields = step.REUSE, step.Inputs.model_fields
     texts = {name: text for name, text in call.flags.items() if name in fields and not is_artifact(fields[name])}
     for name, text in texts.items():
         if "{{" in text and name not in rule.aside:
-            raise Unknown(f"its input {name} is known only at run time")
+            raise UnknownKey(f"its input {name} is known only at run time")
     texts = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
     paths = {name: f"/{name}" for name, field in fields.items() if is_artifact(field)}
     inputs: StepInputs = parse(step.Inputs, texts | paths)
-    missing = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
-    if missing:
-        raise Unknown(f"its input {missing[0]} is known only at run time")
+    missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
+    if missing_artifacts:
+        raise UnknownKey(f"its input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
     cache_key = key(facts(call.module, inputs, artifacts, identity, not on_cluster, bucket))
     entry = lookup.find(cache_key)
-    return Found(task, entry, "" if entry else "no cached result for these inputs, code and data", cache_key)
+    return CacheResult(task, entry, "" if entry else "no cached result for these inputs, code and data", cache_key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import step
 from rekindle.cache import entries
-from rekindle.cache.key import Facts, Unknown, digest, facts, key
+from rekindle.cache.key import Facts, UnknownKey, digest, facts, key
 from rekindle.errors import StorageError, say
 from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, write_outputs
 
@@ -28,24 +28,30 @@ def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: 
     from rekindle.storage import Store
 
     store = Store.from_env().short_retries()
-    facts = _facts(module, inputs)
-    if facts and options.reuse == "yes" and (entry := entries.result_or_none(entries.find, store, key(facts))):
+    step_facts = _facts(module, inputs)
+    if (
+        step_facts
+        and options.reuse == "yes"
+        and (entry := entries.result_or_none(entries.find, store, key(step_facts)))
+    ):
         try:
             return _reuse(store, entry, inputs, targets, task)
         except (StorageError, OSError) as error:
             say(f"the outputs of {entry.at} cannot be reused, so the step runs: {error}")
-    began = time.monotonic()
+    start_time = time.monotonic()
     outputs = load(module).run(inputs)
     artifacts = {name: digest(path) for name, path in _artifacts(outputs).items()}
     texts = {name: to_text(value) for name, value in outputs if name not in artifacts and name != RUN_ID}
     write_outputs(outputs, targets)
-    if facts:
-        entry = entries.Entry(key(facts), task, texts, artifacts, facts, round(time.monotonic() - began, 3))
+    if step_facts:
+        entry = entries.Entry(
+            key(step_facts), task, texts, artifacts, step_facts, round(time.monotonic() - start_time, 3)
+        )
         entries.result_or_none(entries.record, store, entry)
 
 
 def _facts(module: str, inputs: StepInputs) -> Facts | None:
-    with suppress(Unknown, StorageError, OSError):
+    with suppress(UnknownKey, StorageError, OSError):
         return facts(module, inputs, {name: digest(path)["sha256"] for name, path in _artifacts(inputs).items()})
     return None
 

@@ -54,9 +54,9 @@ def submit(
 
     with errors_as_json(as_json):
         submitted, other_objects = source.manifests()
-        _warn(submitted, source.config or source.manifest, other_objects)
+        _print_warnings(submitted, source.config or source.manifest, other_objects)
         for other in other_objects:
-            click.echo(f"note: the {other.get('kind')} with it is not submitted: `kubectl apply` it", err=True)
+            click.echo(f"note: the {other.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
         namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
@@ -77,12 +77,12 @@ def submit(
             find_duplicate = partial(workflows.find_duplicate, cluster)
             create = partial(workflows.submit, cluster)
         if not yes:
-            _confirm_another(find_duplicate(workflow))
+            _confirm_duplicate(find_duplicate(workflow))
         create(workflow)
-    return _submitted(workflow, cluster, watch, as_json)
+    return _report_submission(workflow, cluster, watch, as_json)
 
 
-def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
+def _print_warnings(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
     """Print the warnings of `lint`. Raises ConfigError for its errors."""
     from argolocal import validate
 
@@ -90,10 +90,10 @@ def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[d
         click.echo(f"warning: {finding}", err=True)
 
 
-def _confirm_another(running: str | None) -> None:
-    if running:
-        remedy = f"follow it with `rekindle status {running} --cluster --watch`, or start another with --yes."
-        problem = f"{running} is already running with the same manifest and parameters"
+def _confirm_duplicate(running_workflow: str | None) -> None:
+    if running_workflow:
+        remedy = f"follow it with `rekindle status {running_workflow} --cluster --watch`, or start another with --yes."
+        problem = f"{running_workflow} is already running with the same manifest and parameters"
         _confirm(problem, remedy, "Start another run?")
 
 
@@ -104,7 +104,7 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
     click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _submitted(workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool) -> int:
+def _report_submission(workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool) -> int:
     from rekindle.cluster.workflows import SHA256
 
     name, namespace = workflow["metadata"]["name"], workflow["metadata"]["namespace"]
@@ -144,7 +144,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):
-        _warn(manifest, source.config)
+        _print_warnings(manifest, source.config)
     cluster = target.connect(loaded.config.cluster.namespace)
     changes = list(workflows.schedule(cluster, template, cron))
     result = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": changes}
@@ -170,9 +170,9 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
     cluster = target.connect()
     workflow = workflows.scheduled_workflow(cluster, name)
     if not yes:
-        _confirm_another(workflows.find_duplicate(cluster, workflow))
+        _confirm_duplicate(workflows.find_duplicate(cluster, workflow))
     workflows.submit(cluster, workflow)
-    return _submitted(workflow, cluster, watch, as_json)
+    return _report_submission(workflow, cluster, watch, as_json)
 
 
 @command

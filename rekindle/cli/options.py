@@ -39,8 +39,8 @@ def configured(function: Any) -> Any:
     ) -> Any:
         return function(source=Source(config, sets, manifest, parameters), **options)
 
-    setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override.")
-    return click.argument("config", required=False, type=File())(setting(command))
+    set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override.")
+    return click.argument("config", required=False, type=File())(set_option(command))
 
 
 def manifest_options(function: Any) -> Any:
@@ -71,8 +71,8 @@ def cluster_flag(function: Any) -> Any:
 
     @wraps(function)
     def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
-        selected = on_cluster or target.namespace or target.context
-        return function(cluster=target.connect() if selected else None, **options)
+        uses_cluster = on_cluster or target.namespace or target.context
+        return function(cluster=target.connect() if uses_cluster else None, **options)
 
     note = "Act on the cluster that kubectl uses; implied by --namespace and --context."
     return click.option("--cluster", "on_cluster", is_flag=True, help=note)(cluster_options(command))

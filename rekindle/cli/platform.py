@@ -61,22 +61,22 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         _refuse_other_flags("operator", "namespace")
         click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
-    requested = objects.Platform(namespace or "rekindle", images=pairs_of(images), **settings)
-    click.echo(objects.text(objects.render(requested)), nl=False)
-    if not requested.iam:
-        command = objects.secret_command(requested.namespace)
+    requested_platform = objects.Platform(namespace or "rekindle", images=pairs_of(images), **settings)
+    click.echo(objects.text(objects.render(requested_platform)), nl=False)
+    if not requested_platform.iam:
+        command = objects.secret_command(requested_platform.namespace)
         click.echo(f"Create the Secret with the credentials of the object store:\n  {command}", err=True)
-        command = objects.secret_command(requested.namespace, SERVING_SECRET)
+        command = objects.secret_command(requested_platform.namespace, SERVING_SECRET)
         click.echo(f"and one for the model server, of a user who can only read releases/:\n  {command}", err=True)
 
 
-def _refuse_other_flags(*names: str) -> None:
+def _refuse_other_flags(*allowed_names: str) -> None:
     """Raise UsageError for flags that would be ignored."""
     context = click.get_current_context()
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-        if is_given and param.name not in names:
-            raise click.UsageError(f"--{names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
+        if is_given and param.name not in allowed_names:
+            raise click.UsageError(f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
 
 
 @platform.command

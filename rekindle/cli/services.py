@@ -111,10 +111,11 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
     """Roll model NAME back to an earlier release.
 
-    VERSION is a version of the registered model (default: the one before the champion). Its Deployment still exists,
-    with its weights, image, flags and resources: its pods are started again, it becomes the champion, and it receives
-    the traffic. If a rollback is interrupted, repeat the command to finish it. On a cluster, MLFLOW_TRACKING_URI,
-    S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL receives notifications.
+    VERSION is a version of the registered model (default: the one before the champion). The Deployment of an earlier
+    release still exists, with its weights, image, flags and resources: the command starts its pods, makes the version
+    the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it. On a
+    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
+    receives notifications.
 
     Example:
       rekindle rollback demo
@@ -133,7 +134,7 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
 @click.argument("name", required=False, type=Name())
 @click.option("--open/--no-open", "browser", default=False, help="Open the address in a browser.")
 def ui(name: str | None, browser: bool) -> None:
-    """Print the address of the MLflow UI, and start it if necessary.
+    """Print the address of the MLflow UI, and start MLflow if necessary.
 
     The page compares all runs in the experiment of the newest run; with NAME it shows one run. The address contains
     the token of the embedded MLflow: do not share it.
@@ -145,10 +146,10 @@ def ui(name: str | None, browser: bool) -> None:
     from rekindle import tracking
     from rekindle.local.cluster import LocalCluster
 
-    services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
+    services, external_mlflow = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
     page = tracking.page(name or "")
-    url = page if real else services.login_page(page)
+    url = page if external_mlflow else services.login_page(page)
     click.echo(url)
     if browser:
         click.launch(services.write_link(url))
@@ -159,7 +160,7 @@ def ui(name: str | None, browser: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the environment variables that a notebook needs.
 
-    With them it can access runs and models. They contain the keys of the object store and the token of MLflow. The
+    The variables give access to runs and models. They contain the keys of the object store and the token of MLflow. The
     services are started if necessary.
 
     Example:
@@ -199,10 +200,10 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 @command
 @click.argument("name", type=Name())
 @click.argument("artifact", required=False, type=Name())
-@click.option("--to", "target", type=File(), metavar="PATH", help="Path of the copy (default: its name, here).")
+@click.option("--to", "target", type=File(), metavar="PATH", help="Path of the copy (default: the artifact's name).")
 @output_option("text", "json")
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
-    """Fetch an artifact of run NAME, or list them.
+    """Fetch an artifact of run NAME, or list all artifacts of the run.
 
     ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet, the invalid rows.
 

@@ -32,9 +32,9 @@ def paired_bootstrap(
     generator = np.random.default_rng(seed)
     draws = []
     for _ in range(resamples):
-        chosen = generator.integers(len(members), size=len(members))
+        drawn_groups = generator.integers(len(members), size=len(members))
         try:
-            draws.append(statistic(np.concatenate([members[index] for index in chosen])))
+            draws.append(statistic(np.concatenate([members[index] for index in drawn_groups])))
         except ValueError:
             continue
     return statistic(np.arange(size)), *_interval(draws, resamples, confidence)
@@ -48,23 +48,25 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return (low, high) as above, for a `statistic` that takes all draws at once: much faster with many rows.
+    """Return (low, high) as `paired_bootstrap` does, for a `statistic` of all draws at once: faster with many rows.
 
     `statistic` gets the group number of each row, and the count of each group in each draw: [groups, resamples].
     """
-    names, group = np.unique(np.arange(size) if groups is None else groups, return_inverse=True)
+    group_names, row_groups = np.unique(np.arange(size) if groups is None else groups, return_inverse=True)
     generator = np.random.default_rng(seed)
-    draws = np.empty((len(names), resamples), np.float32)
+    draws = np.empty((len(group_names), resamples), np.float32)
     for column in range(resamples):
-        draws[:, column] = np.bincount(generator.integers(len(names), size=len(names)), minlength=len(names))
-    return _interval(statistic(group, draws), resamples, confidence)
+        draws[:, column] = np.bincount(
+            generator.integers(len(group_names), size=len(group_names)), minlength=len(group_names)
+        )
+    return _interval(statistic(row_groups, draws), resamples, confidence)
 
 
 def _interval(draws: Iterable[float], resamples: int, confidence: float) -> tuple[float, float]:
-    finite = [draw for draw in draws if np.isfinite(draw)]
-    if len(finite) < resamples / 2:
+    finite_draws = [draw for draw in draws if np.isfinite(draw)]
+    if len(finite_draws) < resamples / 2:
         return float("nan"), float("nan")
-    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(finite_draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

@@ -1,8 +1,8 @@
 """Changes of a model's champion, one at a time, also between machines that share MLflow.
 
 MLflow moves an alias unconditionally, so a promotion first writes `releases/NAME/promotion.json` conditionally: a
-version that was compared with another champion than the current one is rejected. A rollback is recorded in the same
-file from before its first change until its end, so that the next command finishes an interrupted one.
+version is rejected if the champion that it was compared with has been replaced. A rollback is recorded in the same file
+from before its first change until its end, so that the next command finishes an interrupted rollback.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from rekindle import tracking
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
-from rekindle.mlflow_api import Refused
+from rekindle.mlflow_api import RequestRefused
 from rekindle.storage import NotFound, Store
 
-UNFINISHED_TIMEOUT_S = 2.0  # that another run gets to finish its promotion
-RETRY_PAUSE_S = 1.0  # while services are unavailable
+UNFINISHED_TIMEOUT_S = 2.0  # time for another run to finish its promotion
+RETRY_PAUSE_S = 1.0  # between attempts while a service is unavailable
 State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 T = TypeVar("T")
 
@@ -48,25 +48,27 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
     key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S
     while True:
         state, etag = _read_finished(store, name, version, deadline)
-        current = tracking.champion(name)
-        if current and current.version == version and current.deployment == deployment:
+        current_champion = tracking.champion(name)
+        if current_champion and current_champion.version == version and current_champion.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
-        if (current_version := current.version if current else "") != champion:
+        if (current_version := current_champion.version if current_champion else "") != champion:
             if superseded(name, version, champion, deployment):
                 return ""
             raise ChampionChanged(
                 f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
                 f"is {_format_version(current_version)}: it is not promoted. Run the pipeline again to compare them."
             )
-        previous = current.deployment if current and current.deployment != deployment else ""
-        state = {"version": version, "deployment": deployment, "former": previous, "unfinished": True}
+        previous_deployment = (
+            current_champion.deployment if current_champion and current_champion.deployment != deployment else ""
+        )
+        state = {"version": version, "deployment": deployment, "former": previous_deployment, "unfinished": True}
         _write(store, key, state, etag)  # after a conflict, the next iteration decides
 
 
 def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
     """Return True if `version`, which was compared with `champion`, was promoted, and later replaced."""
-    current = tracking.champion(name)
-    if not current or current.version in (champion, version):
+    current_champion = tracking.champion(name)
+    if not current_champion or current_champion.version in (champion, version):
         return False
     return any(
         (release.version, release.deployment) == (version, deployment) for release in tracking.promoted_releases(name)
@@ -75,13 +77,13 @@ def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
 
 def pending_rollback(store: Store, name: str) -> Rollback | None:
     """Return the rollback in progress, or None."""
-    return _rollback(_read_finished(store, name)[0])
+    return _parse_rollback(_read_finished(store, name)[0])
 
 
 def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
     """Record a rollback. Raises ChampionChanged if another command was faster."""
     state, etag = _read_finished(store, name)
-    if _rollback(state) or not _write(store, _key(name), state | {"rollback": asdict(rollback)}, etag):
+    if _parse_rollback(state) or not _write(store, _key(name), state | {"rollback": asdict(rollback)}, etag):
         raise ChampionChanged(f"another command is changing {name}: nothing was changed. Repeat this command.")
 
 
@@ -89,18 +91,23 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
     """Make the version of a recorded rollback the champion. Raises ChampionChanged if the champion has changed."""
     while True:
         state, etag = _read_finished(store, name, rollback.version)
-        champion, current = tracking.champion(name), _rollback(state)
+        champion, recorded_rollback = tracking.champion(name), _parse_rollback(state)
         version = champion.version if champion else ""
-        if version == rollback.version and (not current or current.decided):
+        if version == rollback.version and (not recorded_rollback or recorded_rollback.decided):
             return
-        is_same = current and replace(current, decided=False) == replace(rollback, decided=False)
-        if not (current and is_same) or current.decided or version != rollback.champion:
+        is_same = recorded_rollback and replace(recorded_rollback, decided=False) == replace(rollback, decided=False)
+        if not (recorded_rollback and is_same) or recorded_rollback.decided or version != rollback.champion:
             raise ChampionChanged(
                 f"the rollback of {name} to version {rollback.version} is cancelled: by now the champion is "
                 f"{_format_version(version)}."
             )
-        previous = champion.deployment if champion and champion.deployment != rollback.deployment else ""
-        state = {"version": rollback.version, "deployment": rollback.deployment, "former": previous, "unfinished": True}
+        previous_deployment = champion.deployment if champion and champion.deployment != rollback.deployment else ""
+        state = {
+            "version": rollback.version,
+            "deployment": rollback.deployment,
+            "former": previous_deployment,
+            "unfinished": True,
+        }
         _write(store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag)
 
 
@@ -108,27 +115,36 @@ def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = Tr
     """Remove the record of a rollback. Without `decided`, a decided rollback stays recorded: return False."""
     while True:
         state, etag = _read(store, _key(name))
-        current = _rollback(state)
-        if not current or current.version != rollback.version or current.champion != rollback.champion:
+        recorded_rollback = _parse_rollback(state)
+        if (
+            not recorded_rollback
+            or recorded_rollback.version != rollback.version
+            or recorded_rollback.champion != rollback.champion
+        ):
             return True
-        if current.decided and not decided:
+        if recorded_rollback.decided and not decided:
             return False
         if _write(store, _key(name), {key: value for key, value in state.items() if key != "rollback"}, etag):
             return True
 
 
 def expired_deployments(name: str, version: str, keep: int) -> list[str]:
-    """Return the Deployments of releases before `version` beyond the newest `keep`."""
+    """Return the Deployments of the releases before `version`, except the newest `keep`."""
     releases = tracking.promoted_releases(name)
-    earlier = [release.deployment for release in releases if int(release.version) < int(version)]
-    kept = {*earlier[-keep:], *(release.deployment for release in releases if int(release.version) >= int(version))}
-    return [deployment for deployment in dict.fromkeys(earlier) if deployment not in kept]
+    earlier_deployments = [release.deployment for release in releases if int(release.version) < int(version)]
+    kept_deployments = {
+        *earlier_deployments[-keep:],
+        *(release.deployment for release in releases if int(release.version) >= int(version)),
+    }
+    return [deployment for deployment in dict.fromkeys(earlier_deployments) if deployment not in kept_deployments]
 
 
 def retained_deployments(name: str, version: str, keep: int) -> list[str]:
     """Return the Deployments of all kept releases, including `version`."""
-    expired = expired_deployments(name, version, keep)
-    return list(dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in expired))
+    expired_names = expired_deployments(name, version, keep)
+    return list(
+        dict.fromkeys(r.deployment for r in tracking.promoted_releases(name) if r.deployment not in expired_names)
+    )
 
 
 def retry(call: Callable[[], T], deadline: float) -> T:
@@ -155,7 +171,7 @@ def _read_finished(store: Store, name: str, version: str = "", deadline: float |
         else:
             try:
                 _finish(store, name, key, state, etag)
-            except Refused as error:
+            except RequestRefused as error:
                 if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
                     raise
                 say(f"version {state['version']} of {name} was deleted before its promotion, which is discarded.")
@@ -169,7 +185,7 @@ def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str 
         tracking.promote(name, state["version"], state["deployment"])
 
 
-def _rollback(state: dict[str, Any]) -> Rollback | None:
+def _parse_rollback(state: dict[str, Any]) -> Rollback | None:
     return Rollback(**state["rollback"]) if state.get("rollback") else None
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 INSTANCES = "instances"
-TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}  # JSON schema → MLflow
+MLFLOW_TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}  # JSON schema → MLflow
 PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
@@ -45,7 +45,7 @@ class Model:
             {key: value for key, value in row.items() if not (is_scalar(value) and pandas.isna(value))} for row in rows
         ]
         request = {INSTANCES: instances} | {name: json.loads(text) for name, text in (params or {}).items() if text}
-        body = json.dumps(request, default=_plain).encode()
+        body = json.dumps(request, default=_to_json_value).encode()
         return self.predictor.predict([parse(self.predictor.Request, body)])[0]
 
 
@@ -61,7 +61,7 @@ def describe(release: Path, run_id: str) -> None:
     [predictions] = predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
     instances = example[INSTANCES]
     columns = list(dict.fromkeys(key for instance in instances for key in instance))
-    table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
+    example_table = {"columns": columns, "data": [[instance.get(key) for key in columns] for instance in instances]}
     inputs, params = signature(predictor.Request)
     model = {
         "run_id": run_id,
@@ -79,8 +79,8 @@ def describe(release: Path, run_id: str) -> None:
         },
     }
     (release / "MLmodel").write_text(yaml.safe_dump(model, sort_keys=False))
-    (release / EXAMPLE).write_text(json.dumps(table))
-    (release / SERVING_EXAMPLE).write_text(json.dumps({"dataframe_split": table}))
+    (release / EXAMPLE).write_text(json.dumps(example_table))
+    (release / SERVING_EXAMPLE).write_text(json.dumps({"dataframe_split": example_table}))
 
 
 def signature(request: type[BaseModel]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -119,11 +119,11 @@ def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
             return {"type": "array", "items": _type(schema["items"], definitions)}
         case "object" if schema.get("properties"):
             return {"type": "object", "properties": _fields(schema, definitions)}
-        case str(kind) if kind in TYPES and "format" not in schema:  # a time may be text or a pandas timestamp
-            return {"type": TYPES[kind]}
+        case str(kind) if kind in MLFLOW_TYPES and "format" not in schema:  # a time may be text or a pandas timestamp
+            return {"type": MLFLOW_TYPES[kind]}
     return {"type": "any"}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Convert a NumPy or pandas value for JSON."""
     return value.isoformat() if hasattr(value, "isoformat") else value.tolist()

@@ -1,8 +1,9 @@
 """Roll back to an earlier release, whose Deployment still exists, without pods, with its image, flags and resources.
 
-A rollback is recorded before its first change (promotion.py), and its parts are idempotent. So the next command can
-finish a rollback that was interrupted, or that lost MLflow, the object store or the cluster. Until the version is the
-champion, a rollback can also fail, or lose against a promotion: then it stops the pods that it started.
+A rollback is recorded before its first change (promotion.py), and each of its changes can be repeated. So the next
+command can finish a rollback that was interrupted, or during which MLflow, the object store or the cluster became
+unavailable. Until the version is the champion, a rollback can also fail, or be overridden by a promotion: then the
+rollback stops the pods that it started.
 """
 
 import time
@@ -18,9 +19,9 @@ from rekindle.release.config import VERSION_ANNOTATION
 from rekindle.release.promotion import ChampionChanged, Rollback
 from rekindle.storage import Store
 
-NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+NAME_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 AUTOSCALER = "HorizontalPodAutoscaler"
-STARTED = "rekindle.dev/started"  # annotation of a Deployment: id of the command that started its pods
+STARTED_ANNOTATION = "rekindle.dev/started"  # annotation of a Deployment: id of the command that started its pods
 Object = dict[str, Any]
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
@@ -46,8 +47,8 @@ def roll_back(
     """Make `version` of the model serve (empty: the one before the champion), or finish a rollback in progress.
 
     `report` is called with the result before the record of the rollback is removed: if the command is interrupted
-    between the two, it is not lost. Raises ConfigError if the release does not exist, ChampionChanged if the champion
-    has changed, RekindleError if the servers are not ready after `seconds` or a service is unavailable.
+    between the two, the result is not lost. Raises ConfigError if the release does not exist, ChampionChanged if the
+    champion has changed, RekindleError if the servers are not ready after `seconds` or a service is unavailable.
     """
     rollback, releases = promotion.pending_rollback(store, model), _releases(objects, model)
     if rollback and rollback.version not in releases:
@@ -66,16 +67,21 @@ def roll_back(
     if not rollback:
         rollback = _prepare(objects, model, version, releases)
         promotion.begin_rollback(store, model, rollback)
-    previous = rollback.champion if rollback.champion != rollback.version else ""
-    result = {"model": model, "version": rollback.version, "deployment": rollback.deployment, "before": previous}
+    previous_version = rollback.champion if rollback.champion != rollback.version else ""
+    result = {
+        "model": model,
+        "version": rollback.version,
+        "deployment": rollback.deployment,
+        "before": previous_version,
+    }
     try:
-        others = [
+        other_deployments = [
             release.deployment for release in tracking.promoted_releases(model) if release.version != rollback.version
         ]
         _start(objects, model, rollback.deployment, seconds)
         promotion.decide_rollback(store, model, rollback)
         _switch_traffic(objects, model, rollback)
-        _stop(objects, model, rollback, others)
+        _stop(objects, model, rollback, other_deployments)
         report(result)
         promotion.end_rollback(store, model, rollback)
     except BaseException as error:
@@ -102,32 +108,35 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
     if not service:
         raise ConfigError(f'the model "{model}" is not served here: `rekindle status` lists the served models.')
     champion = tracking.champion(model)
-    serving = service["spec"]["selector"].get(INSTANCE, model)
-    current = next((number for number, obj in releases.items() if obj["metadata"]["name"] == serving), "")
-    current = champion.version if champion else current
-    target = version or _previous_version(releases, current, model)
-    if target not in releases:
-        available = ", ".join(sorted(releases, key=int)) or "none"
+    serving_deployment = service["spec"]["selector"].get(INSTANCE_LABEL, model)
+    current_version = next(
+        (number for number, obj in releases.items() if obj["metadata"]["name"] == serving_deployment), ""
+    )
+    current_version = champion.version if champion else current_version
+    target_version = version or _previous_version(releases, current_version, model)
+    if target_version not in releases:
+        version_list = ", ".join(sorted(releases, key=int)) or "none"
         raise ConfigError(
-            f"the Deployment of version {target} of {model} was deleted; available versions: {available} "
-            "(see serve.keep_releases)."
+            f"the Deployment of version {target_version} of {model} was deleted; available versions: "
+            f"{version_list} (see serve.keep_releases)."
         )
-    name = releases[target]["metadata"]["name"]
-    replicas = releases[target]["spec"].get("replicas", 1)
+    name = releases[target_version]["metadata"]["name"]
+    replicas = releases[target_version]["spec"].get("replicas", 1)
     changes = [("Deployment", name, {"spec": {"replicas": replicas}}), *_traffic(objects, model, name)]
     for change in changes:
         objects.patch(*change, dry_run=True)
-    tracking.record_deployment(model, target, name)  # unchanged value: tests the permission to promote in MLflow
-    return Rollback(target, name, champion.version if champion else "", replicas)
+    # the value is unchanged: the request only tests the permission to promote in MLflow
+    tracking.record_deployment(model, target_version, name)
+    return Rollback(target_version, name, champion.version if champion else "", replicas)
 
 
-def _previous_version(releases: dict[str, Object], current: str, model: str) -> str:
-    earlier = [number for number in releases if current and int(number) < int(current)]
-    if not earlier:
+def _previous_version(releases: dict[str, Object], current_version: str, model: str) -> str:
+    earlier_versions = [number for number in releases if current_version and int(number) < int(current_version)]
+    if not earlier_versions:
         raise ConfigError(
-            f"{model} does not have a Deployment of a release before version {current or '?'}: name a version."
+            f"{model} does not have a Deployment of a release before version {current_version or '?'}: name a version."
         )
-    return max(earlier, key=int)
+    return max(earlier_versions, key=int)
 
 
 def _start(objects: Objects, model: str, deployment: str, seconds: float) -> None:
@@ -136,27 +145,29 @@ def _start(objects: Objects, model: str, deployment: str, seconds: float) -> Non
     obj = objects.find("Deployment", deployment) or {}
     replicas = max(replicas, (obj.get("spec") or {}).get("replicas", 1))
     # always a change: a command that read the Deployment earlier and wants to stop it gets a Conflict
-    mark = {"annotations": {STARTED: uuid.uuid4().hex}}
-    objects.patch("Deployment", deployment, {"metadata": mark, "spec": {"replicas": replicas}})
+    start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
+    objects.patch("Deployment", deployment, {"metadata": start_mark, "spec": {"replicas": replicas}})
     deadline = time.monotonic() + seconds
     while True:
         obj = objects.find("Deployment", deployment) or {}
         status = obj.get("status") or {}
-        observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get("generation", 0)
-        if observed and status.get("readyReplicas", 0) >= replicas:
+        is_observed = status.get("observedGeneration", 0) >= (obj.get("metadata") or {}).get("generation", 0)
+        if is_observed and status.get("readyReplicas", 0) >= replicas:
             return
         if time.monotonic() > deadline:
-            ready = status.get("readyReplicas", 0)
+            ready_replicas = status.get("readyReplicas", 0)
             raise RekindleError(
-                f"{deployment} has {ready} of {replicas} pods ready after {seconds:g} s: the current version keeps "
-                "serving. See the logs of the pods."
+                f"{deployment} has {ready_replicas} of {replicas} pods ready after {seconds:g} s: the current version "
+                "keeps serving. See the logs of the pods."
             )
         time.sleep(0.05)
 
 
 def _traffic(objects: Objects, model: str, deployment: str) -> list[Change]:
     """Return the changes that direct clients to a Deployment."""
-    changes: list[Change] = [("Service", model, {"spec": {"selector": {NAME: model, INSTANCE: deployment}}})]
+    changes: list[Change] = [
+        ("Service", model, {"spec": {"selector": {NAME_LABEL: model, INSTANCE_LABEL: deployment}}})
+    ]
     if objects.find(AUTOSCALER, model):
         changes.append((AUTOSCALER, model, {"spec": {"scaleTargetRef": {"name": deployment}}}))
     return changes
@@ -179,13 +190,13 @@ def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
 def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[str]) -> None:
     """Stop the pods of these Deployments while the version is the champion. Raises ChampionChanged."""
     while True:
-        running = [obj for obj in _releases(objects, model).values() if obj["spec"].get("replicas", 1)]
-        running = [obj for obj in running if obj["metadata"]["name"] in deployments]
-        if not running:
+        running_deployments = [obj for obj in _releases(objects, model).values() if obj["spec"].get("replicas", 1)]
+        running_deployments = [obj for obj in running_deployments if obj["metadata"]["name"] in deployments]
+        if not running_deployments:
             return
         _check_champion(model, rollback)  # after reading the Deployments: a start since then makes the patch fail
         with suppress(Conflict):
-            for obj in running:
+            for obj in running_deployments:
                 _scale(objects, obj, 0)
 
 
@@ -205,22 +216,22 @@ def _scale(objects: Objects, deployment: Object, replicas: int) -> None:
     objects.patch("Deployment", deployment["metadata"]["name"], change)
 
 
-def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, lost: bool) -> str:
-    """Stop the pods that a rollback started, if it `lost` or is not decided. Return the outcome as a sentence."""
-    unfinished = (
+def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, champion_changed: bool) -> str:
+    """Stop the pods that a rollback started, unless it is decided and the champion is unchanged. Return the outcome."""
+    unfinished_message = (
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle rollback {model}`."
     )
     try:
-        if not promotion.end_rollback(store, model, rollback, decided=lost):
-            return unfinished
+        if not promotion.end_rollback(store, model, rollback, decided=champion_changed):
+            return unfinished_message
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
-            serves = service["spec"]["selector"].get(INSTANCE) == rollback.deployment
-            if serves or promotion.pending_rollback(store, model):  # another command needs these pods
+            has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
+            if has_traffic or promotion.pending_rollback(store, model):  # another command needs these pods
                 break
             with suppress(Conflict):
                 _scale(objects, deployment, rollback.replicas)
                 break
     except RekindleError:
-        return unfinished
+        return unfinished_message
     return f"The rollback to version {rollback.version} is cancelled, and its pods are stopped."

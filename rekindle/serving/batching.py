@@ -1,6 +1,7 @@
 """Batching of requests: one queue, and two tasks per model process.
 
-While a process works on a batch, a full one waits in its pipe, so that it is never idle while answers are sent.
+While a process works on a batch, a full batch waits in its pipe, so that the process is never idle while answers are
+sent.
 """
 
 import asyncio
@@ -13,12 +14,12 @@ from rekindle.serving.worker import Answer, Batch, ModelProcess
 
 
 @dataclass
-class Waiting:
+class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
     answer: asyncio.Future[Answer]
-    since: float
+    arrival_time: float
 
 
 @dataclass
@@ -26,20 +27,23 @@ class Feed:
     """A process, and locks for sending it a batch and for receiving its answers, both in order."""
 
     process: ModelProcess
-    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    receiving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    send_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    receive_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass
 class Batches:
-    """Queue of requests. After the oldest waited `delay` s, a free process takes its share, at most `size`."""
+    """Queue of requests. After the oldest request has waited `delay` s, a free process takes its share.
+
+    A batch has at most `size` requests.
+    """
 
     processes: Sequence[ModelProcess]
     size: int
     delay: float
-    count: Callable[[Batch], None]  # called with each answered batch
-    queue: deque[Waiting] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
+    count_batch: Callable[[Batch], None]  # called with each answered batch
+    queue: deque[WaitingRequest] = field(default_factory=deque)
+    change_event: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
     error: RekindleError | None = None  # the error that ended all answers
 
     async def answer(self, body: bytes) -> Answer:
@@ -47,9 +51,9 @@ class Batches:
         if self.error:
             raise self.error
         loop = asyncio.get_running_loop()
-        request = Waiting(body, loop.create_future(), loop.time())
+        request = WaitingRequest(body, loop.create_future(), loop.time())
         self.queue.append(request)
-        self.changed.set()
+        self.change_event.set()
         return await request.answer
 
     async def run(self) -> None:
@@ -70,43 +74,43 @@ class Batches:
     async def _serve(self, feed: Feed) -> None:
         loop, process = asyncio.get_running_loop(), feed.process
         while True:
-            requests: list[Waiting] = []
+            requests: list[WaitingRequest] = []
             try:
-                async with feed.sending:
+                async with feed.send_lock:
                     requests = await self._next(feed)
                     await loop.run_in_executor(process.threads, process.send, [request.body for request in requests])
-                    await feed.receiving.acquire()
+                    await feed.receive_lock.acquire()
                 try:
                     batch = await loop.run_in_executor(process.threads, process.receive)
                 finally:
-                    feed.receiving.release()
+                    feed.receive_lock.release()
             except (RekindleError, asyncio.CancelledError) as error:
-                stopped = (
+                stop_error = (
                     error if isinstance(error, RekindleError) else RekindleError("the server is stopping: try another.")
                 )
                 for request in requests:
-                    resolve(request, stopped)
+                    resolve(request, stop_error)
                 raise
-            self.changed.set()
-            self.count(batch)
+            self.change_event.set()
+            self.count_batch(batch)
             for request, answer in zip(requests, batch.answers, strict=True):
                 resolve(request, answer)
 
-    async def _next(self, feed: Feed) -> list[Waiting]:
+    async def _next(self, feed: Feed) -> list[WaitingRequest]:
         """Return the next batch; while the process works, only a full one."""
         loop = asyncio.get_running_loop()
         while True:
-            while not self.queue or (feed.receiving.locked() and len(self.queue) < self.size):
-                self.changed.clear()
-                await self.changed.wait()
-            wait = self.queue[0].since + self.delay - loop.time()
+            while not self.queue or (feed.receive_lock.locked() and len(self.queue) < self.size):
+                self.change_event.clear()
+                await self.change_event.wait()
+            wait = self.queue[0].arrival_time + self.delay - loop.time()
             if wait <= 0 or len(self.queue) >= self.size:
                 share = -(-len(self.queue) // len(self.processes))
                 return [self.queue.popleft() for _ in range(min(self.size, share))]
             await asyncio.sleep(wait)
 
 
-def resolve(request: Waiting, result: Answer | RekindleError) -> None:
+def resolve(request: WaitingRequest, result: Answer | RekindleError) -> None:
     """Complete a request, unless its client has stopped waiting."""
     if request.answer.done():
         return

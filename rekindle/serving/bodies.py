@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.config import Limits
 
-OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client receives the 413
-BUDGET = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
+OVERSIZE_FACTOR = 4  # a body up to this many times the limit is read to its end, so that the client receives the 413
+BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
 
 class Refusal(Exception):
@@ -28,9 +28,9 @@ class Body:
     """A partly received body."""
 
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
-        self.client, self.deadline, self.since = client, deadline, time.monotonic()
+        self.client, self.deadline, self.start_time = client, deadline, time.monotonic()
         self.data = bytearray()
-        self.dropped = ""  # the reason, if it was dropped
+        self.drop_reason = ""  # "": not dropped
 
 
 class Bodies:
@@ -39,13 +39,13 @@ class Bodies:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.arriving: set[Body] = set()
-        self.held: Counter[str] = Counter()  # client address → bytes
+        self.bytes_by_client: Counter[str] = Counter()  # client address → bytes
 
     async def read(self, request: Request) -> bytes:
         """Return the request's body. Raises Refusal if it is too large, too slow or incomplete."""
         limits = self.limits
         too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
-        if int(request.headers.get("content-length", 0)) > OVERSIZE * limits.max_bytes:
+        if int(request.headers.get("content-length", 0)) > OVERSIZE_FACTOR * limits.max_bytes:
             raise too_large
         deadline = asyncio.timeout(limits.body_seconds)
         body, size = Body(request.client.host if request.client else "", deadline), 0
@@ -54,42 +54,45 @@ class Bodies:
             async with deadline:
                 async for chunk in request.stream():
                     size += len(chunk)
-                    if size > OVERSIZE * limits.max_bytes:
+                    if size > OVERSIZE_FACTOR * limits.max_bytes:
                         break
                     if size <= limits.max_bytes:
                         self._add(body, chunk)
         except TimeoutError as error:
-            if not body.dropped:
+            if not body.drop_reason:
                 reason = f"the request took longer than {limits.body_seconds:g} s to arrive."
                 raise Refusal(408, reason, close=True) from error
         except ClientDisconnect as error:
             raise Refusal(400, "the client disconnected before its request had arrived.") from error
         finally:
             self._remove(body)
-        if body.dropped:
-            raise Refusal(503, f"{body.dropped}, so this one was dropped: try again soon.", close=True)
+        if body.drop_reason:
+            raise Refusal(503, f"{body.drop_reason}, so this one was dropped: try again soon.", close=True)
         if size > limits.max_bytes:
             raise too_large
         return bytes(body.data)
 
     def _add(self, body: Body, chunk: bytes) -> None:
-        if body.dropped:
+        if body.drop_reason:
             return
         body.data += chunk
-        self.held[body.client] += len(chunk)
-        while self.held.total() > BUDGET * self.limits.max_bytes:
-            largest = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
+        self.bytes_by_client[body.client] += len(chunk)
+        while self.bytes_by_client.total() > BUDGET_FACTOR * self.limits.max_bytes:
+            largest = max(
+                self.arriving,
+                key=lambda other: (self.bytes_by_client[other.client], len(other.data), -other.start_time),
+            )
             self._drop(largest, "too many large requests arrive at once")
 
     def drop_oldest(self, reason: str) -> bool:
         """Answer the oldest arriving request with 503. Return False if no body is arriving."""
         if self.arriving:
-            self._drop(min(self.arriving, key=lambda body: body.since), reason)
+            self._drop(min(self.arriving, key=lambda body: body.start_time), reason)
             return True
         return False
 
     def _drop(self, body: Body, reason: str) -> None:
-        body.dropped = reason
+        body.drop_reason = reason
         self._remove(body)
         body.data.clear()
         if not body.deadline.expired():
@@ -98,6 +101,6 @@ class Bodies:
     def _remove(self, body: Body) -> None:
         if body in self.arriving:
             self.arriving.remove(body)
-            self.held[body.client] -= len(body.data)
-            if not self.held[body.client]:
-                del self.held[body.client]
+            self.bytes_by_client[body.client] -= len(body.data)
+            if not self.bytes_by_client[body.client]:
+                del self.bytes_by_client[body.client]

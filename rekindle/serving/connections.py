@@ -23,25 +23,25 @@ KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60)
 MAX_CONNECTIONS = 10_000  # each takes about 10 KB
 RESERVED_DESCRIPTORS = 64  # for the store while loading, files, and connections that are rejected or closing
 PROCESS_DESCRIPTORS = 4  # per model process, for its pipe and the monitoring of the process
-CANDIDATES = 8  # number of connections per group to consider for closing
-BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
-REFUSAL = (
+MAX_CANDIDATES = 8  # number of connections per group to consider for closing
+REFUSAL_BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
+REFUSAL_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(REFUSAL_BODY), REFUSAL_BODY)
 )
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, which is also in the group of connections that wait for the same event."""
+    """uvicorn's protocol for one connection, which is also in a group by the event that it waits for."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
     registry: "Connections"
     group: "dict[Connection, float] | None" = None  # None: a request is being answered
-    arriving = ""  # arriving part of a request: "head", "body" or ""
+    arriving_part = ""  # arriving part of a request: "head", "body" or ""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True if a request waits for its answer."""
         return bool(self.cycle) and not self.cycle.response_complete
 
@@ -64,10 +64,10 @@ class Connection(HttpToolsProtocol):
         registry = self.registry
         if self.transport.is_closing() or self.flow.write_paused:
             self.enter(registry.unread)
-        elif self.busy:
+        elif self.is_busy:
             self.enter(None)
         else:
-            self.enter(registry.unfinished if self.arriving else registry.idle)
+            self.enter(registry.unfinished if self.arriving_part else registry.idle)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,24 +81,24 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.registry.draining and self.busy:
+        if self.registry.draining and self.is_busy:
             super().shutdown()  # the answer says `Connection: close`
         if self.transport.is_closing():
             self.update_group()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.arriving = "head"
+        self.arriving_part = "head"
         self.update_group()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.arriving = "body"
+        self.arriving_part = "body"
         self.update_group()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.arriving = ""
+        self.arriving_part = ""
         self.update_group()
 
     def on_response_complete(self) -> None:
@@ -115,9 +115,9 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close after the current request; idle connections may send requests until the registry closes them."""
-        if self.busy:
+        if self.is_busy:
             super().shutdown()
-        elif self.registry.over:
+        elif self.registry.closing_idle:
             self.close()
 
     def has_bytes(self) -> bool:
@@ -128,8 +128,8 @@ class Connection(HttpToolsProtocol):
 
     def refuse(self) -> None:
         """Close, with a 503 if the client has not received an answer yet."""
-        if self.arriving == "head" or self.cycle is None:
-            self.transport.write(REFUSAL)
+        if self.arriving_part == "head" or self.cycle is None:
+            self.transport.write(REFUSAL_RESPONSE)
         else:
             self.send_end()
         self.transport.close()
@@ -167,14 +167,14 @@ class Connections:
         self.idle: dict[Connection, float] = {}  # between two requests
         self.unread: dict[Connection, float] = {}  # the client has not received its answer yet
         self.drop_body: Callable[[str], bool] = lambda reason: False  # rejects one of the arriving requests
-        self.draining = False  # answers have `Connection: close`
-        self.over = False  # idle connections are closed
+        self.draining = False  # True: answers have `Connection: close`
+        self.closing_idle = False  # True: idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
         """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
-        # the oldest waiting one: a new client is about to send its request
-        waiting = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), CANDIDATES)]
+        # the connection that has waited longest: a new client is about to send its request
+        waiting = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)]
         for connection, _ in sorted(waiting, key=lambda pair: pair[1]):
             if connection is not newcomer and (urgent or not connection.has_bytes()):
                 return connection.refuse()
@@ -183,7 +183,7 @@ class Connections:
 
     async def sweep(self) -> None:
         """Close connections after their deadlines; runs until cancelled."""
-        limits = (
+        group_deadlines = (
             (self.unfinished, self.request_seconds),
             (self.idle, KEEP_ALIVE_S),
             (self.unread, self.request_seconds),
@@ -191,7 +191,7 @@ class Connections:
         while True:
             await asyncio.sleep(min(1.0, self.request_seconds / 4))
             now = asyncio.get_running_loop().time()
-            for group, seconds in limits:
+            for group, seconds in group_deadlines:
                 for connection in [connection for connection, since in group.items() if now - since > seconds]:
                     connection.expire()
 
@@ -203,19 +203,19 @@ class Connections:
 
     def close_idle(self) -> None:
         """Close the connections without a request."""
-        self.draining = self.over = True
+        self.draining = self.closing_idle = True
         for connection in [*self.unfinished, *self.idle]:
             connection.close()
 
 
 def raise_descriptor_limit(processes: int) -> int:
     """Raise the limit of open files to its maximum; return the number of possible connections. Raises ConfigError."""
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    needed = len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
-    if 0 <= limit <= needed:
+    _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
+    needed_descriptors = len(os.listdir("/proc/self/fd")) + RESERVED_DESCRIPTORS + PROCESS_DESCRIPTORS * processes
+    if 0 <= descriptor_limit <= needed_descriptors:
         raise ConfigError(
-            f"the limit of open files is {limit}: a server with processes={processes} needs more than {needed}. "
-            "Raise it (ulimit -n), or lower serve.processes."
+            f"the limit of open files is {descriptor_limit}: a server with processes={processes} needs more than "
+            f"{needed_descriptors}. Raise the limit (ulimit -n), or lower serve.processes."
         )
-    return MAX_CONNECTIONS if limit < 0 else min(MAX_CONNECTIONS, limit - needed)
+    return MAX_CONNECTIONS if descriptor_limit < 0 else min(MAX_CONNECTIONS, descriptor_limit - needed_descriptors)

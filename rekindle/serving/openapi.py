@@ -6,15 +6,15 @@ from pydantic import BaseModel
 
 from rekindle.release.client import DATA_UNTIL, SHA256, VERSION
 
-ERRORS = {
+ERROR_DESCRIPTIONS = {
     404: "unknown model name",
     413: "too large: send it in parts",
     422: "invalid request; the error has the location",
     500: "the model failed",
     503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
 }
-IDENTITY = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
-IDENTITY |= {DATA_UNTIL: "data cut-off of the model; omitted if unknown"}
+IDENTITY_HEADERS = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
+IDENTITY_HEADERS |= {DATA_UNTIL: "data cut-off of the model; omitted if unknown"}
 
 
 def schemas(request: type[BaseModel]) -> dict[str, Any]:
@@ -27,22 +27,25 @@ def openapi(name: str, version: str, example: dict[str, Any], components: dict[s
     """Return the document of a served model."""
     path = f"/v1/models/{name}"
     predictions = {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}}
-    failures = {str(status): {"description": text, "content": _json(_ref("Error"))} for status, text in ERRORS.items()}
-    headers = {key: {"description": text, "schema": {"type": "string"}} for key, text in IDENTITY.items()}
-    success = {"description": "one prediction per instance, in order", "headers": headers}
-    predict = {
+    failure_responses = {
+        str(status): {"description": text, "content": _json(_ref("Error"))}
+        for status, text in ERROR_DESCRIPTIONS.items()
+    }
+    headers = {key: {"description": text, "schema": {"type": "string"}} for key, text in IDENTITY_HEADERS.items()}
+    success_response = {"description": "one prediction per instance, in order", "headers": headers}
+    predict_operation = {
         "summary": "Predictions for the instances",
         "operationId": "predict",
         "requestBody": {"required": True, "content": _json(_ref("Request"), example)},
-        "responses": {"200": success | {"content": _json(_ref("Predictions"))}} | failures,
+        "responses": {"200": success_response | {"content": _json(_ref("Predictions"))}} | failure_responses,
     }
-    status = _get("The model, its version and readiness", "the fields of both TensorFlow Serving and KServe")
+    status_operation = _get("The model, its version and readiness", "the fields of both TensorFlow Serving and KServe")
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": version},
         "paths": {
-            f"{path}:predict": {"post": predict},
-            path: status,
+            f"{path}:predict": {"post": predict_operation},
+            path: status_operation,
             f"{path}/example": _get("A valid request", "post it to :predict"),
             "/health/live": _get("The server runs", "for liveness probes"),
             "/health/ready": _get("All processes have loaded the model", "503 before that, and while draining"),

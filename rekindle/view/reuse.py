@@ -48,7 +48,7 @@ def prune(home: Path, keep: int, days: float, delete: bool) -> list[dict[str, An
     from rekindle.cache import entries
 
     store = LocalCluster(home).store()
-    stale = entries.stale(store, keep, days)
+    stale = entries.list_stale(store, keep, days)
     if delete and stale:
         entries.remove(store, [entry for entry, _ in stale])
     return [_row(entry) | {"why": reason} for entry, reason in stale]
@@ -67,7 +67,7 @@ def _look_up(
 ) -> dict[str, str]:
     from rekindle.cache import plan
 
-    lookups: list[plan.Found] = []
+    lookups: list[plan.CacheResult] = []
     try:
         if reuse and store:
             lookups = plan.look_up(manifest, parameters, store, on_cluster=bucket is None, bucket=bucket)

@@ -49,7 +49,7 @@ def test_the_first_model_is_released_if_it_is_good_enough():
     assert (decision, reason) == ("keep", "The candidate does not meet the gate: ap 0.7000 < 0.71.")
 
 
-def test_a_minimum_holds_against_a_worse_champion_too():
+def test_a_candidate_below_the_minimum_is_not_released_even_if_the_champion_is_worse():
     assert decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0] == "keep"
 
 

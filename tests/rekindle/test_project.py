@@ -246,7 +246,7 @@ def test_a_new_project_serves_a_model_and_its_tests_pass(installed: Path, tmp_pa
     call(rekindle, "lint configs/my-power.yaml --set data.source=s3://raw/power.csv", folder)
 
 
-def test_create_never_overwrites_and_can_write_only_the_workload(tmp_path: Path) -> None:
+def test_init_never_overwrites_files_and_can_write_only_the_workload(tmp_path: Path) -> None:
     files = create(tmp_path / "power", only_workload=True)
     assert {str(path.relative_to(tmp_path / "power")) for path in files} == {
         *("steps/power.py", "data/power.csv", "configs/power.yaml")

@@ -45,7 +45,7 @@ def test_a_retried_step_finds_the_run_of_its_workflow(client: "MlflowClient", na
     assert client.get_run(run_id).info.run_name == f"{name}-1"
 
 
-def test_logging_twice_changes_nothing(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
+def test_logging_the_same_values_twice_changes_nothing(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("hello")
     for _ in range(2):

@@ -8,7 +8,7 @@ from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
-Maker = Callable[[str, TrainConfig, ClusterConfig, list[str]], Manifest]
+ManifestBuilder = Callable[[str, TrainConfig, ClusterConfig, list[str]], Manifest]
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class Backend:
     """A kind of job, and its conditions of success and failure."""
 
     kind: str
-    job: Maker
+    job: ManifestBuilder
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
     host: str  # host name of the coordinator; {0} is the job's name
-    max_name_length: int = 45  # of a job: its pods' names are longer, and limited to 63 characters
-    runtime: Maker | None = None  # object that must be applied before the job
+    max_name_length: int = 45  # of a job's name: the names of its pods are longer, and limited to 63 characters
+    runtime: ManifestBuilder | None = None  # object that must be applied before the job
 
 
 BACKENDS = {

@@ -27,6 +27,6 @@ def queue_metadata(cluster: ClusterConfig) -> Manifest:
 def fields(section: str, cluster: ClusterConfig, priority: str = "") -> dict[str, Any]:
     """Return the fields in a section of the gang scheduler's preset: labels, annotations, pods, policy or runtime."""
     values = presets()["gang"].get(cluster.gang, {}).get(section, {})
-    tags = {"queue": cluster.queue, "priority": priority}
-    filled = {key: text.format(**tags) if isinstance(text, str) else text for key, text in values.items()}
-    return {key: value for key, value in filled.items() if value != ""}
+    tag_values = {"queue": cluster.queue, "priority": priority}
+    filled_fields = {key: text.format(**tag_values) if isinstance(text, str) else text for key, text in values.items()}
+    return {key: value for key, value in filled_fields.items() if value != ""}

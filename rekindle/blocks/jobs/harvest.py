@@ -1,14 +1,15 @@
 """Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each of these pods individually; it would stop the whole job to change its size.
-They join the job's coordinator like other workers, so the result does not depend on when they join or leave.
+A queue such as Kueue admits and evicts each of these pods individually; to change the size of a job,
+the queue would stop the whole job. The extra workers join the job's coordinator like other workers, so the result does
+not depend on when they join or leave.
 
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
 
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import labels, worker, workers_per_pod
+from rekindle.blocks.jobs.members import member_metadata, worker, workers_per_pod
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -34,9 +35,10 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
 
 
 def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str) -> Manifest:
-    """Return the Deployment of the workers beyond `train.min_workers`; in `host`, the coordinator, {0} is the name.
+    """Return the Deployment of the workers beyond `train.min_workers`.
 
-    Raises ConfigError if the numbers of workers are not multiples of the GPUs per pod.
+    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if the
+    numbers of workers are not multiples of the GPUs per pod.
     """
     gpus, pod = workers_per_pod(train, cluster), cluster.pod("train")
     pod = pod if cluster.gang else pod.model_copy(update={"priority_class": cluster.harvest_priority})
@@ -52,7 +54,7 @@ def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
             "selector": {"matchLabels": {JOB_NAME: name, REPLICA_TYPE: ROLE}},
             "revisionHistoryLimit": 0,
             "template": {
-                "metadata": labels(name, ROLE, pod),
+                "metadata": member_metadata(name, ROLE, pod),
                 "spec": worker(name, train, cluster, flags, "worker", host.format(name)),
             },
         },

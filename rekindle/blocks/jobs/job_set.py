@@ -7,7 +7,7 @@ Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import coordinator, labels, worker, workers_per_pod
+from rekindle.blocks.jobs.members import coordinator, member_metadata, worker, workers_per_pod
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.presets import merged
 from rekindle.blocks.settings import ClusterConfig
@@ -18,23 +18,27 @@ FAILURE = ("status.terminalState == Failed",)
 
 LEAD, WORKER = "lead", "worker"
 HOST = f"{{0}}-{LEAD}-0-0.{{0}}"  # host name of the coordinator: its pod, in the Service with the JobSet's name
-UNLIMITED = 100_000  # retries of a pod: the coordinator decides when the run fails
-SIGNALS = [129, 130, 131, 134, 135, 137, 139, 143]  # exit codes of the coordinator that cause a restart
+UNLIMITED_RETRIES = 100_000  # retries of a pod: the coordinator decides when the run fails
+SIGNAL_EXIT_CODES = [129, 130, 131, 134, 135, 137, 139, 143]  # exit codes of the coordinator that cause a restart
 
 
 def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the job `name` (at most 45 characters: its pods' names are longer); as `pytorch_job.pytorch_job`.
+    """Return the job `name` (at most 45 characters: its pods' names are longer); all processes get `flags`.
 
-    It succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the GPUs per pod.
+    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the GPUs per
+    pod.
     """
     pods = train.workers // workers_per_pod(train, cluster)
-    backoff_limit, restart, rules = UNLIMITED, "OnFailure", list[Manifest]()
+    backoff_limit, restart_policy, rules = UNLIMITED_RETRIES, "OnFailure", list[Manifest]()
     if cluster.restart_job:
-        backoff_limit, restart = 0, "Never"
+        backoff_limit, restart_policy = 0, "Never"
         action = {"action": "RestartJobAndIgnoreMaxRestarts", "targetReplicatedJobs": [WORKER]}
         rules = [{"name": "worker", **action}]
-    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {"restartPolicy": restart}
-    workers = {"backoffLimit": backoff_limit, **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
+    pod = worker(name, train, cluster, flags, "worker", HOST.format(name)) | {"restartPolicy": restart_policy}
+    workers = {
+        "backoffLimit": backoff_limit,
+        **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
+    }
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {"name": WORKER, "replicas": pods, "template": {"spec": workers}},
@@ -48,11 +52,11 @@ def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 
 
 def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job, after a signal or node loss it restarts."""
-    fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNALS}
+    """Return the JobSpec of the coordinator: exit codes 1-127 fail the job; a signal or node loss restarts it."""
+    fatal = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
     pod = coordinator(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
     return {
-        "backoffLimit": UNLIMITED,
+        "backoffLimit": UNLIMITED_RETRIES,
         "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # starts again after a suspension
         "podFailurePolicy": {
             "rules": [
@@ -60,7 +64,7 @@ def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
                 {"action": "FailJob", "onExitCodes": fatal},
             ]
         },
-        **indexed_pod(pod, labels(name, "master", cluster.pod("coordinator")), cluster),
+        **indexed_pod(pod, member_metadata(name, "master", cluster.pod("coordinator")), cluster),
     }
 
 
@@ -71,7 +75,7 @@ def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Ma
 
 
 def lead_policies(rules: list[Manifest]) -> Manifest:
-    """Return the fields of a JobSetSpec that let it succeed or fail with the coordinator."""
+    """Return the fields of a JobSetSpec that make the JobSet succeed or fail with its coordinator."""
     return {
         "network": {"enableDNSHostnames": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [LEAD]},

@@ -1,4 +1,4 @@
-"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` has the differences between the kinds.
+"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences between the kinds.
 
 Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go,
 and for each kind KIND_types.go and KIND_controller.go.
@@ -37,11 +37,11 @@ class Role(NamedTuple):
     job, 128 and above (a signal, a drain) replace the pod.
     """
 
-    restart: str = "OnFailure"
-    least: int = 0
-    most: int = 1000
+    restart_policy: str = "OnFailure"
+    min_pods: int = 0
+    max_pods: int = 1000
     is_idle: bool = False  # True: the pods wait until the leader starts processes in them
-    account: bool = True  # False: the operator creates a ServiceAccount for the pods
+    has_account: bool = True  # False: the operator creates a ServiceAccount for the pods
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    completing: tuple[str, ...] = ()  # roles that complete the job: it needs at least one of them
+    completing_roles: tuple[str, ...] = ()  # roles that complete the job: it needs at least one of them
 
 
 FRAMEWORKS = {
@@ -59,27 +59,30 @@ FRAMEWORKS = {
     # enableDynamicWorker=True workers may join and leave, and TF_CONFIG has only the worker itself and the parameter
     # servers.
     "TFJob": Framework(
-        {"Chief": Role(most=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(most=1)},
-        completing=("Chief", "Worker"),
+        {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
+        completing_roles=("Chief", "Worker"),
     ),
     # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
     # trains too. ExitCode, because with other policies a lost pod fails the job.
     "XGBoostJob": Framework(
-        {"Master": Role("ExitCode", least=1, most=1), "Worker": Role("ExitCode")},
+        {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
     ),
     # Without a Master, workers train collectively; a Master is a parameter server. Containers run
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
-    "PaddleJob": Framework({"Master": Role(most=1), "Worker": Role(least=1)}),
+    "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
     # Equal processes, coordinated by worker 0. Each calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
-    "JAXJob": Framework({"Worker": Role(least=1)}),
+    "JAXJob": Framework({"Worker": Role(min_pods=1)}),
     # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker is replaced (with
     # OnFailure it would fail the job); a worker that its node evicts for lack of memory fails the job. Not for a
     # namespace that enforces the PodSecurity standard `restricted`: the operator's init container, which installs
     # kubectl, violates it.
     "MPIJob": Framework(
-        {"Launcher": Role(least=1, most=1, account=False), "Worker": Role("ExitCode", least=1, is_idle=True)},
+        {
+            "Launcher": Role(min_pods=1, max_pods=1, has_account=False),
+            "Worker": Role("ExitCode", min_pods=1, is_idle=True),
+        },
         success="status.replicaStatuses.Launcher.succeeded > 0",
     ),
 }
@@ -96,18 +99,18 @@ def training_job(
     framework = FRAMEWORKS[kind]
     specs = {
         role: replica_spec(
-            replica.count, framework.roles[role].restart, replica.pod, role_pod(kind, role, replica, cluster)
+            replica.count, framework.roles[role].restart_policy, replica.pod, role_pod(kind, role, replica, cluster)
         )
         for role, replica in replicas.items()
     }
     workers = replicas.get("Worker") or next(iter(replicas.values()))
-    limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
+    restart_limit = RESTARTS_PER_POD * sum(replica.count for replica in replicas.values())
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": kind,
         "metadata": gang.metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": limit},
+            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": restart_limit},
             JOBS[kind].replicas: specs,
             **spec,
         },
@@ -125,11 +128,15 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
         raise ConfigError(f"{job} has no role {role}.{hint}")
     for role, rule in framework.roles.items():
         count = replicas[role].count if role in replicas else 0
-        if not rule.least <= count <= rule.most:
-            limits = f"{rule.least}" if rule.least == rule.most else f"at least {rule.least} and at most {rule.most}"
+        if not rule.min_pods <= count <= rule.max_pods:
+            limits = (
+                f"{rule.min_pods}"
+                if rule.min_pods == rule.max_pods
+                else f"at least {rule.min_pods} and at most {rule.max_pods}"
+            )
             raise ConfigError(f"{job} has {count} {role}: there must be {limits}.")
-    if framework.completing and not replicas.keys() & set(framework.completing):
-        roles = " nor a ".join(framework.completing)
+    if framework.completing_roles and not replicas.keys() & set(framework.completing_roles):
+        roles = " nor a ".join(framework.completing_roles)
         raise ConfigError(f"{job} has neither a {roles}: it would never complete. Add one.")
 
 
@@ -140,21 +147,25 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     main = container(job.container, config, replica.args)
     main |= {"command": ["sh", "-c"], "args": [IDLE]} if rule.is_idle else {}
     pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
-    omitted = () if rule.account else ("serviceAccountName", "automountServiceAccountToken")
-    return {field: value for field, value in pod.items() if field not in omitted}
+    omitted_fields = () if rule.has_account else ("serviceAccountName", "automountServiceAccountToken")
+    return {field: value for field, value in pod.items() if field not in omitted_fields}
 
 
-def replica_spec(count: int, restart: str, config: PodConfig, pod: Manifest) -> Manifest:
+def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manifest) -> Manifest:
     """Return one entry of a job's replica specs."""
-    return {"replicas": count, "restartPolicy": restart, "template": {"metadata": pods.metadata(config), "spec": pod}}
+    return {
+        "replicas": count,
+        "restartPolicy": restart_policy,
+        "template": {"metadata": pods.metadata(config), "spec": pod},
+    }
 
 
-def run_policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:
-    """Return the run policy of a job; an elastic job starts with `least` pods.
+def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
+    """Return the run policy of a job; an elastic job starts with `min_pods` pods.
 
-    The deadline is only a safeguard: the workflow has its own.
+    Its deadline is only a safeguard: the workflow has a deadline of its own.
     """
-    policy = {"minAvailable": least} if least else {}
+    policy = {"minAvailable": min_pods} if min_pods else {}
     policy |= gang.fields("policy", cluster, workers.priority_class)
     return {
         "cleanPodPolicy": "Running",

@@ -11,23 +11,24 @@ from rekindle.training.spec import TrainConfig
 
 # Hot snapshots, which survive the processes of the pod. As a tmpfs, the volume counts as the pod's memory; without a
 # size limit it may use all of it, while the default of /dev/shm is 64 MB.
-SHARED = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
-KEY = "secret"
+SECRET_FIELD = "secret"
 METRICS_PORT = 9464  # of the coordinator, for Prometheus
 
 
 def run_secret(name: str) -> Manifest:
     """Return the Secret of the job `name`, which authenticates its processes to each other; Argo generates the value.
 
-    It is visible to users who may read Secrets and, while the pod that applies it exists, to users who may read pods.
+    The value is visible to users who may read Secrets and, while the pod that applies the Secret exists, to users who
+    may read pods.
     """
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "labels": OF_WORKFLOW}}
-    return secret | {"type": "Opaque", "data": {KEY: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}}
+    return secret | {"type": "Opaque", "data": {SECRET_FIELD: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}}
 
 
 def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError if it does not divide all workers."""
+    """Return the number of workers in a pod, one per GPU. Raises ConfigError if workers are left over."""
     gpus = max(1, cluster.pod("train").gpus)
     for key in ("workers", "max_workers"):
         if (number := getattr(train, key)) % gpus:
@@ -39,8 +40,8 @@ def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
     return gpus
 
 
-def labels(name: str, role: str, pod: PodConfig) -> Manifest:
-    """Return the metadata of a pod without an operator that labels it: network policies, metrics and logs need them."""
+def member_metadata(name: str, role: str, pod: PodConfig) -> Manifest:
+    """Return the metadata of a pod that no operator labels; network policies, metrics and logs need these labels."""
     return pod_metadata(pod, OF_WORKFLOW | {JOB_NAME: name, REPLICA_TYPE: role})
 
 
@@ -49,7 +50,7 @@ def coordinator(name: str, cluster: ClusterConfig, flags: list[str], container_n
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
     variables = {"REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes, "REKINDLE_METRICS": METRICS_PORT}
-    env = [*POD_IP, _secret(name), *image_digest(cluster.pod("train").image)]
+    env = [*POD_IP, _secret_variable(name), *image_digest(cluster.pod("train").image)]
     env += ({"name": key, "value": str(value)} for key, value in variables.items())
     ports = [{"name": "metrics", "containerPort": METRICS_PORT}]
     main = container(container_name, pod, args, env=env, ports=ports)
@@ -72,14 +73,14 @@ def worker(
         env=[
             *POD_IP,
             {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            _secret(name),
+            _secret_variable(name),
             *({"name": key, "value": value} for key, value in variables.items() if value),
         ],
         volumeMounts=[*MOUNTS, SHARED_MOUNT],
     )
-    more = {"volumes": [*pod_volumes(pod), SHARED], "terminationGracePeriodSeconds": pod.grace_seconds}
-    return volume.cached(pod_spec(pod, cluster.pod_account, [main], **more), cluster.cache)
+    pod_fields = {"volumes": [*pod_volumes(pod), SHARED_MEMORY], "terminationGracePeriodSeconds": pod.grace_seconds}
+    return volume.mount_cache(pod_spec(pod, cluster.pod_account, [main], **pod_fields), cluster.cache)
 
 
-def _secret(name: str) -> Manifest:
-    return {"name": "REKINDLE_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}}
+def _secret_variable(name: str) -> Manifest:
+    return {"name": "REKINDLE_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET_FIELD}}}

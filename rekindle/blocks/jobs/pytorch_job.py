@@ -23,7 +23,7 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
     worker per GPU. Raises ConfigError if the numbers of workers are not multiples of the GPUs per pod.
     """
     gpus = workers_per_pod(train, cluster)
-    least = -(-train.min_workers // gpus)
+    min_pods = -(-train.min_workers // gpus)
     master_pod = coordinator(name, cluster, flags, "pytorch")
     worker_pod = worker(name, train, cluster, flags, "pytorch")
     return {
@@ -31,11 +31,11 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
         "kind": "PyTorchJob",
         "metadata": gang.metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, cluster.pod("train"), least + 1)  # + 1: the coordinator
+            "runPolicy": run_policy(cluster, cluster.pod("train"), min_pods + 1)  # + 1: the coordinator
             # the coordinator enforces the limit of an attempt, which counts only while workers train
             | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},
             **({"nprocPerNode": str(gpus)} if gpus > 1 else {}),
-            "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // gpus},
+            "elasticPolicy": {"minReplicas": min_pods, "maxReplicas": train.max_workers // gpus},
             "pytorchReplicaSpecs": {
                 "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), master_pod),
                 "Worker": replica_spec(train.workers // gpus, "OnFailure", cluster.pod("train"), worker_pod),

@@ -7,8 +7,8 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1.
 """
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.job_set import HOST, LEAD, UNLIMITED, indexed_pod, lead_job, lead_policies
-from rekindle.blocks.jobs.members import labels, worker, workers_per_pod
+from rekindle.blocks.jobs.job_set import HOST, LEAD, UNLIMITED_RETRIES, indexed_pod, lead_job, lead_policies
+from rekindle.blocks.jobs.members import member_metadata, worker, workers_per_pod
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
@@ -28,7 +28,10 @@ def success(cluster: ClusterConfig) -> str:
 def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     """Return the TrainingRuntime of the job `name`: a JobSet of the coordinator and a Job for the nodes."""
     pod = worker(name, train, cluster, flags, NODE, HOST.format(name)) | {"restartPolicy": "OnFailure"}
-    nodes = {"backoffLimit": UNLIMITED, **indexed_pod(pod, labels(name, "worker", cluster.pod("train")), cluster)}
+    nodes = {
+        "backoffLimit": UNLIMITED_RETRIES,
+        **indexed_pod(pod, member_metadata(name, "worker", cluster.pod("train")), cluster),
+    }
     jobs = [
         {"name": LEAD, "replicas": 1, "template": {"spec": lead_job(name, cluster, flags)}},
         {
@@ -57,7 +60,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 
 
 def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the job `name` (at most 45 characters) for its runtime; as `pytorch_job.pytorch_job`."""
+    """Return the job `name` (at most 45 characters: its pods' names are longer), which uses its runtime."""
     gpus = workers_per_pod(train, cluster)
     return {
         "apiVersion": API,

@@ -11,15 +11,17 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
     Source: autoscaling/v2 HPA.
     """
     utilization = {"cpu": serve.cpu_percent} | ({"memory": serve.memory_percent} if serve.memory_percent else {})
-    targets = [(name, {"type": "Utilization", "averageUtilization": percent}) for name, percent in utilization.items()]
+    resource_targets = [
+        (name, {"type": "Utilization", "averageUtilization": percent}) for name, percent in utilization.items()
+    ]
     metrics: list[Manifest] = [
-        {"type": "Resource", "resource": {"name": name, "target": target}} for name, target in targets
+        {"type": "Resource", "resource": {"name": name, "target": target}} for name, target in resource_targets
     ]
     metrics += [
         {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": value}}}
         for name, value in sorted(serve.metrics.items())
     ]
-    one_a_minute = {"type": "Pods", "value": 1, "periodSeconds": 60}
+    one_pod_per_minute = {"type": "Pods", "value": 1, "periodSeconds": 60}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -30,7 +32,7 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
             "maxReplicas": serve.max_replicas,
             "metrics": metrics,
             "behavior": {
-                "scaleDown": {"stabilizationWindowSeconds": serve.scale_down_seconds, "policies": [one_a_minute]}
+                "scaleDown": {"stabilizationWindowSeconds": serve.scale_down_seconds, "policies": [one_pod_per_minute]}
             },
         },
     }

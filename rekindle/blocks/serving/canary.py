@@ -17,42 +17,49 @@ from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, labels
 from rekindle.release.config import PORT, ServeConfig
 from rekindle.step import to_text
 
-CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # labels
-CANDIDATE = ("model_uri", "server", "version", "former", "champion", "run_id")
-WATCHED = "tasks.watch.outputs.parameters"
-OUTCOME = f"{WATCHED}.percent == '0' ? {WATCHED}.canary : tasks.next.outputs.parameters.canary"
+CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of labels
+CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
+WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
+OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary : tasks.next.outputs.parameters.canary"
 
 
-def rollout(name: Callable[[str], str], watch: Container, model: str, serve: ServeConfig, servers: Manifest) -> DAG:
+def rollout(
+    unique_name: Callable[[str], str], watch: Container, model: str, serve: ServeConfig, servers: Manifest
+) -> DAG:
     """Increase a candidate's share from `percent` (at first 0) to the last step; the output `canary` has the outcome.
 
-    `name` returns unique template names, `watch` is the template of steps.canary, `servers` the candidate's Deployment.
+    `unique_name` returns unique template names, `watch` is the template of steps.canary, and `servers` is the
+    candidate's Deployment.
     """
-    candidate = {field: text(field) for field in CANDIDATE}
-    watched = {field: f"{{{{{WATCHED}.{field}}}}}" for field in ("percent", "replicas")}
-    rule = {"name": model, "rule": to_text(serve.canary), "servers": to_text(serve.min_replicas)}
-    outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME))
+    candidate = {field: text(field) for field in CANDIDATE_INPUTS}
+    watch_outputs = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
+    rule_inputs = {"name": model, "rule": to_text(serve.canary), "servers": to_text(serve.min_replicas)}
+    outcome = Parameter(name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION))
     inputs = [Parameter(name=field) for field in (*candidate, "percent")]
-    with DAG(name=name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
-        values = candidate | {"percent": text("percent")} | rule
+    with DAG(name=unique_name("rollout"), inputs=inputs, outputs=[outcome]) as dag:
+        values = candidate | {"percent": text("percent")} | rule_inputs
         Task(name="watch", template=watch, arguments={field: values[field] for field in values if field != "model_uri"})
-        share = _share(name("share"), model, serve, servers)
-        Task(name="share", template=share, arguments=arguments(share, candidate | watched), depends="watch")
-        Task(name="next", template=dag.name, arguments=candidate | {"percent": watched["percent"]}, depends="share")
+        share = _share_template(unique_name("share"), model, serve, servers)
+        Task(name="share", template=share, arguments=arguments(share, candidate | watch_outputs), depends="watch")
+        Task(
+            name="next", template=dag.name, arguments=candidate | {"percent": watch_outputs["percent"]}, depends="share"
+        )
     for task in dag.tasks[1:]:
-        task.when = f"'{watched['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
+        task.when = f"'{watch_outputs['percent']}' != '0'"  # pyright: ignore[reportAttributeAccessIssue]
     return dag
 
 
-def _share(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Resource:
+def _share_template(name: str, model: str, serve: ServeConfig, servers: Manifest) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve.canary and serve.canary.gateway:
         return apply(name, route(model, serve, text("server")), inputs=("server", "percent"), retry=retries(2))
     inputs = ("model_uri", "server", "version", "former", "replicas")
-    return apply(name, _pods(servers, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE)
+    return apply(
+        name, _canary_deployment(servers, model), inputs=inputs, retry=retries(2), success=SUCCESS, failure=FAILURE
+    )
 
 
-def _pods(servers: Manifest, model: str) -> Manifest:
+def _canary_deployment(servers: Manifest, model: str) -> Manifest:
     """Return a Deployment with `replicas` pods of the candidate that share the Service of the current version.
 
     The pods have the labels of `former`, the current Deployment, which the Service selects; the new Deployment selects

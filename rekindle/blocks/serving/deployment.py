@@ -1,7 +1,7 @@
 """The Deployment that serves one release of a model.
 
-Each release has its own, so that it can be verified before it gets traffic, and a rollback restores its weights, image,
-flags and resources.
+Each release has its own Deployment, so that the release can be verified before it gets traffic, and a rollback
+restores its weights, image, flags and resources.
 """
 
 from math import ceil
@@ -13,13 +13,14 @@ from rekindle.release.config import PORT, VERSION_ANNOTATION, ServeConfig
 STARTUP_SECONDS = 600  # time limit to load the model, also for `verify`
 
 # Available and Progressing, in any order: all pods are ready and of the version that the controller has observed. Right
-# after an apply that may still be the previous version, as a condition cannot compare observedGeneration with
-# generation: steps.verify waits for the new one, and a failure of the previous version only costs one attempt.
+# after an apply, the observed version may still be the previous one, because a condition cannot compare
+# observedGeneration with generation: steps.verify waits for the new version, and a failure of the previous version only
+# costs one attempt.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
-SCORING = {"app.kubernetes.io/component": "scoring"}  # see configs/platform/network.yaml
+SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}  # see configs/platform/network.yaml
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
@@ -47,15 +48,15 @@ def deployment(
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
             "template": {
-                "metadata": metadata(cluster.pod("serve"), selector | SCORING),
-                "spec": _server(selector, serve, cluster, flags),
+                "metadata": metadata(cluster.pod("serve"), selector | SCORING_LABEL),
+                "spec": _server_pod(selector, serve, cluster, flags),
             },
         },
     }
 
 
-def _server(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the PodSpec of a server; by default, it requests one core per thread of its processes."""
+def _server_pod(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """Return the PodSpec of a server; by default, the server requests one core per thread of its processes."""
     pod = cluster.pod("serve")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
     main = container(
@@ -68,8 +69,8 @@ def _server(labels: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, 
         readinessProbe=_probe("/health/ready", period=2, failures=3),
         livenessProbe=_probe("/health/live", period=10, failures=3),
     )
-    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # + 5 s to exit
-    return pod_spec(pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace)
+    grace_seconds = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # + 5 s to exit
+    return pod_spec(pod, cluster.serving_account, [main], labels, terminationGracePeriodSeconds=grace_seconds)
 
 
 def _probe(path: str, period: int, failures: int) -> Manifest:

@@ -2,7 +2,7 @@
 
 A run may be interrupted before any of its tasks and resumed after another release or a rollback got the traffic.
 Therefore the objects are read first, then the champion; a change is applied only to an object that is unchanged since
-it was read. Otherwise all tasks are repeated.
+it was read. If an object has changed, all tasks are repeated.
 """
 
 from collections.abc import Callable
@@ -19,34 +19,42 @@ from rekindle.blocks.serving.service import service
 from rekindle.release.config import ServeConfig
 
 SERVER, VERSION = text("server"), text("version")
-HOLDS = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
-RUNS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlier Deployment exists and has pods
+SERVES_CHAMPION = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
+HAS_PODS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlier Deployment exists and has pods
 
 
-def switch(name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
+def switch(unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
     """Switch clients to the Deployment `server` if it serves the champion; scale the `retained` Deployments to zero.
 
-    `name` returns unique template names, `champion` is the template of steps.champion. The output `deployment` is the
-    Deployment that serves the champion.
+    `unique_name` returns unique template names, `champion` is the template of steps.champion. The output `deployment`
+    is the Deployment that serves the champion.
     """
-    fields = {"server": "{.metadata.name}", "generation": "{.metadata.generation}", "replicas": "{.spec.replicas}"}
-    service_version = _read(name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
-    earlier = _read(name("earlier"), "deployment", SERVER, fields, ["server"])
+    deployment_fields = {
+        "server": "{.metadata.name}",
+        "generation": "{.metadata.generation}",
+        "replicas": "{.spec.replicas}",
+    }
+    service_version = _read_template(
+        unique_name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"}
+    )
+    earlier_template = _read_template(unique_name("earlier"), "deployment", SERVER, deployment_fields, ["server"])
     manifest = service(model, serve.port, SERVER)
     manifest["metadata"] |= {"resourceVersion": VERSION}
     templates = {
-        "service": apply(name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
-        "autoscaler": apply(name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)),
-        "disruption-budget": apply(name("disruption-budget"), disruption_budget(model), retry=retries(2)),
+        "service": apply(unique_name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
+        "autoscaler": apply(
+            unique_name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)
+        ),
+        "disruption-budget": apply(unique_name("disruption-budget"), disruption_budget(model), retry=retries(2)),
     }
     outputs = [_output("deployment", parameter="{{tasks.champion.outputs.parameters.deployment}}")]
     inputs = [Parameter(name="server"), Parameter(name="retained")]
     version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
-    with DAG(name=name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
+    with DAG(name=unique_name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
         Task(name="service-version", template=service_version)
         Task(
             name="earlier",
-            template=earlier,
+            template=earlier_template,
             arguments={"server": "{{item}}"},
             with_param="{{inputs.parameters.retained}}",
         )
@@ -56,19 +64,19 @@ def switch(name: Callable[[str], str], champion: Container, model: str, serve: S
         Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
         Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
         for task in dag.tasks[3:]:
-            task.when = HOLDS  # pyright: ignore[reportAttributeAccessIssue]
+            task.when = SERVES_CHAMPION  # pyright: ignore[reportAttributeAccessIssue]
         Task(
             name="retire",
-            template=_retire(name("retire")),
+            template=_retire_template(unique_name("retire")),
             arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
             with_param="{{tasks.earlier.outputs.parameters}}",
-            when=f"{HOLDS} && {RUNS} && '{{{{item.server}}}}' != '{SERVER}'",
+            when=f"{SERVES_CHAMPION} && {HAS_PODS} && '{{{{item.server}}}}' != '{SERVER}'",
             depends="autoscaler",
         )
     return dag
 
 
-def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
+def _read_template(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
     """Return the template that reads fields of an object; they are empty if it does not exist."""
     return Resource(
         name=name,
@@ -80,16 +88,16 @@ def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[st
     )
 
 
-def _retire(name: str) -> Resource:
+def _retire_template(name: str) -> Resource:
     """Return the template that scales a Deployment to zero if it is unchanged; the object stays for a rollback."""
-    test = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
-    change = {"op": "replace", "path": "/spec/replicas", "value": 0}
+    test_operation = {"op": "test", "path": "/metadata/generation", "value": number("generation")}
+    replace_operation = {"op": "replace", "path": "/spec/replicas", "value": 0}
     return Resource(
         name=name,
         action="patch",
         merge_strategy="json",
         flags=["deployment", SERVER],
-        manifest=render([test, change]),
+        manifest=render([test_operation, replace_operation]),
         inputs=[Parameter(name="server"), Parameter(name="generation")],
         retry_strategy=retries(1),
     )

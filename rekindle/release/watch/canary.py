@@ -5,10 +5,10 @@ import time
 from rekindle import tracking
 from rekindle.errors import TrackingError
 from rekindle.release.config import PORT, CanaryConfig
-from rekindle.release.watch.judgement import breach, ks_distance, quantile
+from rekindle.release.watch.judgement import find_breach, ks_distance, quantile
 from rekindle.release.watch.scrape import VersionStats, Watch
 
-CHECKS = 10  # in a step; one more if its requests came late
+CHECKS = 10  # number of checks in a step; one more if enough requests came late
 MAX_PAUSE_S = 5.0  # between two scrapes
 
 
@@ -35,7 +35,7 @@ class Canary:
         seconds = 60 * self.config.minutes
         for number in range(1, CHECKS + 1):
             self._watch_until(self.start + seconds * number / CHECKS)
-            if reason := self._champion_change() or breach(*self.stats, self.config, self.alpha):
+            if reason := self._champion_change() or find_breach(*self.stats, self.config, self.alpha):
                 return reason
         if self._has_enough_requests():
             return ""
@@ -51,7 +51,7 @@ class Canary:
                     f"{self.config.requests})"
                 )
             self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
-        return breach(*self.stats, self.config, self.alpha)
+        return find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of both versions, for MLflow."""
@@ -60,8 +60,10 @@ class Canary:
         for name, stats in (("candidate", candidate), ("champion", champion)):
             figures |= {f"{name}.requests": stats.requests, f"{name}.errors": stats.errors}
             figures |= {f"{name}.median_ms": 1000 * quantile(stats.seconds, 0.5)}
-        shared = candidate.scores.keys() & champion.scores.keys()
-        distance = max((ks_distance(candidate.scores[name], champion.scores[name]) for name in shared), default=0.0)
+        shared_outputs = candidate.scores.keys() & champion.scores.keys()
+        distance = max(
+            (ks_distance(candidate.scores[name], champion.scores[name]) for name in shared_outputs), default=0.0
+        )
         return figures | {"score_shift": distance}
 
     def _champion_change(self) -> str:
@@ -74,10 +76,10 @@ class Canary:
             return ""
         return f"by now the champion is version {champion.version}"
 
-    def _watch_until(self, end: float) -> None:
-        """Scrape the servers periodically until the time `end`."""
-        while (remaining := end - time.monotonic()) > 0:
-            time.sleep(min(MAX_PAUSE_S, remaining))
+    def _watch_until(self, end_time: float) -> None:
+        """Scrape the servers periodically until the time `end_time`."""
+        while (remaining_seconds := end_time - time.monotonic()) > 0:
+            time.sleep(min(MAX_PAUSE_S, remaining_seconds))
             self.watch.scrape()
 
     def _has_enough_requests(self) -> bool:

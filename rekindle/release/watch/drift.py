@@ -22,7 +22,7 @@ Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) â†
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
     """Return the number of instances since the last check, and their shifts (empty below `config.minimum` instances).
 
-    If the same workflow calls it again, it starts from the same point. Raises DataError, RekindleError.
+    A second call by the same workflow starts from the same point. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
@@ -32,45 +32,48 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     except NotFound as error:
         raise DataError(f"version {champion.version} of {config.model} lacks {REFERENCE}: release it again.") from error
     state = _state(store, config.model)
-    same = state.get("version") == champion.version
-    earlier = state.get("before" if state.get("workflow") == workflow else "seen", {}) if same else {}
-    now = scrape(f"http://{champion.deployment}:{PORT}", champion.version)
-    new = increments(now, earlier)
-    if new["rows"] < config.minimum:
-        return new["rows"], {}
-    state |= {"version": champion.version, "workflow": workflow, "before": earlier, "seen": now}
+    is_same_version = state.get("version") == champion.version
+    earlier_counts = state.get("before" if state.get("workflow") == workflow else "seen", {}) if is_same_version else {}
+    current_counts = scrape(f"http://{champion.deployment}:{PORT}", champion.version)
+    new_counts = increments(current_counts, earlier_counts)
+    if new_counts["rows"] < config.minimum:
+        return new_counts["rows"], {}
+    state |= {"version": champion.version, "workflow": workflow, "before": earlier_counts, "seen": current_counts}
     _write(store, config.model, state)
-    return new["rows"], compute_shifts(reference, new, config.ignore)
+    return new_counts["rows"], compute_shifts(reference, new_counts, config.ignore)
 
 
-def compute_shifts(reference: Counts, new: Counts, ignore: list[str]) -> Shifts:
+def compute_shifts(reference: Counts, new_counts: Counts, ignore: list[str]) -> Shifts:
     """Compute the shift of each output and feature of the reference; missing values form a bucket of their own."""
     result: Shifts = {}
     for kind in ("scores", "features"):
-        for name, expected in reference[kind].items():
+        for name, expected_counts in reference[kind].items():
             if name not in ignore:
-                actual = new[kind].get(name, [0] * len(expected))
-                missing = [
-                    max(0, side["rows"] - sum(counts)) for side, counts in ((reference, expected), (new, actual))
+                actual_counts = new_counts[kind].get(name, [0] * len(expected_counts))
+                missing_counts = [
+                    max(0, side["rows"] - sum(counts))
+                    for side, counts in ((reference, expected_counts), (new_counts, actual_counts))
                 ]
-                result[f"{kind.removesuffix('s')} {name}"] = shift([*expected, missing[0]], [*actual, missing[1]])
+                result[f"{kind.removesuffix('s')} {name}"] = shift(
+                    [*expected_counts, missing_counts[0]], [*actual_counts, missing_counts[1]]
+                )
     return result
 
 
 def select_drifted(shifts: Shifts, threshold: float) -> Shifts:
     """Return the shifts that exceed the threshold and that chance does not explain, largest first."""
-    above = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
-    return dict(sorted(above.items(), key=lambda item: -item[1].psi))
+    drifted_shifts = {name: s for name, s in shifts.items() if s.psi > max(threshold, s.chance)}
+    return dict(sorted(drifted_shifts.items(), key=lambda item: -item[1].psi))
 
 
 def days_until_retraining(store: Store, config: DriftConfig, workflow: str) -> float:
-    """Return 0 if the model may be trained again, and record it for `workflow`; else the days until it may."""
+    """Return 0 if the model may be trained again, and record its retraining by `workflow`; else the days to wait."""
     now, state = time.time(), _state(store, config.model)
     if state.get("retrained_by") == workflow:
         return 0.0
-    last = max(tracking.last_start(config.model), state.get("retrained", 0.0))
-    if (wait := config.min_days_between - (now - last) / DAY_S) > 0:
-        return wait
+    last_training_time = max(tracking.last_start(config.model), state.get("retrained", 0.0))
+    if (remaining_days := config.min_days_between - (now - last_training_time) / DAY_S) > 0:
+        return remaining_days
     _write(store, config.model, state | {"retrained": now, "retrained_by": workflow})
     return 0.0
 
@@ -79,21 +82,21 @@ def draw(shifts: Shifts, threshold: float, file: Path) -> None:
     """Plot the PSI of each output and feature, and the shares of the buckets with the largest PSI."""
     from matplotlib.figure import Figure
 
-    order = sorted(shifts, key=lambda name: shifts[name].psi)
+    sorted_names = sorted(shifts, key=lambda name: shifts[name].psi)
     figure = Figure(figsize=(12, 9), layout="constrained")
     overview, *panels = figure.subplot_mosaic("AAA;BCD;EFG").values()
-    overview.barh(order, [shifts[name].psi for name in order], color="#4477aa")
+    overview.barh(sorted_names, [shifts[name].psi for name in sorted_names], color="#4477aa")
     overview.axvline(threshold, color="#cc3311", linestyle="--")
     overview.set_xlabel("PSI (dashed: drift.threshold)")
-    for panel, name in zip_longest(panels, order[::-1][: len(panels)]):
+    for panel, name in zip_longest(panels, sorted_names[::-1][: len(panels)]):
         if name is None:
             panel.set_visible(False)
             continue
-        quantity = shifts[name]
-        positions = range(len(quantity.expected))
-        panel.bar([p - 0.2 for p in positions], quantity.expected, 0.4, color="#bbbbbb", label="test rows")
-        panel.bar([p + 0.2 for p in positions], quantity.actual, 0.4, color="#4477aa", label="served")
-        panel.set_title(f"{name}: PSI {quantity.psi:.3f}", fontsize=9)
+        quantity_shift = shifts[name]
+        positions = range(len(quantity_shift.expected))
+        panel.bar([p - 0.2 for p in positions], quantity_shift.expected, 0.4, color="#bbbbbb", label="test rows")
+        panel.bar([p + 0.2 for p in positions], quantity_shift.actual, 0.4, color="#4477aa", label="served")
+        panel.set_title(f"{name}: PSI {quantity_shift.psi:.3f}", fontsize=9)
         panel.set_xticks([])
     panels[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)

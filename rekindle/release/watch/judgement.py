@@ -1,8 +1,8 @@
 """Tests if the candidate does worse than the champion: its errors, response times and predictions.
 
 Each test has a tolerance, so that more traffic does not turn irrelevant differences into failures, and needs only the
-data of `/metrics`. The probability of rejecting a good candidate is at most `alpha` over all checks and tests: each has
-its share of it (Bonferroni), whether or not they are independent.
+data of `/metrics`. The probability of rejecting a good candidate is at most `alpha` over all checks and tests: each
+gets a share of `alpha` (Bonferroni), whether or not the tests are independent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from math import exp, inf, lgamma, log
 from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
-QUANTILES = (0.5, 0.9)  # of the response time
-FAMILIES = 3  # of tests: errors, seconds, scores
+QUANTILES = (0.5, 0.9)  # quantiles of the response time to test
+FAMILIES = 3  # number of kinds of tests: errors, seconds, scores
 
 
-def breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
-    """Return the reason why the candidate is worse, with figures, or "". `alpha` is for this check."""
+def find_breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
+    """Return the reason why the candidate is worse, with figures, or "". `alpha`: the share of this check."""
     if candidate.crashes > champion.crashes:
         return f"its servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
     return next(_findings(candidate, champion, config, alpha / FAMILIES), "")
@@ -32,15 +32,17 @@ def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryCon
         )
     for q in QUANTILES:
         if is_slower(candidate.seconds, champion.seconds, q, config.slower, alpha / len(QUANTILES)):
-            milliseconds, limit = (1000 * quantile(stats.seconds, q) for stats in (candidate, champion))
+            candidate_milliseconds, champion_milliseconds = (
+                1000 * quantile(stats.seconds, q) for stats in (candidate, champion)
+            )
             yield (
-                f"{q:.0%} of its answers take up to {milliseconds:.3g} ms, the champion's {limit:.3g} ms: more than "
-                f"{config.slower:g} times as long"
+                f"{q:.0%} of its answers take up to {candidate_milliseconds:.3g} ms, the champion's "
+                f"{champion_milliseconds:.3g} ms: more than {config.slower:g} times as long"
             )
     for output in sorted(candidate.scores.keys() | champion.scores.keys()):
-        new, old = (stats.scores.get(output, {}) for stats in (candidate, champion))
-        n, m = min(candidate.requests, count(new)), min(champion.requests, count(old))
-        distance = ks_distance(new, old)
+        candidate_scores, champion_scores = (stats.scores.get(output, {}) for stats in (candidate, champion))
+        n, m = min(candidate.requests, count(candidate_scores)), min(champion.requests, count(champion_scores))
+        distance = ks_distance(candidate_scores, champion_scores)
         if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(candidate.scores | champion.scores):
             yield (
                 f"its predictions have another distribution: {output} by {distance:.2f} (Kolmogorov-Smirnov), more "
@@ -74,10 +76,10 @@ def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alp
     is tested. Both use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1), each at alpha / 2.
     """
     n, m = count(candidate), count(champion)
-    if not n or not m or (upper := _upper(q, log(2 / alpha) / m)) >= 1:
+    if not n or not m or (upper_quantile := _upper_bound(q, log(2 / alpha) / m)) >= 1:
         return False
-    below = _share_below(candidate, ratio * quantile(champion, upper))
-    return below < q and n * _divergence(below, q) >= log(2 / alpha)
+    share_below = _share_below(candidate, ratio * quantile(champion, upper_quantile))
+    return share_below < q and n * _divergence(share_below, q) >= log(2 / alpha)
 
 
 def shift_p_value(distance: float, n: float, m: float, tolerance: float) -> float:
@@ -117,12 +119,12 @@ def _share_below(buckets: Buckets, value: float) -> float:
     bounds: Sequence[tuple[float, float]] = [(0.0, 0.0), *sorted(buckets.items())]
     for (low, count_low), (high, count_high) in pairwise(bounds):
         if value < high:
-            inside = 0.0 if high == inf else (count_high - count_low) * (value - low) / (high - low)
-            return (count_low + inside) / count(buckets)
+            count_inside = 0.0 if high == inf else (count_high - count_low) * (value - low) / (high - low)
+            return (count_low + count_inside) / count(buckets)
     return 1.0
 
 
-def _upper(q: float, rate: float) -> float:
+def _upper_bound(q: float, rate: float) -> float:
     """Return the upper confidence bound of the share `q`, for an exponent `rate` per request."""
     low, high = q, 1.0
     for _ in range(60):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 GROUPS = 10  # approximate number of groups, with equal shares in the reference
-LEVEL = 0.999  # quantile of the PSI under no change; a larger PSI is significant
+CHANCE_QUANTILE = 0.999  # quantile of the PSI under no change; a larger PSI is significant
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,26 @@ class Shift:
 def shift(expected: Sequence[int], actual: Sequence[int]) -> Shift:
     """Compare the counts of the same buckets in two non-empty populations."""
     expected_groups, actual_groups = merge_buckets(expected, actual)
-    n, m, size = sum(expected_groups), sum(actual_groups), len(expected_groups)
+    n, m, group_count = sum(expected_groups), sum(actual_groups), len(expected_groups)
     # half a row more in each group, so that the share of an empty group is not 0
-    p = [(count + 0.5) / (n + size / 2) for count in expected_groups]
-    q = [(count + 0.5) / (m + size / 2) for count in actual_groups]
-    psi = sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
-    return Shift(psi, chi_squared(size - 1) * (1 / n + 1 / m), p, q)
+    expected_shares = [(count + 0.5) / (n + group_count / 2) for count in expected_groups]
+    actual_shares = [(count + 0.5) / (m + group_count / 2) for count in actual_groups]
+    psi = sum((b - a) * math.log(b / a) for a, b in zip(expected_shares, actual_shares, strict=True))
+    return Shift(psi, chi_squared(group_count - 1) * (1 / n + 1 / m), expected_shares, actual_shares)
 
 
 def merge_buckets(expected: Sequence[int], actual: Sequence[int]) -> tuple[list[int], list[int]]:
     """Merge adjacent buckets to groups of a tenth of the reference; a larger bucket is a group by itself."""
     group_size = sum(expected) / GROUPS
     expected_groups, actual_groups = [0], [0]
-    for old, new in zip(expected, actual, strict=True):
-        if expected_groups[-1] >= group_size or (old >= group_size and expected_groups[-1] + actual_groups[-1]):
+    for expected_count, actual_count in zip(expected, actual, strict=True):
+        if expected_groups[-1] >= group_size or (
+            expected_count >= group_size and expected_groups[-1] + actual_groups[-1]
+        ):
             expected_groups.append(0)
             actual_groups.append(0)
-        expected_groups[-1] += old
-        actual_groups[-1] += new
+        expected_groups[-1] += expected_count
+        actual_groups[-1] += actual_count
     return expected_groups, actual_groups
 
 
@@ -54,4 +56,4 @@ def chi_squared(degrees: int) -> float:
     if degrees < 1:
         return 0.0
     width = 2 / (9 * degrees)
-    return degrees * (1 - width + NormalDist().inv_cdf(LEVEL) * math.sqrt(width)) ** 3
+    return degrees * (1 - width + NormalDist().inv_cdf(CHANCE_QUANTILE) * math.sqrt(width)) ** 3

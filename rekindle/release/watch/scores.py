@@ -1,7 +1,7 @@
 """Histograms of the numbers in predictions, for the canary and drift.
 
 Each number in a prediction is an output with its own name (`probabilities.3`). True counts as 1; a text counts by its
-length and by a hash between 0 and 1. Only the first OUTPUTS of a model are counted.
+length and by a hash between 0 and 1. Only the first MAX_OUTPUTS outputs of a model are counted.
 """
 
 from bisect import bisect_left
@@ -12,15 +12,25 @@ from zlib import crc32
 
 from prometheus_client.core import HistogramMetricFamily
 
-OUTPUTS = 16
-NAME = "rekindle_model_score"
-UNIT = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]  # for probabilities
-ABOVE = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
-BELOW = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
-EDGES = (*BELOW, -0.5, -0.2, -0.1, -0.01, 0.0, *UNIT, *ABOVE)  # upper bounds; an additional bucket is above the last
-LARGEST = 1e300  # limit of a number, since JSON's are unlimited
-LE = (*(repr(edge) for edge in EDGES), "+Inf")
-NONE = [0] * len(LE)
+MAX_OUTPUTS = 16  # number of outputs to count
+SCORE_METRIC = "rekindle_model_score"
+# for probabilities
+UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
+LARGE_EDGES = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
+NEGATIVE_EDGES = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
+EDGES = (
+    *NEGATIVE_EDGES,
+    -0.5,
+    -0.2,
+    -0.1,
+    -0.01,
+    0.0,
+    *UNIT_EDGES,
+    *LARGE_EDGES,
+)  # upper bounds of all buckets but the last
+MAX_NUMBER = 1e300  # larger numbers count as this one: numbers in JSON are unlimited
+BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
+ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
 Counts = dict[str, list[int]]  # output → the count of each bucket
 
 
@@ -30,9 +40,9 @@ def count_numbers(predictions: Iterable[Any]) -> Counts:
     for prediction in predictions:
         for output, number in numbers(prediction):
             if output not in counts:
-                if len(counts) == OUTPUTS:
+                if len(counts) == MAX_OUTPUTS:
                     continue
-                counts[output] = [*NONE]
+                counts[output] = [*ZERO_COUNTS]
             counts[output][bisect_left(EDGES, number)] += 1
     return counts
 
@@ -41,7 +51,7 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """Yield (name of the output, number) for each number in a prediction."""
     match value:
         case bool() | int() | float():
-            yield name or "prediction", float(max(-LARGEST, min(value, LARGEST)))
+            yield name or "prediction", float(max(-MAX_NUMBER, min(value, MAX_NUMBER)))
         case str():
             yield f"{name or 'prediction'}.length", float(len(value))
             yield f"{name or 'prediction'}.hash", crc32(value.encode()) / 2**32
@@ -49,7 +59,7 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
             for key in value:
                 yield from numbers(value[key], f"{name}.{key}".lstrip("."))
         case list() | tuple():
-            for index, item in enumerate(value[:OUTPUTS]):
+            for index, item in enumerate(value[:MAX_OUTPUTS]):
                 yield from numbers(item, f"{name}.{index}".lstrip("."))
 
 
@@ -57,7 +67,7 @@ class Scores:
     """A Prometheus histogram per output or feature of a server."""
 
     def __init__(
-        self, name: str = NAME, description: str = "numbers of the predictions", label: str = "output"
+        self, name: str = SCORE_METRIC, description: str = "numbers of the predictions", label: str = "output"
     ) -> None:
         self.name, self.description, self.label = name, description, label
         self.version = ""
@@ -66,13 +76,13 @@ class Scores:
     def add(self, counts: Counts) -> None:
         """Add the counts of more predictions."""
         for output, buckets in counts.items():
-            if output in self.counts or len(self.counts) < OUTPUTS:
-                self.counts[output] = list(map(sum, zip(self.counts.get(output, NONE), buckets, strict=True)))
+            if output in self.counts or len(self.counts) < MAX_OUTPUTS:
+                self.counts[output] = list(map(sum, zip(self.counts.get(output, ZERO_COUNTS), buckets, strict=True)))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the metric for Prometheus' client; without a sum, as OpenMetrics requires for negative numbers."""
         text = f"{self.description}, by {self.label}"
         family = HistogramMetricFamily(self.name, text, labels=["version", self.label])
         for output, buckets in self.counts.items():
-            family.add_metric([self.version, output], list(zip(LE, accumulate(buckets), strict=True)), None)
+            family.add_metric([self.version, output], list(zip(BUCKET_BOUNDS, accumulate(buckets), strict=True)), None)
         yield family

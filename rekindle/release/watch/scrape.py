@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rekindle.errors import RekindleError, say
 from rekindle.release.client import resolve
 from rekindle.release.watch.reference import FEATURES
-from rekindle.release.watch.scores import LE, NAME
+from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 
 Buckets = dict[float, float]  # upper bound → number of values up to it (cumulative, as in Prometheus)
 Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
@@ -32,19 +32,20 @@ class VersionStats:
     features: dict[str, Buckets] = field(default_factory=dict)  # by name
     instances: float = 0  # of the predicted requests
 
-    def add(self, now: "VersionStats", earlier: "VersionStats") -> None:
+    def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
         """Add the difference between two scrapes of a process."""
-        self.requests += now.requests - earlier.requests
-        self.errors += now.errors - earlier.errors
-        _add(self.seconds, now.seconds, earlier.seconds)
-        for output, buckets in now.scores.items():
-            _add(self.scores.setdefault(output, {}), buckets, earlier.scores.get(output, {}))
+        self.requests += current_stats.requests - earlier_stats.requests
+        self.errors += current_stats.errors - earlier_stats.errors
+        _add_increase(self.seconds, current_stats.seconds, earlier_stats.seconds)
+        for output, buckets in current_stats.scores.items():
+            _add_increase(self.scores.setdefault(output, {}), buckets, earlier_stats.scores.get(output, {}))
 
     def counts(self) -> Counts:
-        """Return the counts per bucket between the bounds LE."""
+        """Return the counts per bucket between the BUCKET_BOUNDS."""
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
-            kind: {name: _per_bucket(buckets) for name, buckets in named.items()} for kind, named in histograms.items()
+            kind: {name: _per_bucket(buckets) for name, buckets in histogram_by_name.items()}
+            for kind, histogram_by_name in histograms.items()
         }
 
 
@@ -57,23 +58,24 @@ class Watch:
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
         self.versions: dict[str, VersionStats] = {}
-        self.last: dict[tuple[str, float], dict[str, VersionStats]] = {}  # (address, start of the process) → by version
+        # (address, start of the process) → version → statistics
+        self.last_answers: dict[tuple[str, float], dict[str, VersionStats]] = {}
         self.scrape()
         self.versions.clear()
 
     def scrape(self) -> dict[str, VersionStats]:
         """Read all servers, and return the statistics of each version so far."""
-        addresses = {address for address, _ in self.last}
+        addresses = {address for address, _ in self.last_answers}
         for url, answer in read(*self.endpoints).items():
             if not isinstance(answer, str):
                 start, versions = answer
-                restarted = url in addresses and (url, start) not in self.last
-                earlier = self.last.get((url, start), {})
-                for version, now in versions.items():
+                restarted = url in addresses and (url, start) not in self.last_answers
+                earlier_stats = self.last_answers.get((url, start), {})
+                for version, current_stats in versions.items():
                     stats = self.versions.setdefault(version, VersionStats())
-                    stats.add(now, earlier.get(version, VersionStats()))
+                    stats.add(current_stats, earlier_stats.get(version, VersionStats()))
                     stats.crashes += restarted
-                self.last[url, start] = versions
+                self.last_answers[url, start] = versions
         return self.versions
 
 
@@ -92,16 +94,16 @@ def scrape(endpoint: str, version: str) -> dict[str, Counts]:
     return servers
 
 
-def increments(now: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> Counts:
+def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str, Counts]) -> Counts:
     """Return the increase of the counts of all processes between two scrapes."""
     total: Counts = {"rows": 0, "scores": {}, "features": {}}
-    for process, counts in now.items():
-        previous = earlier.get(process, {"rows": 0, "scores": {}, "features": {}})
-        total["rows"] += counts["rows"] - previous["rows"]
+    for process, counts in current_counts.items():
+        previous_counts = earlier_counts.get(process, {"rows": 0, "scores": {}, "features": {}})
+        total["rows"] += counts["rows"] - previous_counts["rows"]
         for kind in ("scores", "features"):
             for name, buckets in counts[kind].items():
                 zeros = [0] * len(buckets)
-                columns = total[kind].get(name, zeros), buckets, previous[kind].get(name, zeros)
+                columns = total[kind].get(name, zeros), buckets, previous_counts[kind].get(name, zeros)
                 total[kind][name] = [a + b - c for a, b, c in zip(*columns, strict=True)]
     return total
 
@@ -138,35 +140,37 @@ def addresses(endpoint: str) -> Iterable[str]:
 
 def parse_metrics(text: str) -> Answer:
     """Return the start time of the process, and its statistics by version. Raises ValueError if `text` is invalid."""
-    start, instances, stats = 0.0, 0.0, dict[str, VersionStats]()
+    start_time, instances, stats_by_version = 0.0, 0.0, dict[str, VersionStats]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "process_start_time_seconds":
-                start = sample.value
+                start_time = sample.value
             if sample.name == "rekindle_instances_sum":
                 instances = sample.value
             if not (version := sample.labels.get("version")) or sample.name == "rekindle_model_info":
                 continue
-            entry = stats.setdefault(version, VersionStats())
+            version_stats = stats_by_version.setdefault(version, VersionStats())
             if sample.name == "rekindle_requests_total":
-                entry.requests += sample.value
-                entry.errors += 0 if sample.labels["status"].startswith("2") else sample.value
+                version_stats.requests += sample.value
+                version_stats.errors += 0 if sample.labels["status"].startswith("2") else sample.value
             elif sample.name == "rekindle_request_seconds_bucket":
-                entry.seconds[float(sample.labels["le"])] = sample.value
-            elif sample.name == f"{NAME}_bucket":
-                entry.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
+                version_stats.seconds[float(sample.labels["le"])] = sample.value
+            elif sample.name == f"{SCORE_METRIC}_bucket":
+                version_stats.scores.setdefault(sample.labels["output"], {})[float(sample.labels["le"])] = sample.value
             elif sample.name == f"{FEATURES}_bucket":
-                entry.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = sample.value
-    for entry in stats.values():
-        entry.instances = instances
-    return start, stats
+                version_stats.features.setdefault(sample.labels["feature"], {})[float(sample.labels["le"])] = (
+                    sample.value
+                )
+    for version_stats in stats_by_version.values():
+        version_stats.instances = instances
+    return start_time, stats_by_version
 
 
 def _per_bucket(buckets: Buckets) -> list[int]:
-    values = [int(buckets[float(le)]) for le in LE]
+    values = [int(buckets[float(le)]) for le in BUCKET_BOUNDS]
     return [b - a for a, b in zip([0, *values], values, strict=False)]
 
 
-def _add(total: Buckets, now: Buckets, earlier: Buckets) -> None:
+def _add_increase(total: Buckets, now: Buckets, earlier: Buckets) -> None:
     for bound, count in now.items():
         total[bound] = total.get(bound, 0) + count - earlier.get(bound, 0)

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 
 from rekindle.cache import entries
-from rekindle.cache.key import Facts, Unknown, facts, key
+from rekindle.cache.key import Facts, UnknownKey, facts, key
 from rekindle.cache.runner import REUSED_FROM
 from rekindle.errors import StorageError, say
 from rekindle.keys import MODEL
@@ -27,7 +27,7 @@ class ReusableModel:
         """Copy the model of an identical training, if one exists."""
         if not self.spec.reuse:
             return
-        with suppress(Unknown, StorageError, OSError):
+        with suppress(UnknownKey, StorageError, OSError):
             self.facts = facts("steps.train", self.spec, {})
             store = Store.from_env().short_retries()
             entry = entries.find(store, key(self.facts)) if self.spec.reuse == "yes" else None
@@ -42,7 +42,7 @@ class ReusableModel:
         """Record the completed model for later runs."""
         if self.is_reused or not self.spec.reuse:
             return
-        with suppress(Unknown, StorageError, OSError):
+        with suppress(UnknownKey, StorageError, OSError):
             inputs = self.facts or facts("steps.train", self.spec, {})  # a short training may end before `reuse` does
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]

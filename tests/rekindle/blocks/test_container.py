@@ -56,5 +56,5 @@ def test_resources_that_kubernetes_rejects_are_rejected_in_the_config(wrong: dic
         ClusterConfig.model_validate({"pods": {"train": wrong}})
 
 
-def test_cores_may_be_a_number() -> None:
+def test_the_cpu_setting_may_be_a_number() -> None:
     assert ClusterConfig.model_validate({"pods": {"train": {"cpu": 4}}}).pod("train").cpu == "4"

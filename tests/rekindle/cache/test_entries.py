@@ -54,10 +54,10 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
         s3.put(f"{item.at}/dataset/part", b"123")
     for item in (old, missing, kept, more):
         entries.record(s3, item)
-    stale = {item.key: reason for item, reason in entries.stale(s3, 2, 90)}
-    assert stale[missing.key] == "more than 2" and "older" in entries.stale(s3, 9, 90)[-1][1]
-    assert {item.key for item, _ in entries.stale(s3, 9, 90)} == {old.key, missing.key}
-    entries.remove(s3, [item for item, _ in entries.stale(s3, 9, 90)])
+    stale = {item.key: reason for item, reason in entries.list_stale(s3, 2, 90)}
+    assert stale[missing.key] == "more than 2" and "older" in entries.list_stale(s3, 9, 90)[-1][1]
+    assert {item.key for item, _ in entries.list_stale(s3, 9, 90)} == {old.key, missing.key}
+    entries.remove(s3, [item for item, _ in entries.list_stale(s3, 9, 90)])
     assert {item.key for item in entries.entries(s3)} == {kept.key, more.key}
 
 
@@ -71,7 +71,7 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
         lookup = Lookup(s3, len(written)) if again else lookup
         assert [lookup.find(item.key) for item in written] == written
         lookup.close()
-    assert lookup.new == 0 and lookup.find("unknown") is None
+    assert lookup.new_entries == 0 and lookup.find("unknown") is None
     s3.delete([f"{written[0].at}/dataset/part"])
     moved = replace(written[0], at="w-6/t0")
     s3.put("w-6/t0/dataset/part", b"123")
@@ -120,8 +120,8 @@ def test_prune_keeps_the_newest_valid_entries(s3: Store) -> None:
     written = [replace(entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)]
     for item in written:
         entries.record(s3, item)
-    assert [item for item, _ in entries.stale(s3, 2, 90)] == written[2:]
-    assert entries.stale(s3, 4, 90) == []
+    assert [item for item, _ in entries.list_stale(s3, 2, 90)] == written[2:]
+    assert entries.list_stale(s3, 4, 90) == []
     entries.remove(s3, written)
 
 

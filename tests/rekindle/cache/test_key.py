@@ -11,7 +11,7 @@ import pytest
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.cache.key import Unknown, content, digest, facts, key
+from rekindle.cache.key import UnknownKey, content, digest, facts, key
 from rekindle.step import load, parse
 from rekindle.storage import Store
 
@@ -120,9 +120,9 @@ def test_the_key_changes_exactly_with_code_inputs_data_or_image(world: World, ch
 
 def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> None:
     for uri in (str(tmp_path / "missing"), "https://example.com/data.csv"):
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownKey):
             content(uri)
-    with pytest.raises(Unknown, match="path in the pod"):
+    with pytest.raises(UnknownKey, match="path in the pod"):
         content(str(tmp_path), is_local=False)
     assert content("simulate://7") == "simulate://7"
 
@@ -158,7 +158,7 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
 def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> None:
     prefix = uuid.uuid4().hex
     uri = f"s3://{s3.bucket}/{prefix}/"
-    with pytest.raises(Unknown, match="does not exist"):
+    with pytest.raises(UnknownKey, match="does not exist"):
         content(uri)
     s3.put(f"{prefix}/a", b"1")
     seen = [content(uri)]
@@ -190,5 +190,5 @@ def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) 
     }
     assert key(computed) == key(dict(reversed(computed.items()))) != key(computed | {"code": "sha256:2"})
     assert facts(module, inputs, {})["code"] == code.identity([module])
-    with pytest.raises(Unknown, match="path in the pod"):
+    with pytest.raises(UnknownKey, match="path in the pod"):
         facts(module, inputs, {}, "sha256:1", is_local=False)

@@ -19,7 +19,7 @@ def rendered(*sets: str) -> dict[str, Any]:
     return render_manifest(load_config(ROOT / "configs/demo.yaml", sets, environment={}).config)
 
 
-def record_run(s3: Store, found: plan.Found, outputs: dict[str, str], artifact: str, workflow: str) -> None:
+def record_run(s3: Store, found: plan.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:
     """Record the task's outputs as of `workflow`."""
     s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "abc", "files": 1, "bytes": 3}}
@@ -57,7 +57,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
 def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
     manifest = rendered()
     value = plan.parameter(
-        manifest, [plan.Found("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
+        manifest, [plan.CacheResult("prepare", Entry("k", "demo-one/prepare", {"digest": "abc"}, {}, {}, 1))]
     )
     parameter = next(p for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == CACHED)
     original = manifest_sha256(manifest)

@@ -102,7 +102,7 @@ def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
 
 
 @pytest.mark.slow
-def test_another_value_or_no_cache_starts_every_process(run_pipeline: Any) -> None:
+def test_another_input_or_no_cache_starts_the_process_of_every_step(run_pipeline: Any) -> None:
     run_pipeline("--set", "train.seed=5")
     for settings in (["--set", "train.seed=6"], ["--set", "train.seed=5", "--no-cache"]):
         assert {step["phase"] for step in run_pipeline(*settings)["steps"]} == {"Succeeded"}

@@ -260,7 +260,7 @@ def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> Non
     assert secrets == [{"name": "mlflow", "optional": True}, *([] if iam else [{"name": "rekindle-s3"}])]
 
 
-def test_ephemeral_needs_no_volumes(objects: dict[Any, Any]) -> None:
+def test_ephemeral_services_need_no_volumes(objects: dict[Any, Any]) -> None:
     assert {name for kind, name in objects if kind == "PersistentVolumeClaim"} == {"mlflow", "minio"}
     rendered = platform.render(Platform("models", components=("mlflow", "minio"), ephemeral=True))
     assert "persistentVolumeClaim" not in platform.text(rendered)

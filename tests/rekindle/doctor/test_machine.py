@@ -51,7 +51,7 @@ def test_a_home_that_is_a_file_fails_and_starts_no_service(tmp_path: Path) -> No
     assert "not checked" in str(checks["object store"])
 
 
-def test_all_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_names_all_missing_and_outdated_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'", "elsewhere>=1; extra == 'image'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*requirements, "rekindle[x]; extra == 'all'"])
     check = doctor.check_packages(Path())

@@ -41,7 +41,7 @@ def requests(predictor: Any, *sizes: int) -> list[Any]:
     return [predictor.Request.model_validate({"instances": request}) for request in instances]
 
 
-def test_the_example_is_predicted(release: Path) -> None:
+def test_a_predictor_accepts_its_own_example(release: Path) -> None:
     predictor = open_predictor(release)
     [[prediction]] = predictor.predict([predictor.Request.model_validate(predictor.example())])
     assert sum(prediction.values()) == pytest.approx(1)

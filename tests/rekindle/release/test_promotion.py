@@ -16,7 +16,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.errors import StorageError, TrackingError
-from rekindle.mlflow_api import Refused
+from rekindle.mlflow_api import RequestRefused
 from rekindle.release import promotion
 from rekindle.storage import Store
 
@@ -230,7 +230,7 @@ def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
     assert promotion.promote(s3, name, version, "", "cards-1") == ""
     assert f"version 99 of {name} was deleted" in capsys.readouterr().err and champion(name) == version
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         promotion.promote(s3, name, "99", version, "cards-99")
 
 

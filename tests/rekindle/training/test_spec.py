@@ -52,7 +52,7 @@ def test_settings_that_need_a_validation_loss_are_rejected_without_validation(na
     assert config(validation="0.25").validation == 0.25
 
 
-def test_epochs_become_steps() -> None:
+def test_epochs_are_converted_to_steps() -> None:
     assert config(epochs=2, batch_size=10, virtual_workers=5, workers=1).total_steps(1000) == 40
     assert config(steps=7, epochs=2).total_steps(1000) == 7
     assert config(epochs=0.001).total_steps(10) == 1

@@ -100,7 +100,7 @@ def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster
     assert out.getvalue() == "a | late\n"
 
 
-def test_a_part_of_the_name_selects_a_step(server: ApiServer, cluster: Cluster):
+def test_logs_of_a_step_are_selected_by_a_part_of_its_name(server: ApiServer, cluster: Cluster):
     for name in ("prepare", "train"):
         server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
         server.write_log(f"demo-{name}-1", f"of {name}")

@@ -22,7 +22,7 @@ def write(path: Path, values: Any) -> Path:
     return path
 
 
-def test_each_layer_overrides_the_previous_one_and_is_named_as_origin(tmp_path: Path) -> None:
+def test_each_source_of_settings_overrides_the_previous_one_and_is_named_as_origin(tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", SMALL | {"train": {"workers": 2, "seed": 5}})
     environment = {"REKINDLE_TRAIN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere"}
     loaded = load_config(file, ["train.workers=4"], environment)

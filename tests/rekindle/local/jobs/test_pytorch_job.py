@@ -151,7 +151,7 @@ def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
     assert condition_types(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
 
 
-def test_never_fails_at_the_first_failure_and_always_restarts(jobs: TrainingJobs) -> None:
+def test_policy_never_fails_the_job_at_once_and_policy_always_restarts_the_pod(jobs: TrainingJobs) -> None:
     jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
     status = wait(jobs, has("Failed"), "never")
     assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
@@ -169,7 +169,7 @@ def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: Train
     assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts active pods, too"
 
 
-def test_limits_end_a_job(jobs: TrainingJobs) -> None:
+def test_a_job_fails_at_its_backoff_limit_and_at_its_deadline(jobs: TrainingJobs) -> None:
     crash = "import time; time.sleep(0.1); raise SystemExit(1)"
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
     jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))

@@ -39,7 +39,9 @@ def code(status: int, body: bytes) -> tuple[int, str]:
     ("keys", "refusal"),
     [(("other", SECRET), "InvalidAccessKeyId"), ((KEY, "other"), "SignatureDoesNotMatch")],
 )
-def test_each_key_alone_is_not_enough(endpoint: Endpoint, keys: tuple[str, str], refusal: str) -> None:
+def test_a_signature_with_only_one_correct_key_is_refused(
+    endpoint: Endpoint, keys: tuple[str, str], refusal: str
+) -> None:
     for version in ("s3v4", "s3"):
         client = endpoint.connect(*keys, signature_version=version)
         url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})

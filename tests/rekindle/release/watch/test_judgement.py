@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.canary import CHECKS
-from rekindle.release.watch.judgement import breach, errors_p_value, ks_distance, quantile, shift_p_value
+from rekindle.release.watch.judgement import errors_p_value, find_breach, ks_distance, quantile, shift_p_value
 from rekindle.release.watch.scores import EDGES
 from rekindle.release.watch.scrape import Buckets, VersionStats
 from rekindle.serving.server import SECONDS
@@ -67,7 +67,7 @@ def test_all_of_a_hundred_canaries_find_a_bad_candidate_and_accept_a_good_one(
     requests = 2 * CONFIG.requests  # to find ten errors in a thousand, compared with one in a thousand
     champion_requests = requests * (100 - percent) // percent
     breaches = [
-        breach(draw_stats(draw, requests, **fault), draw_stats(draw, champion_requests), CONFIG, ALPHA)
+        find_breach(draw_stats(draw, requests, **fault), draw_stats(draw, champion_requests), CONFIG, ALPHA)
         for _ in range(100)
     ]
     assert sum(bool(text) for text in breaches) == (100 if reason else 0)
@@ -92,6 +92,6 @@ def test_quantiles_of_buckets_approximate_those_of_the_values() -> None:
 
 def test_without_traffic_only_restarts_are_found() -> None:
     draw, empty = np.random.default_rng(3), VersionStats()
-    assert breach(empty, empty, CONFIG, ALPHA) == breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
-    reason = breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
+    assert find_breach(empty, empty, CONFIG, ALPHA) == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
+    reason = find_breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
     assert reason.startswith("its servers restarted 1 times")

@@ -24,7 +24,7 @@ def test_small_buckets_are_merged_and_a_large_one_is_not() -> None:
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(3, 16.27), (9, 27.88), (12, 32.91)])
-def test_the_quantiles_agree_with_the_tables(degrees: int, quantile: float) -> None:
+def test_chi_squared_quantiles_agree_with_published_tables(degrees: int, quantile: float) -> None:
     assert chi_squared(degrees) == pytest.approx(quantile, rel=0.02)
 
 
@@ -37,7 +37,7 @@ def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant()
 
 
 @pytest.mark.parametrize("change", [lambda x: x + 0.8, lambda x: x * 2.5, lambda x: np.abs(x), lambda x: x * 0])
-def test_another_location_width_or_shape_is_found(change) -> None:
+def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> None:
     rng = np.random.default_rng(1)
     result = shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
     assert result.psi > max(0.25, result.chance)

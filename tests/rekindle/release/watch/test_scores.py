@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rekindle.release.watch.scores import EDGES, OUTPUTS, Scores, count_numbers, numbers
+from rekindle.release.watch.scores import EDGES, MAX_OUTPUTS, Scores, count_numbers, numbers
 
 
 def test_predictions_of_every_form_have_numbers() -> None:
@@ -14,7 +14,7 @@ def test_predictions_of_every_form_have_numbers() -> None:
     assert (length, name) == (3.0, "prediction.hash") and 0 <= hashed < 1
     assert list(numbers(None)) == []
     assert list(numbers(10**400)) == [("prediction", 1e300)]
-    assert len(count_numbers([list(range(1000)), {str(key): key for key in range(1000)}])) == OUTPUTS
+    assert len(count_numbers([list(range(1000)), {str(key): key for key in range(1000)}])) == MAX_OUTPUTS
 
 
 def test_prometheus_reads_a_complete_histogram() -> None:

@@ -18,7 +18,7 @@ def test_the_increments_of_all_servers_are_added() -> None:
     assert increments(now, earlier) == counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
 
 
-def test_missing_or_unreachable_servers_are_an_error() -> None:
+def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
     with pytest.raises(RekindleError, match="does not have servers"):
         scrape("http://nobody.invalid:8080", "1")
     with pytest.raises(RekindleError, match="cannot be read"):

@@ -48,7 +48,7 @@ def test_an_impossible_manifest_is_damaged(change: dict[str, Any]) -> None:
         manifest.read(*manifest.write(make_manifest() | change))  # type: ignore[operator]
 
 
-def test_one_changed_byte_is_damage() -> None:
+def test_a_manifest_with_one_changed_byte_is_rejected() -> None:
     name, data = manifest.write(make_manifest())
     for offset in range(0, len(data), 7):
         with pytest.raises(Damaged, match="its manifest does not match the hash in its name"):

@@ -56,7 +56,7 @@ def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) ->
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True))
-def test_any_damage_is_reported_and_the_previous_checkpoint_used(
+def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     open_: Open, events: Events, capsys: pytest.CaptureFixture[str], damage: str, position: float
 ) -> None:
     first = open_()

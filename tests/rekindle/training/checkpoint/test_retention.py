@@ -25,7 +25,7 @@ def test_old_checkpoints_are_deleted_and_the_others_stay_complete(open_: Open) -
     assert {key.rsplit("/", 1)[1] for key in keys(first, "chunks/")} == needed
 
 
-def test_nothing_is_deleted_during_a_read(open_: Open, s3: Store) -> None:
+def test_no_checkpoint_is_deleted_while_another_process_reads_one(open_: Open, s3: Store) -> None:
     first = open_(keep_checkpoints=2)
     lease = f"{first.remote.prefix}/readers/other"
     s3.put(lease, b"")

@@ -109,7 +109,7 @@ def test_each_process_sends_the_others_only_their_slices() -> None:
         assert pg.sent == 3 * -(-width // 4), "three quarters of one partial sum: an all-reduce sends as much"
 
 
-def test_later_steps_need_no_more_memory() -> None:
+def test_the_reduction_of_later_steps_needs_no_more_memory() -> None:
     for (_, _, once), (_, _, often) in zip(reduce_in_threads(11, 3, 2), reduce_in_threads(11, 3, 6), strict=True):
         assert len(once._pool) == len(often._pool) <= 4
         assert once._inbox.numel() == often._inbox.numel()

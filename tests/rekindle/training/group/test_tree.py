@@ -49,5 +49,5 @@ def test_memory_grows_with_the_logarithm_of_the_leaves(leaves: int, workers: int
     assert held <= 2 * len(run).bit_length() + 1
 
 
-def test_the_tree_is_balanced() -> None:
+def test_the_tree_of_additions_is_balanced() -> None:
     assert joints(5) == {(0, 1, 2), (2, 3, 4), (0, 2, 4), (0, 4, 5)}

@@ -51,7 +51,7 @@ def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
     assert len(exporter.accounts.points) <= MAX_STEP_TIMES and len(exporter.accounts.summary.points) <= MAX_STEP_TIMES
 
 
-def test_it_answers_http_and_survives_silent_clients_and_large_requests() -> None:
+def test_the_exporter_answers_http_and_survives_silent_clients_and_large_requests() -> None:
     async def get(port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:

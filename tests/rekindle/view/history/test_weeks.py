@@ -43,13 +43,15 @@ def test_names_of_weeks_depend_only_on_config_and_time() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [((2026, 3, 3), (2026, 3, 5)), ((2026, 3, 9), (2026, 3, 2))])
-def test_days_without_a_run_are_refused(first: tuple[int, int, int], last: tuple[int, int, int]) -> None:
+def test_a_backfill_of_days_without_a_scheduled_run_is_refused(
+    first: tuple[int, int, int], last: tuple[int, int, int]
+) -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     with pytest.raises(ConfigError, match="does not start a run"):
         weeks(config, "0" * 64, date(*first), date(*last), NOW)
 
 
-def test_days_in_the_future_are_refused() -> None:
+def test_a_backfill_of_days_in_the_future_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the future"):
         weeks(load_config(ROOT / "configs/demo.yaml").config, "0" * 64, date(2026, 5, 1), date(2026, 6, 30), NOW)
 
