@@ -120,7 +120,7 @@ class Resources:
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Perform the action. Return kind and name of the object.
 
-        `record`: the file that a dead runner left: the name of the object to create, or the result of a patch.
+        `record`: a file for the name of the object to create or the result of a patch, perhaps left by a dead runner.
         Raises KubectlError, ConfigError.
         """
         action, flags = resource["action"], resource.get("flags") or []

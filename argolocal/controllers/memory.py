@@ -46,7 +46,7 @@ def clean_up_shared_memory() -> None:
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         with suppress(OSError):  # removed in the meantime
-            if not is_own(memory):  # a pipe of another user would block the reader
+            if not is_own(memory):  # another user's pipe of this name would block the reader
                 continue
             run = Path((memory / OWNER_FILE).read_text())
             last_use = max(file.stat().st_mtime for file in memory.iterdir())

@@ -83,7 +83,7 @@ class Pod:
             log.write(f"[{self.name}] ended with code {code}, is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
-        """Do not restart the container: a restart cannot cure the cause that its exit code names."""
+        """Do not restart the container: its exit code names a cause that a restart cannot cure."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code}, which a restart cannot cure\n")

@@ -49,7 +49,7 @@ class Progress:
     version: str = ""
     origin: str = ""  # the annotation ORIGIN
     counts: tuple = ()
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=time.monotonic)  # the last change of `counts`
     failure: str = ""
 
 
@@ -217,7 +217,7 @@ class Rollout:
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
-    """Return the run whose workflow owns the Deployment, or None. It has pods only while the run has a runner."""
+    """Return the run whose workflow owns the Deployment, or None. The pods exist only while the run has a runner."""
     references = obj["metadata"].get("ownerReferences") or []
     return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
 

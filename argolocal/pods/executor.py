@@ -284,7 +284,7 @@ class Executor:
         return run
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod with a container that cannot start; Argo's executor reports all except init containers."""
+        """End a pod whose container cannot start. Argo's executor reports exit codes, except for init containers."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -361,7 +361,9 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                is_terminated = process.code in TERMINATED_EXIT_CODES  # Argo treats it as terminated on request
+                is_terminated = (
+                    process.code in TERMINATED_EXIT_CODES
+                )  # Argo treats such a container as terminated on request
                 result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
                 self._end(pod, *result, None)
             else:

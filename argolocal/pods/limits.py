@@ -107,7 +107,7 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and their version. A child that enters a cgroup tests each once."""
+    """Return the folder for new cgroups, and their version. Child processes test the candidates once."""
     for folder, version in _candidates():
         _remove_abandoned(folder)
         with contextlib.suppress(OSError):

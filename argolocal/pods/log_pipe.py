@@ -56,7 +56,7 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk. Return its size, -1 if no data is available, 0 at the end."""
+        """Copy at most one chunk. Return the chunk's size, -1 if no data is available, or 0 at the end."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
@@ -123,6 +123,6 @@ def _reader() -> _Reader:
 def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     maximum = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if 0 <= soft < maximum:  # each pod needs a few; the limit is as high for containers on a cluster
+    if 0 <= soft < maximum:  # each pod needs a few descriptors; containers on a cluster have this limit, too
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

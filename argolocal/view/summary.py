@@ -246,7 +246,7 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
 
 
 def last_error(log: str) -> str:
-    """Return the last `error: ...` of a log. It says more than the failed condition of a job."""
+    """Return the last `error: ...` of a log, which says more than the failed condition of a job."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""
 

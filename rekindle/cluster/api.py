@@ -4,7 +4,7 @@
     cluster.create(WORKFLOWS, manifest)
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
-A call is retried for some seconds if the connection is lost or the server is overloaded, a watch without limit.
+If the connection is lost or the server is overloaded, a call is retried for some seconds, and a watch without limit.
 Importing this module is cheap; `connect` imports the kubernetes client (half a second).
 """
 

@@ -111,6 +111,6 @@ def _run(*command: str) -> str:
             output += line
     if process.returncode:
         raise RekindleError(
-            f"`{' '.join(command)}` ended with {process.returncode}: see its last lines above. {REMEDIES[command[1]]}"
+            f"`{' '.join(command)}` ended with {process.returncode}: see the end of its output. {REMEDIES[command[1]]}"
         )
     return output

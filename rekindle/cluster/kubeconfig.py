@@ -29,7 +29,7 @@ class Settings(client.Configuration):
     """Strips the line break at the end of a token file, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        with _captured_errors():  # of a credential plugin: the server answers 401
+        with _captured_errors():  # a credential plugin failed: the server will answer 401
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 

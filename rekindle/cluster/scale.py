@@ -13,7 +13,7 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
     """Set the number of workers of the training `task` of a run; returns the change.
 
-    It scales the Deployment of additional workers if it exists (cluster.harvest), else the PyTorchJob.
+    Scales the Deployment of additional workers (cluster.harvest) if it exists, else the PyTorchJob.
     Raises ConfigError if the training does not run, or may not have this number of workers.
     """
     name = f"{run}-{task}"

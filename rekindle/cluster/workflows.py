@@ -30,7 +30,7 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 MAX_NODES_BYTES = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
-SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retried request finds its first attempt
+SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retry finds the object of the first attempt
 
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
@@ -45,7 +45,7 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Split off the reference to a template: Argo resolves it, and knows which parameters the template declares."""
+    """Split off the reference to a template: Argo resolves the reference, and knows the parameters of the template."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
     workflow_spec = spec.get("workflowSpec") if is_cron else spec

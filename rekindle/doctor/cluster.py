@@ -226,14 +226,14 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 
 def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
-    """Check that the account of the model server exists, which its pods need to be created."""
+    """Check that the account of the model server exists: without it, the server's pods cannot be created."""
     exists = bool(cluster.find(ACCOUNTS, name))
     detail = f"ServiceAccount {name} {'exists' if exists else 'does not exist'}"
     yield Check("serving account", exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
 def check_serving_credentials(cluster: Cluster) -> Iterator[Check]:
-    """Check that the model server has keys, and not the keys of the pipelines."""
+    """Check that the model server has keys, and that they differ from the keys of the pipelines."""
     command = platform.secret_command(cluster.namespace, pods.SERVING_SECRET)
     remedy = f"{command}, of a user who can only read releases/.{CLOUD_ROLE_NOTE}"
     (check,) = _check_keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEY_NAMES, remedy, False)
@@ -273,7 +273,7 @@ def _check_keys(
 
 
 def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """Check that pods of each kind pass admission: PodSecurity, quota, LimitRange, PriorityClass and account."""
+    """Check that pods of each kind pass admission by PodSecurity, quota, LimitRange, PriorityClass and account."""
     for name in DEFAULTS:
         settings = config.pod(name)
         settings = settings.model_copy(update={"cpu": settings.cpu or "1"})

@@ -127,7 +127,7 @@ def check_memory(_: Path) -> Check:
 
 
 def check_shared_memory(_: Path) -> Check:
-    """Check the shared memory, where each worker keeps its three newest snapshots."""
+    """Check the free shared memory: each worker keeps its three newest snapshots there."""
     from rekindle.training.checkpoint import snapshot_file
 
     directory = snapshot_file.directory()

@@ -23,7 +23,7 @@ from rekindle.storage import Store
 def rollback(
     home: Path, cluster: Cluster | None, model: str, version: str, seconds: float, report: Callable[[Result], None]
 ) -> None:
-    """Roll a model back to `version` (empty: the version before the champion), or finish an interrupted rollback.
+    """Roll a model back to `version` (if empty: to the version before the champion), or finish an interrupted rollback.
 
     Calls `report`, then sends the notification that the config of the model asks for.
     """

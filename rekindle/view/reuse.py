@@ -25,7 +25,10 @@ def add_cached(home: Path, manifest: Mapping[str, Any], parameters: dict[str, st
 
 
 def add_cached_on_cluster(manifest: Mapping[str, Any], parameters: dict[str, str], reuse: bool) -> dict[str, str]:
-    """Return `parameters` of a cluster's run with the cached results in S3_BUCKET. Without it, pods look them up."""
+    """Return `parameters` of a cluster's run with the cached results in S3_BUCKET.
+
+    Without S3_BUCKET, pods look the results up.
+    """
     if not _uses_cache(manifest, parameters):
         return parameters
     if reuse and not os.environ.get("S3_BUCKET"):

@@ -80,7 +80,7 @@ class Services:
                 self._launch(name)
 
     def restart_dead(self) -> None:
-        """Restart services that died without being stopped, or that this process uses, with a message."""
+        """Restart services that died without being stopped, or that this process uses, and report each restart."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used_names or (record and record.pid):

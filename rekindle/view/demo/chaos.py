@@ -176,7 +176,7 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
 
 
 def signal_processes(attack: Attack, training: Training, recording: Recording, rng: random.Random) -> AttackRecord:
-    """Send the signal; returns the record to follow from now on."""
+    """Send the signal of an attack; returns the new record of the attack."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
     workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first the workers that restart without backoff

@@ -1,4 +1,4 @@
-"""Runs past weeks of a schedule, several at a time. All state is in the runs: after `kill -9` it can be continued.
+"""Runs past weeks of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
 
 The models of such runs are evaluated and recorded, but never released: the gate reads the parameter `backfill`.
 """
