@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns
-from steps.fraud.data.checks import Checked, check
+from steps.fraud.data.checks import CheckedRows, check
 from steps.fraud.data.schema import UNKNOWN, Rows, identity
 from steps.fraud.data.suspicions import suspicions
 
@@ -39,7 +39,7 @@ def with_row(**values: Any) -> pl.DataFrame:
     )
 
 
-def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
+def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> CheckedRows:
     return check(rows, Columns(), tolerated, now=NOW)
 
 
