@@ -91,7 +91,7 @@ def test_a_stray_late_row_is_rejected() -> None:
     ("columns", "message"),
     [
         ({}, ""),
-        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has one value only'),
+        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has only one value'),
         ({"card": list(range(100))}, 'column "CUSTOMER_ID" (data.columns.card) differs in every row'),
         (
             {"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50},
