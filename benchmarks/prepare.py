@@ -36,14 +36,14 @@ def polars(source: Path, target: Path) -> None:
 
     from steps.fraud.config import Data
     from steps.fraud.data.checks import check
-    from steps.fraud.data.features import HANDBOOK, tables
+    from steps.fraud.data.features import HANDBOOK_NAMES, tables
     from steps.fraud.data.source import read
 
     data = Data(source=str(source))
     rows = check(read(data, target), data.columns, data.tolerated_rejects).rows
     pieces = [
-        pl.from_numpy(table, schema=list(HANDBOOK)).with_columns(id=piece.id)
-        for piece, table in tables(rows, data.label_delay_days, names=HANDBOOK)
+        pl.from_numpy(table, schema=list(HANDBOOK_NAMES)).with_columns(id=piece.id)
+        for piece, table in tables(rows, data.label_delay_days, names=HANDBOOK_NAMES)
     ]
     pl.concat(pieces).write_parquet(target)
 

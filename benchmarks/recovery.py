@@ -198,7 +198,7 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
         time.sleep(0.5)
         began = time.monotonic()
         run.coordinator = run.crew.coordinator(run.argv)
-        run.crew.until(lambda: "all 3 are back" in run.coordinator.said())
+        run.crew.until(lambda: "all 3 are connected again" in run.coordinator.said())
         back.append(time.monotonic() - began)
         time.sleep(max(0.0, start + 2 - time.monotonic()))
         after = max(s.finished - s.began for name in NAMES for s in run.steps(name, start))

@@ -3,9 +3,9 @@
     rekindle step steps.canary --name=demo --version=4 --champion=3 --server=demo-9f2c-1a --former=demo-77ab-1a \\
         --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
-Errors, latencies and predictions of both are read from /metrics of their servers. If the candidate does worse, the step
-succeeds with the result `taken back: REASON`, and the pipeline rolls it back. A repeated step watches the same share.
-docs/serving.md describes the tests and the traffic that they need.
+The step reads errors, latencies and predictions of both models from /metrics of their servers. If the candidate does
+worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls it back. A repeated step watches
+the same share. docs/serving.md describes the tests and the traffic that they need.
 """
 
 from pydantic import Field
@@ -38,10 +38,10 @@ def run(inputs: Inputs) -> Outputs:
     reason = watch(inputs) if has_champion and inputs.percent else ""
     percent = inputs.rule.after(inputs.percent) if has_champion and not reason else 0
     outcome = f"taken back: {reason}" if reason else "passed"
-    return Outputs(canary=outcome, percent=percent, replicas=pods(percent, inputs.servers))
+    return Outputs(canary=outcome, percent=percent, replicas=count_pods(percent, inputs.servers))
 
 
-def pods(percent: int, servers: int) -> int:
+def count_pods(percent: int, servers: int) -> int:
     """Return the number of pods that get about this share next to `servers` others; `servers` for a shadow (100 %)."""
     return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
 
@@ -52,14 +52,14 @@ def watch(inputs: Inputs) -> str:
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary
 
-    candidate = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
-    reason = candidate.observe()
+    canary = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
+    reason = canary.observe()
     tags = {"rekindle.canary": f"passed with {inputs.percent} % of the requests"}
     if reason:
         reason = f"version {inputs.version} with {inputs.percent} % of the requests, versus {inputs.champion}: {reason}"
         tags = {"rekindle.canary": "taken back", "verdict": "taken back", "reason": reason}
     if inputs.run_id:
-        figures = {f"canary.{inputs.percent}.{name}": value for name, value in candidate.figures().items()}
+        figures = {f"canary.{inputs.percent}.{name}": value for name, value in canary.figures().items()}
         tracking.log(inputs.run_id, metrics=figures, tags=tags)
     say(reason or tags["rekindle.canary"])
     return reason

@@ -99,7 +99,7 @@ def training_summary(ledger: str) -> "Summary | None":
 
     try:
         summary = summarize(read(Store.from_env(), ledger))
-    except RekindleError as error:  # the workflow must end even without it
+    except RekindleError as error:  # the workflow must end even without the summary
         sys.stderr.write(f"the summary of the training is not recorded: {error}\n")
         return None
     return summary if summary.intervals else None

@@ -25,7 +25,7 @@ def run(inputs: Inputs) -> Outputs:
     out = inputs.workdir / "larger"
     shutil.copytree(inputs.dataset, out)
     images, labels = np.load(out / "train-images.npy"), np.load(out / "train-labels.npy")
-    moved = [np.roll(images, step, axis) for axis in (1, 2) for step in (-1, 1)]
-    np.save(out / "train-images.npy", np.concatenate([images, *moved]))
+    shifted_images = [np.roll(images, step, axis) for axis in (1, 2) for step in (-1, 1)]
+    np.save(out / "train-images.npy", np.concatenate([images, *shifted_images]))
     np.save(out / "train-labels.npy", np.tile(labels, 5))
     return Outputs(dataset=out, digest=record_dataset(out, Prepared(rows=5 * len(images))))

@@ -4,7 +4,8 @@
         --checkpoints=runs/a/checkpoints
 
 Runs as a single process, or within a group under a coordinator (at MASTER_ADDR and MASTER_PORT) or under torchrun.
-Writes `<out>/model.safetensors` and `<out>/model.json`. Exit code 143 after a SIGTERM: unfinished, start it again.
+Writes `<out>/model.safetensors` and `<out>/model.json`. Exit code 143 after a SIGTERM means that the training is
+unfinished: start the step again.
 """
 
 from rekindle.step import Reuse, StepOutputs

@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.errors import TrackingError, say
 
-MAX_POINTS = 500  # per curve; each is the mean over the same number of steps
+MAX_POINTS = 500  # per curve; each point is the mean over the same number of steps
 UPLOAD_INTERVAL_S = 5.0  # between requests to MLflow
 CLOSE_TIMEOUT_S = 10.0  # for the last points to reach MLflow
 PROGRESS = re.compile(
@@ -18,7 +18,7 @@ PROGRESS = re.compile(
 
 
 class Metrics:
-    """Metrics of the group's rank 0. Every worker has an instance, since any of them may become rank 0.
+    """Metrics of the group's rank 0. Every worker has an instance, since every worker may become rank 0.
 
     `note` records the event `run` with `plan` once, and the event `loss` with each log line.
     """
@@ -32,13 +32,14 @@ class Metrics:
         note: Callable[..., None] = lambda event, **fields: None,
         plan: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run_id, self.total, self.samples, self.note, self.plan = run_id, total, samples_per_step, note, plan or {}
+        self.run_id, self.total, self.samples_per_step = run_id, total, samples_per_step
+        self.note, self.plan = note, plan or {}
         self.prefix = f"{prefix}/" if prefix else ""
-        self.every = max(1, total // MAX_POINTS)
+        self.steps_per_point = max(1, total // MAX_POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
-        self._since = self._line_at = time.monotonic()
+        self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
-        self._validation: float | None = None  # newest loss
+        self._validation_loss: float | None = None  # the newest, if any
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -51,23 +52,23 @@ class Metrics:
         self._sums[1] += norm
         self._sums[2] += 1
         now = time.monotonic()
-        if step % self.every == 0 or step == self.total:
+        if step % self.steps_per_point == 0 or step == self.total:
             loss, norm, count = self._sums
-            speed = count * self.samples / max(1e-9, now - self._since)
+            speed = count * self.samples_per_step / max(1e-9, now - self._point_start)
             values = {"loss": loss / count, "gradient_norm": norm / count, "learning_rate": rate}
             values["samples_per_s"] = speed
-            self._sums, self._since = [0.0, 0.0, 0], now
+            self._sums, self._point_start = [0.0, 0.0, 0], now
             self._plot("train", values, step)
         if self._line_step < 0:  # the first step of a process is a warm-up and is not measured
-            self._line_at, self._line_step = now, step
+            self._line_time, self._line_step = now, step
             self.note("run", **self.plan)
-        elif now - self._line_at >= 1 or step == self.total:
-            self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
-            self._line_at, self._line_step = now, step
+        elif now - self._line_time >= 1 or step == self.total:
+            self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_time))
+            self._line_time, self._line_step = now, step
 
     def validated(self, step: int, values: dict[str, float]) -> None:
         """Record the means over the held-out samples after update `step`."""
-        self._validation = values["loss"]
+        self._validation_loss = values["loss"]
         self._plot("validation", values, step)
         if step == self.total:
             say("validation " + " ".join(f"{name}={value:.5f}" for name, value in values.items()))
@@ -94,16 +95,18 @@ class Metrics:
         eta = (self.total - step) / max(1e-9, steps_per_s)
         if math.isfinite(loss):
             self.note("loss", loss=loss)
-        line = f"progress step={step}/{self.total} loss={loss:.5f} samples_per_s={steps_per_s * self.samples:.0f}"
-        validation = "" if self._validation is None else f" validation_loss={self._validation:.5f}"
-        say(f"{line} eta_s={eta:.0f}{validation}")
+        line = (
+            f"progress step={step}/{self.total} loss={loss:.5f} samples_per_s={steps_per_s * self.samples_per_step:.0f}"
+        )
+        validation_text = "" if self._validation_loss is None else f" validation_loss={self._validation_loss:.5f}"
+        say(f"{line} eta_s={eta:.0f}{validation_text}")
 
     def _run(self) -> None:
         from rekindle import tracking
 
-        ending = False
-        while not ending:
-            ending = self._closing.wait(UPLOAD_INTERVAL_S)
+        is_closing = False
+        while not is_closing:
+            is_closing = self._closing.wait(UPLOAD_INTERVAL_S)
             with self._lock:
                 points = list(self._points)
             try:

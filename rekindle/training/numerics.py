@@ -18,14 +18,14 @@ def pick_device(spec: TrainingSpec) -> torch.device:
     """Make torch deterministic and return the device to use. Raises ConfigError if the device does not exist."""
     _keep_freed_memory()
     torch.set_num_threads(spec.threads)
-    # like torch.use_deterministic_algorithms, without the 1.8 s that it takes to import the compiler
+    # like torch.use_deterministic_algorithms, which takes 1.8 s to import the compiler
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False  # costs time, and we never read uninitialized memory
-    cuda = torch.cuda.is_available() if spec.device != "cpu" else False
-    if spec.device == "cuda" and not cuda:
+    settings.fill_uninitialized_memory = False  # filling costs time, and this code never reads uninitialized memory
+    has_cuda = torch.cuda.is_available() if spec.device != "cpu" else False
+    if spec.device == "cuda" and not has_cuda:
         raise ConfigError('train.device is "cuda", but the machine lacks a usable GPU. Use "auto" or another machine.')
-    if not cuda:
+    if not has_cuda:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cuda", torch.cuda.current_device())
@@ -54,7 +54,7 @@ def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
         "config": spec.identity_hash(),
         "data": spec.digest,
     }
-    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN uses the units that exist
+    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN uses the units that the CPU has
         units = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx": torch.cpu._is_amx_tile_supported()}
         facts["bfloat16"] = " ".join(name for name, exists in units.items() if exists) or "emulated"
     return facts

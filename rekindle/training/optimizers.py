@@ -1,7 +1,7 @@
 """Optimizers: fused AdamW, or an optimizer created by the workload.
 
-Both keep their state in the flat memory of the training state, so that it is part of every snapshot and checkpoint, and
-is sent to joining workers.
+Both keep their state in the flat memory of the training state, so the state is part of every snapshot and checkpoint,
+and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,21 @@ from rekindle.training.buffers import padded_size
 from rekindle.training.spec import TrainConfig
 
 kernels: Any = torch  # the type stubs lack the fused operations
-Rate = Callable[[float], float]  # highest learning rate → learning rate of this update
-Named = list[tuple[str, nn.Parameter]]
+Rate = Callable[[float], float]  # function: highest learning rate → learning rate of this update
+NamedParameters = list[tuple[str, nn.Parameter]]
 
 
 class FusedAdamW:
     """torch's fused kernel, called directly on the flat weights.
 
-    It is 4 times faster than separate operations, and spares each worker the import of `torch.optim`, one second.
-    `cut`: number of elements that decay (the matrices, which come first).
+    This is 4 times faster than separate operations, and saves each worker the import of `torch.optim` (one second).
+    `decay_size`: number of elements that decay (the matrices, which are first).
     """
 
-    def __init__(self, config: TrainConfig, size: int, cut: int) -> None:
+    def __init__(self, config: TrainConfig, size: int, decay_size: int) -> None:
         self.config, self.floats = config, 2 * size
         self.layout: list[Any] = []
-        self._slices = ((slice(0, cut), config.weight_decay), (slice(cut, size), 0.0))
+        self._slices = ((slice(0, decay_size), config.weight_decay), (slice(decay_size, size), 0.0))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:
         """Store the two moments in `memory`, float32 [floats]."""
@@ -69,37 +69,42 @@ class TorchOptimizer:
     gradients and undoes it; the real first step then starts with the state of a new optimizer.
     """
 
-    def __init__(self, optimizer: Any, named: Named) -> None:
-        self.optimizer, self._named = optimizer, named
+    def __init__(self, optimizer: Any, named_parameters: NamedParameters) -> None:
+        self.optimizer, self._named_parameters = optimizer, named_parameters
         self._check_parameters()
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
-        self._new = {p: _tensors(name, optimizer.state[p], torch.clone) for name, p in named if p in optimizer.state}
-        created = self._create_state()
-        states = [(f"{name}.{key}", value) for name, state in created.items() for key, value in state.items()]
+        self._initial_state = {
+            p: _tensors(name, optimizer.state[p], torch.clone) for name, p in named_parameters if p in optimizer.state
+        }
+        created_state = self._create_state()
+        states = [(f"{name}.{key}", value) for name, state in created_state.items() for key, value in state.items()]
         self.layout = [(name, list(value.shape), str(value.dtype)) for name, value in states]
-        tensors = [(p, key, value) for name, p in named for key, value in sorted(created[name].items())]
-        on_device = [entry for entry in tensors if entry[2].device == entry[0].device]
-        on_host = [entry for entry in tensors if entry[2].device != entry[0].device]  # step counters, on a GPU
-        self._like = on_device + on_host
+        tensors = [
+            (p, key, value) for name, p in named_parameters for key, value in sorted(created_state[name].items())
+        ]
+        device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
+        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]  # step counters, on a GPU
+        self._templates = device_entries + host_entries
         self._sizes = [
-            [padded_size(like.numel(), like.dtype) for *_, like in entries] for entries in (on_device, on_host)
+            [padded_size(template.numel(), template.dtype) for *_, template in entries]
+            for entries in (device_entries, host_entries)
         ]
         self.floats = sum(map(sum, self._sizes))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:
         """Store the state in `memory`, float32 [floats]. The parameters are views of `weights`."""
-        on_device, self._on_host = memory.split([sum(sizes) for sizes in self._sizes])
-        self._host = self._on_host.cpu()  # the copy that the optimizer uses
-        chunks = [*on_device.split(self._sizes[0]), *self._host.split(self._sizes[1])]
+        device_memory, self._host_state = memory.split([sum(sizes) for sizes in self._sizes])
+        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy
+        chunks = [*device_memory.split(self._sizes[0]), *self._host_copy.split(self._sizes[1])]
         self._views: list[tuple[nn.Parameter, str, Tensor]] = []
         self.optimizer.state.clear()
-        for (parameter, key, like), chunk in zip(self._like, chunks, strict=True):
-            view = chunk.view(like.dtype)[: like.numel()].view(like.shape)
+        for (parameter, key, template), chunk in zip(self._templates, chunks, strict=True):
+            view = chunk.view(template.dtype)[: template.numel()].view(template.shape)
             self._views.append((parameter, key, view))
             self.optimizer.state[parameter][key] = view
-        del self._like
+        del self._templates
         self._gradient = torch.zeros_like(weights)
-        for _, parameter in self._named:
+        for _, parameter in self._named_parameters:
             start = parameter.storage_offset() - weights.storage_offset()
             parameter.grad = self._gradient[start : start + parameter.numel()].view(parameter.shape)
 
@@ -110,10 +115,10 @@ class TorchOptimizer:
             group["lr"] = rate(peak)
         if step == 0:
             self.optimizer.state.clear()
-            for parameter, tensors in self._new.items():
+            for parameter, tensors in self._initial_state.items():
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in tensors.items()}
-        elif len(self._host):
-            self._host.copy_(self._on_host)
+        elif len(self._host_copy):
+            self._host_copy.copy_(self._host_state)
         self.optimizer.step()
         self._copy_state_back()
 
@@ -128,13 +133,13 @@ class TorchOptimizer:
                     )
                 view.copy_(value)
                 state[key] = view
-        if len(self._host):
-            self._on_host.copy_(self._host)
+        if len(self._host_copy):
+            self._host_state.copy_(self._host_copy)
 
     def _check_parameters(self) -> None:
         groups = self.optimizer.param_groups
-        optimized = {id(p) for group in groups for p in group["params"]}
-        if missing := [name for name, p in self._named if id(p) not in optimized]:
+        optimized_ids = {id(p) for group in groups for p in group["params"]}
+        if missing := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
             raise ConfigError(
                 f'the workload\'s optimizer lacks the parameter "{missing[0]}": pass it all parameters of the model, '
                 "or freeze the others with requires_grad_(False)."
@@ -147,9 +152,9 @@ class TorchOptimizer:
     def _create_state(self) -> dict[str, dict[str, Tensor]]:
         """Return the state tensors by parameter and key, after a step with zero gradients. Raises ConfigError."""
         optimizer, kind = self.optimizer, type(self.optimizer).__name__
-        initial = [p.detach().clone() for _, p in self._named]
-        settings = deepcopy(_settings(optimizer))
-        for _, parameter in self._named:
+        initial_weights = [p.detach().clone() for _, p in self._named_parameters]
+        earlier_settings = deepcopy(_settings(optimizer))
+        for _, parameter in self._named_parameters:
             parameter.grad = torch.zeros_like(parameter)
         try:
             optimizer.step()
@@ -158,27 +163,27 @@ class TorchOptimizer:
                 f"the workload's optimizer {kind} cannot make a step ({error}): optimizers that need a "
                 "closure or sparse gradients are not supported."
             ) from error
-        if _settings(optimizer) != settings:
+        if _settings(optimizer) != earlier_settings:
             raise ConfigError(
                 f"the workload's optimizer {kind} keeps state in its param_groups, which would be lost with a worker: "
                 "its state must be tensors in `optimizer.state`."
             )
-        for (_, parameter), weights in zip(self._named, initial, strict=True):
+        for (_, parameter), weights in zip(self._named_parameters, initial_weights, strict=True):
             parameter.grad = None
             parameter.data.copy_(weights)
-        return {name: _tensors(name, optimizer.state[p], torch.Tensor.detach) for name, p in self._named}
+        return {name: _tensors(name, optimizer.state[p], torch.Tensor.detach) for name, p in self._named_parameters}
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def _tensors(name: str, state: dict[str, Any], take: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Apply `take` to the tensors of one parameter's state. Raises ConfigError if it contains anything else."""
+def _tensors(name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Apply `convert` to the tensors of one parameter's state. Raises ConfigError if it contains anything else."""
     for key, value in state.items():
         if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):
             raise ConfigError(
                 f'the optimizer\'s state "{key}" of "{name}" is {type(value).__name__}: it must be a dense tensor, '
                 "since every snapshot includes it."
             )
-    return {key: take(value) for key, value in state.items() if value is not None}
+    return {key: convert(value) for key, value in state.items() if value is not None}

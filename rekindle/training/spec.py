@@ -64,27 +64,27 @@ class TrainConfig(Section):
 
     @field_validator("validation", mode="before")
     @classmethod
-    def _share(cls, value: Any) -> float | str:
+    def _check_validation(cls, value: Any) -> float | str:
         with suppress(TypeError, ValueError):
             if value == "workload" or 0 <= float(value) < 1:
                 return value if value == "workload" else float(value)
         raise ValueError('it must be a share of the training samples, from 0 to below 1, or "workload"')
 
     @model_validator(mode="after")
-    def _consistent(self) -> "TrainConfig":
+    def _check(self) -> "TrainConfig":
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.validation:
                 raise ValueError(
                     f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set train.validation to "
                     "a share of the training samples, such as 0.1"
                 )
-        virtual = self.virtual_workers
+        virtual_workers = self.virtual_workers
         if self.max_workers == 0:
             object.__setattr__(self, "max_workers", self.workers)
         for name in ("workers", "max_workers"):
-            if (value := getattr(self, name)) > virtual:
+            if (value := getattr(self, name)) > virtual_workers:
                 raise ValueError(
-                    f"train.{name} is {value}: it must be at most train.virtual_workers ({virtual}). "
+                    f"train.{name} is {value}: it must be at most train.virtual_workers ({virtual_workers}). "
                     "Lower it, or raise train.virtual_workers (this changes the result)"
                 )
         if not self.min_workers <= self.workers <= self.max_workers:
@@ -102,32 +102,31 @@ class TrainConfig(Section):
 
     def misfits(self, fingerprint: dict[str, Any]) -> list[str]:
         """Return the entries of a worker's fingerprint that `train.fingerprint` does not allow."""
-        required = self.fingerprint.items()
         return [
             f"{key} is {fingerprint.get(key)} and not {value}"
-            for key, value in required
+            for key, value in self.fingerprint.items()
             if fingerprint.get(key) != value
         ]
 
     def total_steps(self, samples: int) -> int:
         """Return the number of optimizer updates of the run with `samples` training samples."""
-        return self.steps or self._updates(self.epochs, samples)
+        return self.steps or self._updates_of(self.epochs, samples)
 
     def validation_every(self, samples: int) -> int:
         """Return the number of optimizer updates between two validations."""
-        return self.validation_steps or self._updates(self.validation_epochs, samples)
+        return self.validation_steps or self._updates_of(self.validation_epochs, samples)
 
-    def _updates(self, epochs: float, samples: int) -> int:
+    def _updates_of(self, epochs: float, samples: int) -> int:
         return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
 
     def rate(self, step: int, total: int, highest: float) -> float:
         """Return the learning rate of update `step` of `total`; `highest`: the rate at the end of the warm-up."""
-        rise = round(self.warmup * total)
-        if step < rise:
-            return highest * (step + 1) / rise
-        remaining = 1 - (step - rise) / max(1, total - rise)
-        shapes = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
-        return highest * shapes[self.schedule]
+        warmup_steps = round(self.warmup * total)
+        if step < warmup_steps:
+            return highest * (step + 1) / warmup_steps
+        remaining = 1 - (step - warmup_steps) / max(1, total - warmup_steps)
+        factors = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
+        return highest * factors[self.schedule]
 
 
 def check_training(train: TrainConfig, workload: Any) -> None:

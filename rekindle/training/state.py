@@ -1,8 +1,8 @@
 """The whole training state in one flat tensor: weights, optimizer state, average of the weights (optional), buffers,
 and the best weights so far with the record of validation (optional).
 
-One tensor means one broadcast, and one copy for a checkpoint: nothing can be forgotten. Parameters and non-float32
-tensors are views of it, aligned to 64 bytes.
+One tensor needs one broadcast, and one copy for a checkpoint, so no part can be forgotten. Parameters and non-float32
+tensors are views of this tensor, aligned to 64 bytes.
 """
 
 import hashlib
@@ -22,13 +22,14 @@ from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
 MAX_MEASURES = 8  # of a workload, in addition to the loss
-RECORD = 4  # float64 values: best validation loss, its step, validations since then, 1 if training has ended
+RECORD_LENGTH = 4  # float64 values: best validation loss, its step, validations since then, 1 if training has ended
 
 
 class State:
     """A model and its optimizer. `step`: number of updates made; -1: not initialized yet.
 
-    With validation, a last step without an update ends training. `make_optimizer`: the workload's; default: AdamW.
+    With validation, a last step without an update ends training. `make_optimizer`: function of the workload; default:
+    AdamW.
     """
 
     def __init__(
@@ -39,33 +40,37 @@ class State:
         make_optimizer: Callable[[nn.Module, TrainConfig], Any] | None = None,
     ) -> None:
         self.model, self.config, self.device, self.step = model.to(device), config, device, -1
-        optimizer = make_optimizer(model, config) if make_optimizer else None  # it may freeze parameters
+        optimizer = make_optimizer(model, config) if make_optimizer else None  # this call may freeze parameters
         if make_optimizer and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"`optimizer` returned {optimizer!r}: it must return a torch.optim.Optimizer.")
-        named = _trainable(model)
-        self.parameters = [p for _, p in named]
+        named_parameters = _trainable(model)
+        self.parameters = [p for _, p in named_parameters]
         offsets = [0]
         for p in self.parameters:
             offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGNMENT) * ALIGNMENT)
         self.size, self._offsets = offsets[-1], offsets[:-1]
-        cut = offsets[sum(p.ndim >= 2 for p in self.parameters)]
-        self.optimizer = TorchOptimizer(optimizer, named) if optimizer else FusedAdamW(config, self.size, cut)
+        decay_size = offsets[sum(p.ndim >= 2 for p in self.parameters)]
+        self.optimizer = (
+            TorchOptimizer(optimizer, named_parameters) if optimizer else FusedAdamW(config, self.size, decay_size)
+        )
         self.buffers = Buffers(model)
-        self.layout = [[name, list(p.shape)] for name, p in named] + self.optimizer.layout + self.buffers.layout
+        self.layout = (
+            [[name, list(p.shape)] for name, p in named_parameters] + self.optimizer.layout + self.buffers.layout
+        )
         sizes = [self.size, self.optimizer.floats, self.size if config.average else 0, self.buffers.floats]
         sizes += [self.size + self.buffers.floats if config.keep_best else 0, ALIGNMENT if config.validation else 0]
         self.memory = torch.zeros(sum(sizes), device=device)
         self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
         self._average = average if config.average else self.weights
-        self._record = record.view(torch.float64)[:RECORD] if config.validation else None
+        self._record = record.view(torch.float64)[:RECORD_LENGTH] if config.validation else None
         for p, view in zip(self.parameters, self.views(self.weights), strict=True):
             view.copy_(p.data)
             p.data = view
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
-        self._tails = [*self.buffers.widths, *([1 + MAX_MEASURES] if config.validation else [])]
-        self.width = self.size + sum(self._tails)  # number of elements that are summed over the virtual workers
+        self._extra_widths = [*self.buffers.widths, *([1 + MAX_MEASURES] if config.validation else [])]
+        self.width = self.size + sum(self._extra_widths)  # number of elements that are summed over the virtual workers
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
@@ -74,7 +79,7 @@ class State:
 
     def summands(self, flat: Tensor) -> list[Tensor]:
         """Return views of the summands in `flat` [width]: gradients, changes of buffers, validation sums."""
-        return [*self.views(flat), *flat[self.size : self.width].split(self._tails)]
+        return [*self.views(flat), *flat[self.size : self.width].split(self._extra_widths)]
 
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
         """Make one update from `total` [width], the sum over `scale` virtual workers.
@@ -82,11 +87,11 @@ class State:
         Returns the norm of the mean gradient before clipping. Raises ConfigError if it is not finite.
         """
         config = self.config
-        gradient = total[: self.size] if self._tails else total
+        gradient = total[: self.size] if self._extra_widths else total
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
-                f"the gradient of step {self.step} is not finite: training has diverged, as a retry would. "
+                f"the gradient of step {self.step} is not finite: training has diverged, and a retry would, too. "
                 f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
             )
         if self.buffers.widths:
@@ -94,7 +99,7 @@ class State:
         divisor = scale * max(1.0, norm / config.clip) if config.clip else scale
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
-        if config.average:  # decay faster at first: otherwise the initial weights would linger
+        if config.average:  # a faster decay at first: otherwise the initial weights would count for too long
             self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))
         return norm
 
@@ -160,16 +165,16 @@ class State:
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trainable parameters, matrices first: only matrices decay. Raises ConfigError."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    named.sort(key=lambda item: item[1].ndim < 2)
-    if unsupported := [name for name, p in named if p.dtype != torch.float32]:
+    named_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named_parameters.sort(key=lambda item: item[1].ndim < 2)
+    if unsupported := [name for name, p in named_parameters if p.dtype != torch.float32]:
         raise ConfigError(
             f"parameter {unsupported[0]} of the model is not float32: training supports float32 only. For bfloat16 "
             "arithmetic set train.precision to bf16."
         )
-    if not named:
+    if not named_parameters:
         raise ConfigError("the model lacks a trainable parameter: at least one must have requires_grad=True.")
-    return named
+    return named_parameters
 
 
 def load_weights(model: nn.Module, store: Store, prefix: str) -> None:

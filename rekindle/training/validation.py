@@ -1,8 +1,8 @@
 """Validation during training: loss and measures of held-out samples, in eval mode, with the weights to release.
 
 The micro-batches of the held-out samples are distributed to the virtual workers, and their sums are reduced together
-with the gradients of the next step: the number of workers does not change a bit of them, and a validation needs no
-extra communication.
+with the gradients of the next step. So the number of workers does not change a bit of these sums, and a validation
+needs no extra communication.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class Validation:
         self.total = spec.total_steps(training_samples)
         self.every = spec.validation_every(training_samples)
         self.names: list[str] | None = None
-        self._zeros = [torch.zeros(1 + MAX_MEASURES, device=state.device)] if samples else []
+        self._zero_sums = [torch.zeros(1 + MAX_MEASURES, device=state.device)] if samples else []
 
     def due(self, step: int) -> bool:
         """Return True if the weights after `step` updates are to be validated."""
@@ -88,7 +88,7 @@ class Validation:
     def sums(self, step: int, virtual_worker: int) -> list[Tensor]:
         """Return one virtual worker's sums of the loss and the measures, [1 + MAX_MEASURES]; [] without validation."""
         if self.samples is None or not self.due(step):
-            return self._zeros
+            return self._zero_sums
         sums = [0.0] * (1 + MAX_MEASURES)
         count, size = len(self.samples), self.spec.batch_size
         with self.state.released(), autocast(self.spec, self.state.device):
@@ -114,7 +114,7 @@ class Validation:
             self.names = names
         elif names != self.names:
             raise ConfigError(
-                f"the workload's measures are {names}, but were {self.names} before: they must not change."
+                f"the workload's measures are {names}, but were {self.names} before: the measures must not change."
             )
         return [loss, *measures.values()]
 

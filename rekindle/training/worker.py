@@ -8,9 +8,9 @@ from rekindle.training.spec import TrainingSpec
 
 def work(spec: TrainingSpec) -> None:
     """Train until the model is in the object store. Raises ConfigError, DataError; exits with 143 after SIGTERM."""
-    # cuBLAS reads it when it starts; without it matrix products on a GPU are not reproducible
+    # cuBLAS reads this variable when it starts; without it, matrix products on a GPU are not reproducible
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    leaving = on_sigterm()  # before torch is imported: that takes seconds, during which PID 1 would ignore the signal
+    leaving = on_sigterm()  # before the import of torch, which takes seconds: until then, PID 1 ignores the signal
     from rekindle.training.loop import train
 
     train(spec, leaving)

@@ -4,8 +4,8 @@ gradients are summed over all replicas.
     rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model --model='{"rounds": 40}'
 
 Rank 0 writes `<out>/model.safetensors` and `<out>/model.json`. In an XGBoostJob, the variables RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT define the replicas. In an MPIJob, the Launcher starts one per slot of the hostfile. Without
-either, this process is the only replica.
+MASTER_ADDR and MASTER_PORT define the replicas. In an MPIJob, the Launcher starts one replica per slot of the hostfile.
+Without any of these variables, this process is the only replica.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from pydantic import Field
 from rekindle import StepInputs, StepOutputs, Store
 from rekindle.training.state import weights_sha256
 
-BINS, DIGITS, RATE, L2 = 17, 10, 0.5, 1.0  # values of a pixel, classes, shrinkage, regularization of a score
-PORT, TIMEOUT_S = 9999, 60.0
-RESTART = 143  # exit code that makes the operator restart a replica
+PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
+DEFAULT_PORT, TIMEOUT_S = 9999, 60.0
+RESTART_EXIT_CODE = 143  # exit code that makes the operator restart a replica
 
 
 class Inputs(StepInputs):
@@ -47,7 +47,7 @@ def run(inputs: Inputs) -> Outputs:
     """Train and save the model. Exits with 143, to be restarted, if a replica is lost."""
     store = Store.from_env()
     store.download(f"{inputs.dataset}/", inputs.workdir / "dataset")
-    with replicas() as peers:
+    with connect_replicas() as peers:
         images, labels = (
             np.load(inputs.workdir / f"dataset/train-{name}.npy")[peers.rank :: peers.size]
             for name in ("images", "labels")
@@ -61,24 +61,32 @@ def run(inputs: Inputs) -> Outputs:
 
 def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
     """Train on the `rows` [n, 64] of all replicas; return the stumps as the tensors of steps/boosting."""
-    truth, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
-    one_hot = (rows[:, :, None] == np.arange(BINS)).reshape(len(rows), -1).astype(float)  # [n, 64 * BINS]
+    targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
+    # [n, 64 * PIXEL_VALUES]
+    one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
     stumps = {name: np.zeros((rounds, DIGITS), "float32") for name in ("pixel", "threshold", "below", "above")}
     for number in range(rounds):
-        chances = np.exp(scores - scores.max(1, keepdims=True))
-        chances /= chances.sum(1, keepdims=True)
-        local_sums = np.stack([one_hot.T @ (chances - truth), one_hot.T @ (chances * (1 - chances))])
-        sums = peers.all_reduce(local_sums).reshape(2, -1, BINS, DIGITS).cumsum(2)  # over rows up to each value
+        probabilities = np.exp(scores - scores.max(1, keepdims=True))
+        probabilities /= probabilities.sum(1, keepdims=True)
+        local_sums = np.stack(
+            [one_hot.T @ (probabilities - targets), one_hot.T @ (probabilities * (1 - probabilities))]
+        )
+        # sums of the rows up to each pixel value
+        sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
         total = sums[:, :, -1:]
-        low, high = (gradient**2 / (weight + L2) for gradient, weight in (sums, total - sums))
-        gain = low + high
+        gain_below, gain_above = (gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums))
+        gain = gain_below + gain_above
         best = gain[:, :-1].reshape(-1, DIGITS).argmax(0)
-        pixel, value = best // (BINS - 1), best % (BINS - 1)
+        pixel, value = best // (PIXEL_VALUES - 1), best % (PIXEL_VALUES - 1)
         digit = np.arange(DIGITS)
-        below, whole = sums[:, pixel, value, digit], total[:, pixel, 0, digit]
-        under, over = (-RATE * gradient / (weight + L2) for gradient, weight in (below, whole - below))
-        scores += np.where(rows[:, pixel] <= value, under, over)
-        for name, column in zip(stumps, (pixel, (value + 0.5) / (BINS - 1), under, over), strict=True):
+        sums_below, sums_total = sums[:, pixel, value, digit], total[:, pixel, 0, digit]
+        score_below, score_above = (
+            -SHRINKAGE * gradient / (weight + L2_PENALTY) for gradient, weight in (sums_below, sums_total - sums_below)
+        )
+        scores += np.where(rows[:, pixel] <= value, score_below, score_above)
+        for name, column in zip(
+            stumps, (pixel, (value + 0.5) / (PIXEL_VALUES - 1), score_below, score_above), strict=True
+        ):
             stumps[name][number] = column
     return stumps
 
@@ -86,22 +94,22 @@ def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]
 def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str, int]) -> None:
     """Upload the model in the layout of steps.train; model.json last."""
     import torch
-    from safetensors.torch import save as packed
+    from safetensors.torch import save as serialize
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
     description = {"workload": inputs.workload, "model": inputs.model, "digest": inputs.digest} | shares
-    store.put(f"{inputs.out}/model.safetensors", packed(tensors))
+    store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
     store.put(f"{inputs.out}/model.json", json.dumps(description | {"sha256": weights_sha256(tensors)}).encode())
 
 
 class Peers:
-    """The replicas. `sockets` of rank 0 lead to all others in rank order; the others have one, to rank 0."""
+    """Connections to the other replicas: rank 0 has one to each, in rank order; the others have one to rank 0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
         self.rank, self.size, self.sockets = rank, size, sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Sum over all replicas in rank order, so the result is reproducible bit for bit."""
+        """Return the sum over all replicas. They are added in rank order, so the result is reproducible bit for bit."""
         if self.rank == 0:
             total = values + sum(_receive(connection, values) for connection in self.sockets)
         else:
@@ -113,29 +121,29 @@ class Peers:
 
 
 @contextlib.contextmanager
-def replicas() -> Iterator[Peers]:
+def connect_replicas() -> Iterator[Peers]:
     """Start the other replicas if needed, and connect all of them."""
     agent, hostfile = (os.environ.get(f"OMPI_MCA_{name}", "") for name in ("plm_rsh_agent", "orte_default_hostfile"))
-    started: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     environment = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     if hostfile and not environment["RANK"]:
         slots = [line.split(" slots=") for line in Path(hostfile).read_text().splitlines()]
         hosts = [host for host, count in slots for _ in range(int(count))]
-        environment = {"RANK": "0", "WORLD_SIZE": str(len(hosts) + 1), "MASTER_PORT": str(PORT)}
+        environment = {"RANK": "0", "WORLD_SIZE": str(len(hosts) + 1), "MASTER_PORT": str(DEFAULT_PORT)}
         environment["MASTER_ADDR"] = os.environ["POD_IP"]
         for rank, host in enumerate(hosts, 1):
             variables = [f"{name}={value}" for name, value in (environment | {"RANK": str(rank)}).items()]
             program = shlex.join(["env", *variables, *sys.orig_argv])
-            started.append(subprocess.Popen([agent, host, program]))
+            processes.append(subprocess.Popen([agent, host, program]))
     rank, size = int(environment["RANK"] or 0), int(environment["WORLD_SIZE"] or 1)
     try:
-        port = int(environment["MASTER_PORT"] or PORT)
+        port = int(environment["MASTER_PORT"] or DEFAULT_PORT)
         sockets = _accept(port, size) if rank == 0 else [_connect(environment["MASTER_ADDR"], port, rank)]
         yield Peers(rank, size, sockets)
     except OSError as error:
         print(f"a replica is lost: {error}", file=sys.stderr)
-        sys.exit(RESTART)
-    for process in started:
+        sys.exit(RESTART_EXIT_CODE)
+    for process in processes:
         process.wait()
 
 
@@ -146,8 +154,8 @@ def _accept(port: int, size: int) -> list[socket.socket]:
     with socket.create_server((os.environ.get("POD_IP", ""), port)) as server:
         server.settimeout(TIMEOUT_S)
         sockets = [server.accept()[0] for _ in range(size - 1)]
-    ranked = [(peer.recv(1), peer) for peer in sockets]
-    return [peer for _, peer in sorted(ranked, key=lambda pair: pair[0])]
+    sockets_by_rank = [(peer.recv(1), peer) for peer in sockets]
+    return [peer for _, peer in sorted(sockets_by_rank, key=lambda pair: pair[0])]
 
 
 def _connect(host: str, port: int, rank: int) -> socket.socket:
@@ -163,11 +171,11 @@ def _connect(host: str, port: int, rank: int) -> socket.socket:
             time.sleep(0.1)
 
 
-def _receive(connection: socket.socket, like: Any) -> Any:
+def _receive(connection: socket.socket, template: Any) -> Any:
     data = bytearray()
-    while len(data) < like.nbytes:
-        chunk = connection.recv(like.nbytes - len(data))
+    while len(data) < template.nbytes:
+        chunk = connection.recv(template.nbytes - len(data))
         if not chunk:
-            raise ConnectionError("it closed the connection")
+            raise ConnectionError("the peer closed the connection")
         data += chunk
-    return np.frombuffer(data, like.dtype).reshape(like.shape)
+    return np.frombuffer(data, template.dtype).reshape(template.shape)

@@ -1,7 +1,7 @@
 """The reference workload: a transformer that detects card fraud. rekindle/workload.py defines the interface.
 
-Heavy modules are imported when they are used. A submodule must not have the name of a function below, because importing
-it would replace the function.
+Heavy modules are imported only when a function needs them. A submodule must not have the name of a function below,
+because importing it would replace the function.
 """
 
 from pathlib import Path

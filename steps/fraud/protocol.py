@@ -105,16 +105,16 @@ def _verify_published(rows: Rows, week: Week, delay_days: int) -> None:
 
 @dataclass(frozen=True)
 class Boosted:
-    """The log-odds that the trees of a release give single transactions when it serves."""
+    """The log-odds that the trees of a release compute for single transactions in its servers."""
 
     trees: Trees
     train_end: int  # the trees score rows from this time on, even after a refresh
-    ids: Ints  # the last rows of its training, ascending
+    ids: Ints  # ids of the last training rows of the release, ascending
     values: Floats  # log-odds of these rows
 
     @classmethod
     def load(cls, release: Path) -> "Boosted":
-        """Read them from a release. Raises DataError."""
+        """Read the log-odds from a release. Raises DataError."""
         state, log_odds = State.load(release / "state"), load_trained(release / "state")
         train_end = dataset_facts(release).get("train_end", state.train_end)  # a refresh changes it in the state only
         order = np.argsort(log_odds["id"])
@@ -135,7 +135,7 @@ class Boosted:
 def score(model: FraudModel, rows: Rows, index: Ints, served: Boosted | None = None) -> Floats:
     """Return the probability of fraud of each of the rows `index` (ascending), as a server would.
 
-    The dataset contains the log-odds of its own trees. A model of another dataset serves with the ones in `served`.
+    The dataset contains the log-odds of its own trees. A model of another dataset serves with the log-odds in `served`.
     """
     starts, window, position = scoring_windows(rows.first, index)
     offset = torch.from_numpy(rows.offsets[starts])
@@ -151,7 +151,7 @@ def score(model: FraudModel, rows: Rows, index: Ints, served: Boosted | None = N
 
 
 class Weekly(Examples):
-    """Rows of the test weeks: those at `index` (ascending) of the dataset in `path`."""
+    """Rows of the test weeks, at the positions `index` (ascending) of the dataset in `path`."""
 
     def __init__(self, path: Path, rows: Rows, weeks: list[Week], warnings: list[str]) -> None:
         self.path, self.rows, self.weeks = path, rows, weeks
@@ -166,7 +166,7 @@ class Weekly(Examples):
         )
 
     def score(self, model: Path, origin: Path) -> Floats:
-        """Score all rows at once: a request for each would contain thousands of earlier transactions."""
+        """Score all rows at once: one request per row would contain thousands of earlier transactions."""
         loaded, is_candidate = load(model), origin == self.path
         if problem := _compare_features(loaded, self.rows):
             does_not_fit = f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated."
@@ -199,12 +199,12 @@ def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
     Raises DataError if no week remains.
     """
     rows = Rows(path)
-    every = judged_weeks(rows)
-    weeks = [week for week in every if 0 < rows.labels[week.rows].sum() < len(week.rows)]
+    all_weeks = judged_weeks(rows)
+    weeks = [week for week in all_weeks if 0 < rows.labels[week.rows].sum() < len(week.rows)]
     if not weeks:
         raise DataError("no test week holds frauds and genuine transactions: nothing can be evaluated. Give more data.")
     warnings = [
-        f"test week {week.name} does not contain frauds and does not count." for week in every if week not in weeks
+        f"test week {week.name} does not contain frauds and does not count." for week in all_weeks if week not in weeks
     ]
     if champion is not None:
         unseen = [week for week in weeks if week.start >= champion.get("train_end", 0)]

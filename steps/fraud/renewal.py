@@ -1,8 +1,8 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
 Newer transactions get the features and tree scores that the server would have computed for them in the `history` of a
-request, and labels that have arrived are filled in. The answer without history is then bit for bit the answer of the
-previous state with that history.
+request, and labels that have arrived are filled in. Without history, the new state then gives bit for bit the
+answer that the previous state gives with this history.
 """
 
 import json
@@ -25,7 +25,7 @@ SAMPLE = 50  # number of the newest transactions that verify the servers
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Write the state of `release`, updated with newer transactions of `data`, to `out`. Return None without any.
+    """Write the state of `release`, updated with newer transactions of `data`, to `out`. Return None if none is newer.
 
     Raises DataError if rows between the state and the data are missing.
     """
@@ -38,7 +38,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     if rows.time[0] >= current.train_end + DAY:
         raise DataError(
             f"{data.source} begins at {utc(rows.time[0])}, but the state of the model ends at "
-            f"{utc(current.train_end)}: the transactions in between are missing. Give data from then on."
+            f"{utc(current.train_end)}: the transactions in between are missing. Give data from that time on."
         )
     later = rows[(rows.time >= current.train_end) & (rows.time < until)]
     kept, table = extend(current, fill_labels(current.rows, rows), later, until)

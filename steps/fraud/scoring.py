@@ -26,7 +26,7 @@ from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on the other windows
+BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
 MIN_BATCH_WIDTH = 16  # narrower models get one window at a time: the position in the batch changed bits
 
 
@@ -122,13 +122,13 @@ class FraudPredictor:
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
         """Return the score of each window. The last batch is padded with its last window."""
         count = len(lengths)
-        filled = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
-        batches = zip(*(torch.from_numpy(a[filled]).split(self.batch) for a in (windows, lengths)), strict=True)
+        padded_index = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
+        batches = zip(*(torch.from_numpy(a[padded_index]).split(self.batch) for a in (windows, lengths)), strict=True)
         return torch.cat([score_windows(self.model, *batch) for batch in batches])[:count].tolist()
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:
-    """Convert the transactions of each request to columns; in one table, because numpy is slow for few rows."""
+    """Convert the transactions of each request to columns; one table for all, because numpy is slow for few rows."""
     transactions = list(chain.from_iterable(requests))
     table = Rows.of(
         id=[t.transaction_id for t in transactions],

@@ -1,12 +1,12 @@
 """The fraud transformer: a causal transformer over the transactions of a card, with one probability per transaction.
 
-Gradient boosting (steps/fraud/data/boosting.py) gives one of its inputs. The output is the average of its own log-odds
-and of the boosted ones, with a weight that it computes for each transaction: two models that err differently are better
-than either.
+One of its inputs is the result of gradient boosting (steps/fraud/data/boosting.py). The output is a weighted average of
+the transformer's own log-odds and the boosted log-odds; the transformer computes the weight for each transaction. Two
+models that err differently are better together than either alone.
 
-Each layer attends to at most `model.window` transactions, so a score depends only on the newest
-`layers * (window - 1) + 1` transactions. It is the same if the history is cut off before them, and whether a server
-scores one history or an evaluation scores long runs of rows. Ids of cards and terminals are not inputs.
+Each layer attends to at most `model.window` transactions, so a score depends only on the newest `layers * (window - 1)
++ 1` transactions. A score does not change if the history before them is cut off, and is the same in a server, which
+scores one history, and in an evaluation, which scores long runs of rows. Ids of cards and terminals are not inputs.
 `model.safetensors` includes the names, means and standard deviations of the inputs.
 """
 
@@ -46,8 +46,8 @@ class Block(nn.Module):
         if last is not None:
             row = torch.arange(batch)
             x, query, mask = x[row, last, None], query[row, :, last, None], mask[last, None, None]
-        seen = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, -1, width)))
+        attended = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = x + self.dropout(self.project(attended.transpose(1, 2).reshape(batch, -1, width)))
         return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
 
 

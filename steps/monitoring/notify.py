@@ -3,8 +3,8 @@
     NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify --workflow=demo-x7k2p \\
         --status=Failed --experiment=demo --format=slack
 
-Notifies of failures, rollbacks, releases, candidates that the gate refused, and drift. Sends nothing for a run that was
-stopped or trained the champion again. The run does not depend on the notification.
+Notifies of failures, rollbacks, releases, candidates that the gate refused, and drift. Sends no notification for a run
+that was stopped, or that only trained the champion again. The run does not depend on the notification.
 """
 
 from collections.abc import Mapping

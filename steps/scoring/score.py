@@ -1,4 +1,4 @@
-"""Score files of instances with a release: the predictions of its server, without a server.
+"""Score files of instances with a release: the same predictions as from its server, without a server.
 
     rekindle step steps.scoring.score --model-uri=releases/demo/0123abc/ --instances=october/ --output predictions=out/
 

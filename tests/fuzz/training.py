@@ -106,7 +106,7 @@ def coordinator_lines(folder: Path) -> Case:
             start += size
         is_unchanged = connection.nonce and repr(coordinator.membership) == membership
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
-        assert len(connection.pending) <= MAX_LINE and len(transport.sent) < 100_000
+        assert len(connection.pending_data) <= MAX_LINE and len(transport.sent) < 100_000
         if chance.random() < 0.5:
             connection.connection_lost(None)
 

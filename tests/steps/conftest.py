@@ -19,7 +19,7 @@ WORLD = "simulate://5?cards=150&terminals=200&days=70"
 @pytest.fixture(scope="session", autouse=True)
 def few_trees() -> None:
     """Fit fewer trees: enough for this small data, and otherwise most of the time of `prepare`."""
-    boosting.SHAPE["max_iter"] = 40
+    boosting.BOOSTING_SETTINGS["max_iter"] = 40
 
 
 @pytest.fixture(scope="session")

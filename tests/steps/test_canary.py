@@ -112,7 +112,7 @@ def test_a_good_canary_gets_the_next_share(servers: dict[str, Running]) -> None:
 def test_shares_grow_step_by_step_with_a_matching_number_of_pods(servers: int, pods: list[int]) -> None:
     first, _ = run_step(percent=0, servers=servers)
     assert (first.canary, first.percent) == ("passed", 5)
-    assert [canary.pods(percent, servers) for percent in (5, 25)] == pods
+    assert [canary.count_pods(percent, servers) for percent in (5, 25)] == pods
     assert [RULE.after(percent) for percent in (0, 5, 25)] == [5, 25, 0]
     shadow = CanaryConfig(gateway="edge", shadow=True)
     assert [shadow.after(percent) for percent in (0, 100)] == [100, 0], "a shadow is watched once"

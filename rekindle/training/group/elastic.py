@@ -67,7 +67,7 @@ class ElasticGroup(StaticGroup):
         self._waker: threading.Thread | None = None
         self._store: ExchangeStore | None = None
         self.client = Client(*coordinator, fingerprint, lambda: bool(completed_model(spec)))
-        self.client.on_immediate = self._abort
+        self.client.on_abort = self._abort
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
         self._drop()
@@ -89,20 +89,20 @@ class ElasticGroup(StaticGroup):
             if not self.aborted():  # the abort may have come before there was a group to abort
                 return GroupView(rank, len(members), pg)
             self._drop()
-        self.complete = self.client.complete
+        self.complete = self.client.is_complete
         return None
 
     def progress(self, step: int) -> None:
         self.client.step = step
 
     def busy(self, busy: bool) -> None:
-        self.client.busy = busy
+        self.client.is_busy = busy
 
     def regroup_pending(self) -> bool:
-        return self.client.opened > self.generation or self.client.complete
+        return self.client.open_generation > self.generation or self.client.is_complete
 
     def aborted(self) -> bool:
-        return self.client.immediate > self.generation or self.client.must_exit
+        return self.client.abort_generation > self.generation or self.client.must_exit
 
     def run(self, call: Callable[[], T]) -> T:
         return self._caller.run(call)

@@ -1,4 +1,4 @@
-"""The process from which workers are forked. It has torch loaded, so a worker starts in hundredths of a second.
+"""The process that forks the workers. It has torch loaded, so a worker starts in hundredths of a second.
 
     forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or two
     forkserver.send_spec(spec)               # the settings of all workers

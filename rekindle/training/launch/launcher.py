@@ -285,7 +285,7 @@ class Launcher:
                 _signal(slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
-        """Return True while children are alive; kill them once none of them is a worker."""
+        """Return True while children are alive; kill them when all workers have exited."""
         children = _children()
         if not self.forkserver_slot.pid and not any(slot.pid for slot in self.slots):
             for pid in children:

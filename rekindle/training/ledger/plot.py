@@ -7,12 +7,12 @@ from argolocal.common.wording import duration
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Summary, percent, short_name
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
-MARKS = {  # kind of incident → label, marker, colour
+INCIDENT_MARKS = {  # kind of incident → label, marker, colour
     "lost": ("worker lost", "X", "#7f1d1d"),
     "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-MAX_NAMES = 40  # with more workers, only their number is shown
+MAX_NAMES = 40  # with more workers, the plot shows only the number of workers
 UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -23,30 +23,30 @@ def draw(summary: Summary, file: Path) -> None:
 
     scale, unit = next((scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum)
     names = sorted(summary.intervals, key=lambda name: (len(name), name))  # worker-10 after worker-9
-    rows = min(9.0, max(0.9, 0.3 * len(names)))
-    height = rows + 2.6
+    rows_height = min(9.0, max(0.9, 0.3 * len(names)))
+    height = rows_height + 2.6
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         figure = Figure(figsize=(11, height))
         x, width = 0.11, 0.865
-        above = figure.add_axes((x, 1.75 / height, width, rows / height))
-        below = figure.add_axes((x, 0.5 / height, width, 1.05 / height), sharex=above)
-        _workers(above, summary, names, scale)
-        _marks(above, summary, names, scale)
-        _speed(below, summary, scale)
-        below.set(xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale))
-        above.tick_params(axis="x", labelbottom=False)
-        above.set_title(_title(summary), loc="left", pad=24)
-        above.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8, borderaxespad=0.2,
-                     handlelength=1.2, columnspacing=1.4)  # fmt: skip
+        worker_axes = figure.add_axes((x, 1.75 / height, width, rows_height / height))
+        speed_axes = figure.add_axes((x, 0.5 / height, width, 1.05 / height), sharex=worker_axes)
+        _draw_workers(worker_axes, summary, names, scale)
+        _draw_incidents(worker_axes, summary, names, scale)
+        _draw_speed(speed_axes, summary, scale)
+        speed_axes.set(xlabel=f"{unit} since the start", ylabel="steps/s", xlim=(0, _length(summary) / scale))
+        worker_axes.tick_params(axis="x", labelbottom=False)
+        worker_axes.set_title(_title(summary), loc="left", pad=24)
+        worker_axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=8, frameon=False, fontsize=8,
+                     borderaxespad=0.2, handlelength=1.2, columnspacing=1.4)  # fmt: skip
         figure.savefig(file, dpi=130, bbox_inches="tight")
 
 
-def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
+def _draw_workers(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
     for kind, colour in COLOURS.items():
         for row, name in enumerate(names):
             spans = [span for span in summary.intervals[name] if span.kind == kind]
             bars = [((span.start - summary.began) / scale, (span.end - span.start) / scale) for span in spans]
-            # the edge keeps a hundredth of a second visible
+            # the edge keeps a bar of a hundredth of a second visible
             axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
         axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
@@ -58,8 +58,8 @@ def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> Non
     axes.tick_params(axis="y", length=0)
 
 
-def _marks(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
-    for kind, (label, marker, colour) in MARKS.items():
+def _draw_incidents(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
+    for kind, (label, marker, colour) in INCIDENT_MARKS.items():
         incidents = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
         if incidents:
             times = [(incident.t - summary.began) / scale for incident in incidents]
@@ -76,16 +76,16 @@ def _marks(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
                      linewidths=0, label="durable checkpoint")  # fmt: skip
 
 
-def _speed(axes: Any, summary: Summary, scale: float) -> None:
+def _draw_speed(axes: Any, summary: Summary, scale: float) -> None:
     import numpy as np
 
     length = _length(summary)
     edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
-    updates, times, previous = [0], [0.0], summary.points[0][1] if summary.points else 0
+    updates, times, previous_step = [0], [0.0], summary.points[0][1] if summary.points else 0
     for t, step in summary.points:
-        updates.append(updates[-1] + max(0, step - previous))  # including repeated steps
+        updates.append(updates[-1] + max(0, step - previous_step))  # including repeated steps
         times.append(t - summary.began)
-        previous = step
+        previous_step = step
     rate = np.diff(np.interp(edges, times, updates)) / np.diff(edges)
     axes.stairs(rate, edges / scale, fill=True, color=COLOURS[TRAINED], alpha=0.25)
     axes.stairs(rate, edges / scale, color=COLOURS[TRAINED], linewidth=1)
@@ -95,8 +95,8 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
 def _title(summary: Summary) -> str:
     total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
     shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    took = duration(summary.ended - summary.began)
-    return f"{summary.steps} steps, {len(summary.intervals)} workers in {took}: {shares}"
+    duration_text = duration(summary.ended - summary.began)
+    return f"{summary.steps} steps, {len(summary.intervals)} workers in {duration_text}: {shares}"
 
 
 def _length(summary: Summary) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.errors import say
 from rekindle.training.ledger.report import Summary
 
-COUNTED = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
+REPORTED_COUNTS = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
 
 
 def metrics(summary: Summary, prefix: str) -> dict[str, float]:
@@ -15,7 +15,7 @@ def metrics(summary: Summary, prefix: str) -> dict[str, float]:
     report = summary.as_json()
     values = {f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()}
     values |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
-    values |= {name: report[name] for name in COUNTED}
+    values |= {name: report[name] for name in REPORTED_COUNTS}
     return {f"{prefix}/{name}": value for name, value in values.items()}
 
 

@@ -27,7 +27,7 @@ class Client:
     """This worker's view of the run's membership. Thread-safe."""
 
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
-        """`run_complete` is polled while the coordinator is unavailable: it may have exited after the end of the run.
+        """`run_complete` is polled while the coordinator is unavailable, since it may have exited after the run.
 
         Raises ConfigError if the run's secret is missing.
         """
@@ -36,46 +36,48 @@ class Client:
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-        self.address = ""  # this worker's, in the coordinator's network
+        self.address = ""  # address of this worker in the coordinator's network
         self.step = -1
-        self.busy = False  # busy with work other than steps
-        self.opened = 0  # the newest generation known to be open
-        self.immediate = 0  # groups older than this generation are broken
-        self.group: tuple[int, Members] = (0, [])  # the newest published
-        self.complete = False
-        self._left = False
-        self.on_immediate: Callable[[], None] = lambda: None
+        self.is_busy = False  # True while this worker does work other than steps
+        self.open_generation = 0  # the newest generation known to be open
+        self.abort_generation = 0  # groups older than this generation are broken
+        self.published_group: tuple[int, Members] = (0, [])  # the newest published generation and its members
+        self.is_complete = False
+        self._has_left = False
+        self.on_abort: Callable[[], None] = lambda: None
         self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
         self._sent_values: dict[str, Message] = {}  # our `put` messages to the newest group
-        self._values: dict[str, bytes] = {}  # values of all its members
-        self._acked = 0
-        self._waiting = True  # for the next group, and not a member of one now
+        self._values: dict[str, bytes] = {}  # values of all members of the newest group
+        self._acked_generation = 0
+        self._waits_for_group = True  # False while this worker is a member of a group
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    def wait_for_group(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
-        """Wait for the members of a generation after `current`; return None if `give_up()`, or the run is complete.
+    def wait_for_group(
+        self, current_generation: int, step: int, give_up: Callable[[], bool]
+    ) -> tuple[int, Members] | None:
+        """Wait for the members of a later generation; return None if `give_up()` is true, or the run is complete.
 
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted the run.
         """
         self.step = step
-        if not self._thread.ident:  # only now: after our registration the others would wait for us
+        if not self._thread.ident:  # only now: once this worker is registered, the others wait for it
             self._thread.start()
-        with self._changed:
-            self._waiting = True
-            while not (self.complete or give_up()):
+        with self._condition:
+            self._waits_for_group = True
+            while not (self.is_complete or give_up()):
                 if self._error:
                     raise self._error
-                if self.opened > current and self._acked < self.opened:
-                    self._acked = self.opened
-                    self.send({"ack": self.opened, "step": step})
-                generation, members = self.group
-                if generation == self.opened > current and self.id in [id for id, _ in members]:
-                    self._waiting = False
-                    return self.group
-                self._changed.wait()  # code that makes give_up() true calls `wake`
+                if self.open_generation > current_generation and self._acked_generation < self.open_generation:
+                    self._acked_generation = self.open_generation
+                    self.send({"ack": self.open_generation, "step": step})
+                generation, members = self.published_group
+                if generation == self.open_generation > current_generation and self.id in [id for id, _ in members]:
+                    self._waits_for_group = False
+                    return self.published_group
+                self._condition.wait()  # code that makes give_up() true calls `wake`
         return None
 
     @property
@@ -85,35 +87,37 @@ class Client:
 
     def report_failure(self, generation: int) -> None:
         """Report that a collective of that generation failed. If the message is lost, the next `join` repeats it."""
-        with self._changed:
-            self._waiting = True
+        with self._condition:
+            self._waits_for_group = True
             self.send({"fault": generation})
 
     def wake(self) -> None:
         """Make waiting threads check their condition again."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
-    def wait_complete(self, current: int, seconds: float) -> bool:
-        """Wait until the run is complete (True) or a generation after `current` is open, at most `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.complete or self._error or self.opened > current, seconds)
+    def wait_complete(self, current_generation: int, seconds: float) -> bool:
+        """Wait at most `seconds` until the run is complete (True), or until a newer generation is open."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self.is_complete or self._error or self.open_generation > current_generation, seconds
+            )
             if self._error:
                 raise self._error
-            return self.complete
+            return self.is_complete
 
     def put(self, generation: int, key: str, value: bytes) -> None:
         """Send a value to the members of that generation's group."""
-        with self._changed:
-            if generation == self.group[0]:
+        with self._condition:
+            if generation == self.published_group[0]:
                 self._values[key] = value
                 self._sent_values[key] = {"put": generation, "key": key, "value": base64.b64encode(value).decode()}
                 self.send(self._sent_values[key])
 
     def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
         """Wait for and return values from members of that generation's group. Raises RuntimeError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.has(generation, keys) or self._is_over(generation), seconds):
+        with self._condition:
+            if not self._condition.wait_for(lambda: self.has(generation, keys) or self._is_over(generation), seconds):
                 raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
             if self._is_over(generation):
                 raise RuntimeError(f"generation {generation} is over")
@@ -121,14 +125,14 @@ class Client:
 
     def has(self, generation: int, keys: list[str]) -> bool:
         """Return True if the members of that generation's group have sent all of these keys."""
-        return generation == self.group[0] and self._values.keys() >= set(keys)
+        return generation == self.published_group[0] and self._values.keys() >= set(keys)
 
     def _is_over(self, generation: int) -> bool:
-        return self.immediate > generation or self.group[0] > generation or self.must_exit
+        return self.abort_generation > generation or self.published_group[0] > generation or self.must_exit
 
     def send(self, message: Message) -> None:
         """Send to the coordinator; drop the message if it is unavailable (a reconnect repeats the state)."""
-        with self._changed:
+        with self._condition:
             try:
                 if self._socket:
                     self._socket.sendall(encode(message))
@@ -138,30 +142,30 @@ class Client:
     def note(self, event: str, **fields: Any) -> None:
         """Record an event in the ledger, even after `leave`."""
         message = {"event": event, "name": self.name} | fields
-        if self._left:
+        if self._has_left:
             with contextlib.suppress(OSError):
                 send_once(self.coordinator, message)
         else:
             self.send(message)
 
     def leave(self) -> None:
-        """Leave on purpose: send no further heartbeat, even if this process lives on."""
-        with self._changed:
+        """Leave on purpose: send no further heartbeat, even if this process continues."""
+        with self._condition:
             self.send({"leave": "SIGTERM"})
-            self._left = True
+            self._has_left = True
             if self._socket:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)  # a later heartbeat would be an invalid message
             self._socket = None
 
     def report_error(self, message: str, code: int, *, temporary: bool) -> None:
-        """Report to the coordinator why this process ends, unless the coordinator caused it. Needs no registration."""
+        """Report to the coordinator why this process ends, unless that error came from the coordinator."""
         if not self._error:
             report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
     def _run(self) -> None:
         last_contact = last_log = time.monotonic()
-        while not (self.complete or self.must_exit or self._left):
+        while not (self.is_complete or self.must_exit or self._has_left):
             try:
                 with connect(self.coordinator) as connection:
                     self._listen(connection)
@@ -175,60 +179,60 @@ class Client:
                     if now - last_log > LOG_INTERVAL_S:
                         say(f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does not answer: {error}")
                         last_log = now
-            with self._changed:
-                self._socket, self._acked = None, 0
+            with self._condition:
+                self._socket, self._acked_generation = None, 0
             time.sleep(RETRY_INTERVAL_S)
 
     def _check_complete(self) -> None:
-        complete, problem = False, None
+        is_complete, problem = False, None
         try:
-            complete = self.run_complete()
-        except ConfigError as error:  # the prefix belongs to another run: the coordinator exited for that reason
+            is_complete = self.run_complete()
+        except ConfigError as error:  # the prefix belongs to another run, which made the coordinator exit
             problem = error
         except RekindleError as error:
             return say(f"cannot find out whether the run is complete: {error}")
-        with self._changed:
-            self.complete, self._error = self.complete or complete, self._error or problem
-            self._changed.notify_all()
+        with self._condition:
+            self.is_complete, self._error = self.is_complete or is_complete, self._error or problem
+            self._condition.notify_all()
         if self.must_exit:
-            self.on_immediate()
+            self.on_abort()
 
     def _listen(self, connection: socket.socket) -> None:
-        with self._changed:
+        with self._condition:
             self.address = connection.getsockname()[0]
-            group, members = self.group
-            hello = {"address": self.address, "step": self.step, "generation": self.opened}
-            hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
-            self._socket, self._acked = connection, 0  # an earlier ack may have been lost
+            group, members = self.published_group
+            hello = {"address": self.address, "step": self.step, "generation": self.open_generation}
+            hello |= {"group": 0 if self._waits_for_group else group, "peers": [id for id, _ in members]}
+            self._socket, self._acked_generation = connection, 0  # an earlier ack may have been lost
             self.send({"join": self._hello | hello})
             for message in self._sent_values.values():
                 self.send(message)
-        next_heartbeat, pending = time.monotonic() + HEARTBEAT_INTERVAL_S, b""
+        next_heartbeat, pending_data = time.monotonic() + HEARTBEAT_INTERVAL_S, b""
         while not self.must_exit:
             if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
                 if not (data := connection.recv(1 << 18)):
                     return
-                *lines, pending = (pending + data).split(b"\n")
+                *lines, pending_data = (pending_data + data).split(b"\n")
                 for line in lines:
                     self._handle(json.loads(line))
             if time.monotonic() >= next_heartbeat:
                 next_heartbeat = time.monotonic() + HEARTBEAT_INTERVAL_S
-                self.send({"beat": self.step, "busy": self.busy})
+                self.send({"beat": self.step, "busy": self.is_busy})
 
     def _handle(self, message: Message) -> None:
-        with self._changed:
+        with self._condition:
             if "open" in message:
-                self.opened = max(self.opened, message["open"])
-                self.immediate = max(self.immediate, message["open"] if message["hard"] else 0)
+                self.open_generation = max(self.open_generation, message["open"])
+                self.abort_generation = max(self.abort_generation, message["open"] if message["hard"] else 0)
             elif "put" in message:
-                if message["put"] == self.group[0]:
+                if message["put"] == self.published_group[0]:
                     self._values[message["key"]] = base64.b64decode(message["value"])
             elif "members" in message:
-                if message["generation"] != self.group[0]:
+                if message["generation"] != self.published_group[0]:
                     self._sent_values, self._values = {}, {}
-                self.group = message["generation"], [(id, address) for id, address in message["members"]]
+                self.published_group = message["generation"], [(id, address) for id, address in message["members"]]
             elif "complete" in message:
-                self.complete = True
+                self.is_complete = True
             elif "refused" in message:
                 self._error = ConfigError(message["refused"])
             elif "failed" in message:
@@ -237,10 +241,10 @@ class Client:
             elif message.get("dropped") == "hung":
                 self._exit_hung()
             elif "dropped" in message:
-                say("this worker was silent and is no longer a member: joining again")
-            self._changed.notify_all()
+                say("this worker was silent and was dropped: it joins again")
+            self._condition.notify_all()
         if message.get("hard") or self.must_exit:
-            self.on_immediate()
+            self.on_abort()
 
     def _exit_hung(self) -> None:
         """Print the stacks and exit: the main thread hangs, and the other workers continue without this process."""
@@ -253,7 +257,7 @@ class Client:
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
     """Connect to the coordinator; both sides prove that they belong to this run. Raises OSError."""
     secret = handshake.run_secret()
-    # bound to the pod's own address: otherwise all local pods would appear as 127.0.0.1
+    # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a peer that lost its network does not close the connection: close it if data stays unacknowledged for 10,000 ms

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
     """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object store.
 
-    Raises ConfigError if it belongs to another run.
+    Raises ConfigError if the file belongs to another run.
     """
     store, key = open_store(), f"{spec.out}/model.json"
     try:
@@ -35,7 +35,7 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """Return the object store of the environment; its import takes half a second."""
+    """Return the object store that the environment names. Importing its library takes half a second."""
     from rekindle.storage import Store
 
     return Store.from_env()

@@ -20,19 +20,19 @@ from rekindle.training.membership.machine import Membership
 
 VARIABLE = "REKINDLE_METRICS"  # environment: the port; if it is unset, no metrics are served
 REQUEST_TIMEOUT_S = 5.0
-MAX_REQUESTS = 16  # at once
-MAX_BYTES = 16 << 10  # of a request
-EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
+MAX_REQUESTS = 16  # at the same time
+MAX_REQUEST_BYTES = 16 << 10
+COUNTED_EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
 MAX_STEP_TIMES = 1000  # number of steps whose times are kept: only recent steps are repeated
 
 
 class Exporter(Collector):
-    """Adds up the events of a training, and serves the sums."""
+    """Counts the events of a training, and serves the counts."""
 
     def __init__(self, membership: Membership) -> None:
         self.membership, self.accounts = membership, Accounts()
         self.loss: float | None = None
-        self.requests = 0
+        self.active_requests = 0
 
     def note(self, event: str, **fields: Any) -> None:
         """Add an event of the ledger, or set the newest loss."""
@@ -44,15 +44,15 @@ class Exporter(Collector):
                 del points[:-MAX_STEP_TIMES]
 
     async def serve(self, host: str | None, port: int) -> asyncio.Server:
-        """Start a server that answers until it is closed. Raises OSError if the port is taken."""
-        return await asyncio.start_server(self._answer, host, port, limit=MAX_BYTES)
+        """Start and return the server. Raises OSError if the port is taken."""
+        return await asyncio.start_server(self._answer, host, port, limit=MAX_REQUEST_BYTES)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.requests += 1
+        self.active_requests += 1
         errors = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
         try:
             with contextlib.suppress(*errors):
-                if self.requests <= MAX_REQUESTS:
+                if self.active_requests <= MAX_REQUESTS:
                     async with asyncio.timeout(REQUEST_TIMEOUT_S):
                         await reader.readuntil(b"\r\n\r\n")
                         body = self.text()
@@ -60,23 +60,24 @@ class Exporter(Collector):
                         writer.write(f"{head}Content-Type: text/plain; version=0.0.4\r\n\r\n".encode() + body)
                         await writer.drain()
         finally:
-            self.requests -= 1
+            self.active_requests -= 1
             writer.close()
 
     def text(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics (called by Prometheus' client)."""
         membership, summary = self.membership, self.accounts.summary
-        training = len(membership.members) if membership.is_published else 0
+        training_workers = len(membership.members) if membership.is_published else 0
         for name, description, value in (
             ("step", "Completed updates.", max(0, membership.step)),
             ("steps", "Total updates of the training.", summary.run.get("steps")),
             ("loss", "Loss of the newest reported update.", self.loss),
-            ("members", "Workers that train together.", training),
-            ("workers", "Workers that are alive.", len(membership.alive)),
-            ("generation", "Number of the newest group.", membership.group),
+            ("members", "Workers that train together.", training_workers),
+            ("workers", "Workers that are alive.", len(membership.alive_workers)),
+            ("generation", "Number of the newest group.", membership.published_generation),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"rekindle_training_{name}", description, value=float(value))
@@ -86,7 +87,7 @@ class Exporter(Collector):
             seconds.add_metric([kind], value)
         yield seconds
         events = CounterMetricFamily("rekindle_training_events", "Events of the ledger, by kind.", labels=["event"])
-        for name in EVENTS:
+        for name in COUNTED_EVENTS:
             events.add_metric([name], summary.counts.get(name, 0))
         yield events
 
@@ -96,6 +97,6 @@ class Exporter(Collector):
         now = time.time()
         for life in self.accounts.lives.values():
             for interval in life.intervals:
-                newest = life.alive and interval is life.intervals[-1]
-                seconds[interval.kind] += max(0.0, (now if newest else interval.end) - interval.start)
+                is_newest = life.alive and interval is life.intervals[-1]
+                seconds[interval.kind] += max(0.0, (now if is_newest else interval.end) - interval.start)
         return seconds

@@ -4,8 +4,8 @@
     worker → coordinator    {"nonce": W, "proof": HMAC-SHA256(secret, "worker C W")}
     coordinator → worker    {"proof": HMAC-SHA256(secret, "coordinator C W")}
 
-Until then, neither side accepts any other message. Later messages are neither encrypted nor signed: only the network
-itself can protect them from an attacker who modifies traffic.
+Until both have proved it, neither side accepts any other message. Later messages are neither encrypted nor signed: only
+the network itself can protect them from an attacker who modifies traffic.
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from typing import Any
 from rekindle.errors import ConfigError
 from rekindle.training.membership.protocol import encode
 
-VARIABLE = "REKINDLE_SECRET"  # of the environment of every process of a run
-MIN_LENGTH = 32  # characters of a secret
-MAX_LINE = 512  # bytes of a message of the handshake
+VARIABLE = "REKINDLE_SECRET"  # environment variable of every process of a run
+MIN_SECRET_LENGTH = 32  # characters
+MAX_LINE = 512  # bytes of a handshake message
 TIMEOUT_S = 5.0  # for the worker's proof
 
 
 def run_secret() -> bytes:
     """Return the secret of this run. Raises ConfigError."""
     secret = os.environ.get(VARIABLE, "")
-    if len(secret) < MIN_LENGTH:
+    if len(secret) < MIN_SECRET_LENGTH:
         raise ConfigError(
             f"{VARIABLE} is {'too short' if secret else 'not set'}: the workers and the coordinator of a run "
             f"authenticate each other with it. Render the manifest again, which creates a Secret for each run; or set "
-            f"it to the same {MIN_LENGTH} or more random characters in all processes of the run."
+            f"it to the same {MIN_SECRET_LENGTH} or more random characters in all processes of the run."
         )
     return secret.encode()
 
@@ -51,7 +51,7 @@ def answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
     message: Any = json.loads(line)
     if not isinstance(message, dict) or not isinstance(worker_nonce := message.get("nonce"), str):
         raise ValueError("no proof")
-    _check(message, proof(secret, "worker", coordinator_nonce, worker_nonce))
+    _check_proof(message, proof(secret, "worker", coordinator_nonce, worker_nonce))
     return encode({"proof": proof(secret, "coordinator", coordinator_nonce, worker_nonce)})
 
 
@@ -61,18 +61,18 @@ def introduce(connection: socket.socket, secret: bytes) -> None:
         coordinator_nonce, worker_nonce = str(json.loads(_read_line(connection))["nonce"]), nonce()
         own_proof = proof(secret, "worker", coordinator_nonce, worker_nonce)
         connection.sendall(encode({"nonce": worker_nonce, "proof": own_proof}))
-        _check(json.loads(_read_line(connection)), proof(secret, "coordinator", coordinator_nonce, worker_nonce))
+        _check_proof(json.loads(_read_line(connection)), proof(secret, "coordinator", coordinator_nonce, worker_nonce))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConnectionError(f"the other side cannot prove that it is this run's coordinator ({error!r})") from None
 
 
-def _check(message: Any, expected: str) -> None:
-    if not hmac.compare_digest(str(message["proof"]).encode(errors="replace"), expected.encode()):
+def _check_proof(message: Any, expected_proof: str) -> None:
+    if not hmac.compare_digest(str(message["proof"]).encode(errors="replace"), expected_proof.encode()):
         raise ValueError("wrong proof")
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """Read one line. No data follows it: the other side waits for our next message."""
+    """Read one line. Nothing follows this line: the other side waits for our next message."""
     line = b""
     while not line.endswith(b"\n"):
         data = connection.recv(MAX_LINE)

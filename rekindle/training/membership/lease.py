@@ -1,7 +1,10 @@
-"""The lease of a run's coordinator: an object next to the checkpoints, changed by compare-and-swap. The newest wins.
+"""The lease of a run's coordinator: an object next to the checkpoints, changed by compare-and-swap.
+
+The newest coordinator holds it.
 
 Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach
-the old one would train in a separate group. The old one ends as soon as it reads that another one holds the lease.
+the old one would train in a separate group. The old coordinator ends as soon as it reads that another coordinator holds
+the lease.
 """
 
 import json
@@ -19,28 +22,32 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The lease of coordinator `id` on a run. Call `renew` every PERIOD seconds, in a thread."""
+    """The lease of coordinator `id` on a run. Call `renew` every RENEW_INTERVAL_S seconds, in a thread."""
 
-    PERIOD = 10.0  # seconds
+    RENEW_INTERVAL_S = 10.0
 
     def __init__(self, open_store: Callable[[], "Store"], spec: TrainingSpec, id: str) -> None:
         self.open_store, self.key, self.identity = open_store, f"{spec.checkpoints}/coordinator", spec.identity_hash()
         self.content = {"id": id, "host": os.environ.get("POD_NAME") or socket.gethostname(), "identity": self.identity}
         self.store: Store | None = None
-        self.held = False
+        self.is_held = False
 
     def renew(self) -> None:
-        """Acquire the lease, or check that we still hold it. Raises RekindleError if another does, StorageError."""
+        """Acquire the lease, or check that we still hold it.
+
+        Raises StorageError; RekindleError if another coordinator holds it.
+        """
         self.store = self.store or self.open_store()
         while True:
             owner, etag = self._read()
             if owner.get("id") == self.content["id"]:
-                self.held = True
+                self.is_held = True
                 return
-            if self.held and owner:
+            if self.is_held and owner:
                 raise RekindleError(
                     f"another coordinator ({owner.get('id')} on {owner.get('host')}) has taken this run over at "
-                    f"{owner.get('since')}: this one ({self.content['id']}) exits. A run has one coordinator at a time."
+                    f"{owner.get('since')}: this coordinator ({self.content['id']}) exits. A run has one "
+                    "coordinator at a time."
                 )
             if owner.get("identity", self.identity) != self.identity:
                 raise ConfigError(
@@ -53,7 +60,7 @@ class Lease:
                 self.store.put(self.key, value, **condition)
             except Conflict:
                 continue  # another coordinator is starting at the same time
-            self.held = True
+            self.is_held = True
             return
 
     def _read(self) -> tuple[dict[str, Any], str]:

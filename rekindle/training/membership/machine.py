@@ -2,7 +2,7 @@
 
 server.py adds the sockets; protocol.py defines the messages. A generation is *opened* when a worker joins, leaves or
 is lost, and *published* as soon as `has_quorum` holds. Generation numbers are never reused, not even by a restarted
-coordinator: it adopts the group that the workers report.
+coordinator, because this coordinator adopts the group that the workers report.
 """
 
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from typing import Any
 from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
-JOIN_TIMEOUT_S = 1.0  # how long the first group waits for the expected workers
-HANG_CHECK_TIMEOUT_S = 30.0  # time for a worker of a hung group to acknowledge, which proves that it is not the cause
-MAX_FRUITLESS_GROUPS = 3  # consecutive groups that broke without a step or a lost worker; the next ones are delayed
+JOIN_TIMEOUT_S = 1.0  # the first group waits for the expected workers for this long
+HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that acknowledges within this time is not the cause
+MAX_FRUITLESS_GROUPS = 3  # consecutive groups that broke without a step or a lost worker; then groups are delayed
 MAX_CRASHES = 3  # worker errors without a newer step in between; then the run is aborted
-MAX_VALUES = 16  # per member on average, for the other members of its group
+MAX_VALUES = 16  # per member on average, sent to the other members of its group
 REMINDER_INTERVAL_S = 30.0  # between two log lines about the same wait
 
 
@@ -26,22 +26,22 @@ class Worker:
     id: str
     name: str
     address: str
-    joined: float
-    last_seen: float
-    acked: int = 0  # the newest generation it has acknowledged
-    last_busy: float = float("-inf")  # when it last reported to be busy with work other than steps
+    join_time: float
+    last_seen_time: float
+    acked_generation: int = 0  # the newest generation that this worker has acknowledged
+    last_busy_time: float = float("-inf")  # of its last report that it does work other than steps
 
 
 @dataclass
 class CrashCounter:
-    """Counts worker errors. An error that every member reports once, in the same step, counts once."""
+    """Counts worker errors. An error that all members report in the same step counts once."""
 
     count: int = 0
     position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error
     reporters: set[str] = field(default_factory=set)
 
     def record(self, name: str, step: int, group: int, members: int) -> int:
-        """Return the number of errors without a newer step in between; up to `members` workers report the same one."""
+        """Return the number of errors without a newer step in between; up to `members` workers report the same."""
         position = max(step, 0), group  # restoring a first state is not progress
         if position[0] != self.position[0]:
             self.count = 0
@@ -57,28 +57,28 @@ class Membership:
     """The state machine: messages go to `outbox`, ledger events to `events`, log lines to `log`."""
 
     config: TrainingSpec
-    generation: int = 0  # the newest opened
-    group: int = 0  # the newest published
-    immediate: bool = False  # the last group is broken: its members must not finish their step
-    members: list[str] = field(default_factory=list)  # of the group
-    alive: dict[str, Worker] = field(default_factory=dict)
-    eligible: list[str] = field(default_factory=list)  # members first, then by arrival; the rest are spares
-    unregistered: set[str] = field(default_factory=set)  # members of an adopted group that have not joined again yet
-    missing: set[str] = field(default_factory=set)  # eligible, but not acknowledged yet
+    generation: int = 0  # the newest opened generation
+    published_generation: int = 0  # the newest published generation
+    must_abort: bool = False  # the last group is broken: its members must not finish their step
+    members: list[str] = field(default_factory=list)  # members of the published group
+    alive_workers: dict[str, Worker] = field(default_factory=dict)
+    eligible_ids: list[str] = field(default_factory=list)  # members first, then by arrival; other workers are spares
+    unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
+    unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
     fingerprint: dict[str, Any] = field(default_factory=dict)  # of the live workers; fixed once a group was published
-    fingerprint_fixed: bool = False
-    refused_since: float = float("inf")  # since when workers are refused while too few others are alive
+    has_fixed_fingerprint: bool = False
+    refused_since: float = float("inf")  # time since which workers are refused while too few others are alive
     values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members
     expected_members: int = 0  # number of workers to wait for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
-    last_progress: float = 0.0  # when the newest step was completed or the newest group published
-    opened: float = 0.0
-    hang_check: bool = False  # the open generation was opened because no step was completed
+    last_progress_time: float = 0.0  # when the newest step was completed or the newest group published
+    open_time: float = 0.0  # when the newest generation was opened
+    is_hang_check: bool = False  # True if the newest generation was opened because no step was completed
     fruitless_groups: int = 0
     crashes: CrashCounter = field(default_factory=CrashCounter)
-    last_reminder: float = 0.0
-    last_step_event: float = float("-inf")
+    last_reminder_time: float = 0.0
+    last_step_event_time: float = float("-inf")
     verdict: tuple[int, str] | None = None
     outbox: list[tuple[str, Message]] = field(default_factory=list)
     events: list[Message] = field(default_factory=list)
@@ -87,74 +87,79 @@ class Membership:
     @property
     def is_published(self) -> bool:
         """True if the newest generation is published."""
-        return self.group == self.generation
+        return self.published_generation == self.generation
 
     @property
     def lacks_workers(self) -> bool:
         """True if there are too few workers for any group."""
-        return len(self.eligible) < max(1, self.config.min_workers)
+        return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def has_quorum(self, now: float) -> bool:
-        """Return True if the next group may start: all workers have acknowledged, and no others are expected soon."""
-        expected = len(self.eligible) < self.expected_members and now < self.join_deadline
-        return not (self.lacks_workers or self.missing or expected)
+        """Return True if the next group may start: all workers have acknowledged, and no more are expected."""
+        expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
+        return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
 
     def join(self, now: float, hello: Message) -> None:
         """Register a worker, for the first time or after a reconnect."""
         id, name, step = hello["id"], hello["name"], hello["step"]
         worker = Worker(id, name, hello["address"], now, now)
-        newer = hello["generation"] > self.generation
-        training = newer and not self.group and hello["group"] > 0  # in a group of the previous coordinator
-        if not (self.alive or self.fingerprint_fixed):
+        is_newer = hello["generation"] > self.generation
+        # True if the worker trains in a group of the previous coordinator
+        is_training = is_newer and not self.published_generation and hello["group"] > 0
+        if not (self.alive_workers or self.has_fixed_fingerprint):
             self.fingerprint = {}
-        if problem := self._find_mismatch(hello, any_bits=training):
+        if problem := self._find_mismatch(hello, any_fingerprint=is_training):
             return self._refuse(now, id, name, problem)
-        if training:
+        if is_training:
             self._yield_to(now, hello)
         self.fingerprint = self.fingerprint or hello["fingerprint"]
-        if not self.alive:
+        if not self.alive_workers:
             self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(self.members) or self.config.workers
-        rejoined = id in self.alive
-        self.alive[id] = worker
-        if not rejoined and not (newer and not self.group):
+        is_rejoining = id in self.alive_workers
+        self.alive_workers[id] = worker
+        if not is_rejoining and not (is_newer and not self.published_generation):
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
-        if newer and not self.group:
+        if is_newer and not self.published_generation:
             self._adopt(now, hello)
-        elif newer or (not rejoined and hello["generation"] == self.generation and not self.is_published):
+        elif is_newer or (not is_rejoining and hello["generation"] == self.generation and not self.is_published):
             self._skip_past(now, hello["generation"])
-        if self.unregistered:
-            self.unregistered.discard(id)
-            if not self.unregistered:
-                self.log.append(f"generation {self.group} continues, all {len(self.members)} are back")
+        if self.unregistered_ids:
+            self.unregistered_ids.discard(id)
+            if not self.unregistered_ids:
+                self.log.append(
+                    f"generation {self.published_generation} continues, all {len(self.members)} are connected again"
+                )
         self.step = max(self.step, step)
         self._recount()
-        stray = hello["group"] != self.group or id not in self.members  # in no group, or in an older one
+        # True if the worker is not in a group, or in an older group
+        is_stray = hello["group"] != self.published_generation or id not in self.members
         generation = self.generation
-        if self.is_published and stray and id in self.members:  # it missed the member list: the others wait in vain
-            self._open(now, immediate=True)
+        if self.is_published and is_stray and id in self.members:
+            # the worker missed the member list, and the other members wait in vain
+            self._open(now, abort=True)
         self.advance(now)
-        if generation == self.generation and (stray or not self.is_published):
-            self.outbox.append((id, {"open": generation, "hard": self.immediate or stray}))
-        if not stray:
+        if generation == self.generation and (is_stray or not self.is_published):
+            self.outbox.append((id, {"open": generation, "hard": self.must_abort or is_stray}))
+        if not is_stray:
             self.outbox += [(id, message) for message in self.values.values()]
 
     def heartbeat(self, now: float, id: str, step: int, busy: bool = False) -> None:
         """Record that a worker is alive and has completed `step` updates."""
-        worker = self.alive[id]
-        worker.last_seen = now
+        worker = self.alive_workers[id]
+        worker.last_seen_time = now
         if busy:
-            worker.last_busy = now
+            worker.last_busy_time = now
         if step > self.step:
-            self.step, self.last_progress, self.fruitless_groups = step, now, 0
-            if now - self.last_step_event >= 1:
-                self.last_step_event = now
+            self.step, self.last_progress_time, self.fruitless_groups = step, now, 0
+            if now - self.last_step_event_time >= 1:
+                self.last_step_event_time = now
                 self.events.append({"event": "step", "step": step})
         elif busy and id in self.members:
-            self.last_progress = now
+            self.last_progress_time = now
 
     def exchange(self, id: str, message: Message) -> None:
         """Forward a member's value to the others of its group. Raises ValueError if there are too many."""
-        if message["put"] != self.group or id not in self.members:
+        if message["put"] != self.published_generation or id not in self.members:
             return
         if len(self.values) >= MAX_VALUES * len(self.members):
             raise ValueError(f"more than {MAX_VALUES} values of each member")
@@ -165,31 +170,35 @@ class Membership:
         """Record that a worker has left its previous group and waits for the members of `generation`."""
         self._check_number(generation)
         self.heartbeat(now, id, step)
-        self.alive[id].acked = generation
+        self.alive_workers[id].acked_generation = generation
         if generation == self.generation:
-            self.missing.discard(id)
+            self.unacknowledged_ids.discard(id)
             self.advance(now)
 
     def report_failure(self, now: float, id: str, generation: int) -> None:
         """Handle a failed collective: the group of that generation is broken for all its members."""
         self._check_number(generation)
         self.heartbeat(now, id, -1)
-        if generation != self.group or id not in self.members or (self.immediate and not self.is_published):
+        if (
+            generation != self.published_generation
+            or id not in self.members
+            or (self.must_abort and not self.is_published)
+        ):
             return
-        self.events.append({"event": "fault", "name": self.alive[id].name, "generation": generation})
+        self.events.append({"event": "fault", "name": self.alive_workers[id].name, "generation": generation})
         self.fruitless_groups += self.is_published
-        self._open(now, immediate=True)
+        self._open(now, abort=True)
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
             pause = min(5.0, 0.05 * 2 ** (self.fruitless_groups - MAX_FRUITLESS_GROUPS))
-            self.join_deadline, self.expected_members = now + pause, len(self.alive) + 1
+            self.join_deadline, self.expected_members = now + pause, len(self.alive_workers) + 1
             self.log.append(
                 f"{self.fruitless_groups} consecutive groups broke before their first step, although no worker was "
                 f"lost: can the workers reach each other? The next group starts in {pause:.1f} s."
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker that is gone; `drain`: it left on purpose, after the step that all agreed to stop at."""
-        worker = self.alive.pop(id, None)
+        """Remove a worker. Reason `drain`: it left on purpose, and all members agreed on its last step."""
+        worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
         if reason == "drain":
@@ -200,139 +209,143 @@ class Membership:
             self.outbox.append((id, {"dropped": reason}))
         self._recount()
         if id in self.members and reason != "drain":
-            self._open(now, immediate=True)
+            self._open(now, abort=True)
         self.advance(now)
 
     def report_error(self, name: str, message: str, code: int, temporary: bool = False) -> None:
-        """Record that a worker ends with an error; end the run if a retry cannot or did not help."""
+        """Record that a worker ends with an error; end the run if retries cannot help or have not helped."""
         self.events.append({"event": "failed", "name": name, "message": message, "code": code})
         if temporary:  # a service that the worker needs is unavailable
             self.log.append(f"{name} ends temporarily: {message}")
             return
         members = max(len(self.members), self.config.workers)
-        crashes = self.crashes.record(name, self.step, self.group, members)
+        crashes = self.crashes.record(name, self.step, self.published_generation, members)
         if code != 1 or crashes >= MAX_CRASHES:
             repeats = f" ({crashes} times without a newer step)" if code == 1 else ""
             self.conclude(code, f"{name}{repeats}: {message}")
 
     def tick(self, now: float) -> None:
-        """Drop silent and hung workers; log the reason if training waits."""
-        for id in [worker.id for worker in self.alive.values() if self._is_silent(now, worker)]:
+        """Drop silent and hung workers; log the reason when training waits."""
+        for id in [worker.id for worker in self.alive_workers.values() if self._is_silent(now, worker)]:
             self.remove(now, id, "silent")
         self._drop_hung(now)
         self._remind(now)
         self.advance(now)
 
     def exclude_pause(self, seconds: float) -> None:
-        """Ignore a pause of the coordinator itself: workers could not be heard during that time."""
-        self.last_progress += seconds
-        self.opened += seconds
+        """Ignore a pause of the coordinator itself, which received no messages during that time."""
+        self.last_progress_time += seconds
+        self.open_time += seconds
         self.refused_since += seconds
-        for worker in self.alive.values():
-            worker.last_seen += seconds
-            worker.last_busy += seconds
+        for worker in self.alive_workers.values():
+            worker.last_seen_time += seconds
+            worker.last_busy_time += seconds
 
     def advance(self, now: float) -> None:
         """Open a generation if the members changed; publish the open one once it has a quorum."""
-        if self.is_published and self.eligible and self.eligible != self.members:
-            self._open(now, immediate=False)
+        if self.is_published and self.eligible_ids and self.eligible_ids != self.members:
+            self._open(now, abort=False)
         if not self.is_published and self.has_quorum(now):
-            self._publish(now, list(self.eligible))
+            self._publish(now, list(self.eligible_ids))
 
     def _publish(self, now: float, members: list[str]) -> None:
-        self.members, self.group, self.values, self.expected_members = members, self.generation, {}, 0
-        self.last_progress, self.hang_check = now, False
-        self.fingerprint_fixed, self.refused_since = True, float("inf")
-        message = {"members": [[id, self.alive[id].address] for id in members], "generation": self.generation}
+        self.members, self.published_generation, self.values, self.expected_members = members, self.generation, {}, 0
+        self.last_progress_time, self.is_hang_check = now, False
+        self.has_fixed_fingerprint, self.refused_since = True, float("inf")
+        message = {"members": [[id, self.alive_workers[id].address] for id in members], "generation": self.generation}
         self.outbox += [(id, message) for id in members]
-        names = [self.alive[id].name for id in members]
-        self.events.append({"event": "generation", "generation": self.group, "members": names, "step": self.step})
-        self.log.append(f"generation {self.group}: {join_names(names)}")
+        names = [self.alive_workers[id].name for id in members]
+        self.events.append(
+            {"event": "generation", "generation": self.published_generation, "members": names, "step": self.step}
+        )
+        self.log.append(f"generation {self.published_generation}: {join_names(names)}")
 
     def _adopt(self, now: float, hello: Message) -> None:
         """Continue after a restart of the coordinator from the generation that a worker reports."""
-        self.generation = self.group = hello["generation"]
+        self.generation = self.published_generation = hello["generation"]
         self.values = {}
         peers = list(dict.fromkeys(hello["peers"]))
-        if hello["group"] != self.generation:  # it waits for a member list that may or may not have been published
-            self.members = [id for id in peers if id in self.alive]
+        if hello["group"] != self.generation:  # the worker waits for a member list, which may have been published
+            self.members = [id for id in peers if id in self.alive_workers]
             self.join_deadline, self.expected_members = now + JOIN_TIMEOUT_S, len(peers)
             self._recount()
-            return self._open(now, immediate=True)
-        self.members, self.last_progress, self.expected_members = peers, now, 0
-        for id in self.members:  # they have the usual time to send a heartbeat
-            self.alive.setdefault(id, Worker(id, id, "", now, now, acked=self.generation))
-        self.unregistered = set(self.members)
+            return self._open(now, abort=True)
+        self.members, self.last_progress_time, self.expected_members = peers, now, 0
+        for id in self.members:  # each member has the usual time to send a heartbeat
+            self.alive_workers.setdefault(id, Worker(id, id, "", now, now, acked_generation=self.generation))
+        self.unregistered_ids = set(self.members)
 
     def _skip_past(self, now: float, generation: int) -> None:
-        """Open a number above `generation`, which another coordinator issued: workers acknowledge only higher ones."""
+        """Open a number above `generation`, which another coordinator issued: workers acknowledge only newer ones."""
         if self.is_published:
-            self.opened, self.immediate = now, False
+            self.open_time, self.must_abort = now, False
         self.generation = generation + 1
         self._announce()
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
-        """A step of the group proves that all its members were alive, even if their heartbeats were lost."""
-        training = worker.acked < self.generation or self.is_published  # if it is a member
-        member = training and worker.id in self.members
-        last_sign = max(worker.last_seen, self.last_progress) if member else worker.last_seen
+        """Return True if a worker is silent. A step of the group proves that all members were alive."""
+        may_train = worker.acked_generation < self.generation or self.is_published  # if the worker is a member
+        is_training_member = may_train and worker.id in self.members
+        last_sign = max(worker.last_seen_time, self.last_progress_time) if is_training_member else worker.last_seen_time
         return now - last_sign > self.config.silence_seconds
 
     def _drop_hung(self, now: float) -> None:
         """Probe a group that is alive but completes no steps; then drop the workers that do not acknowledge."""
         limit = self.config.hung_seconds
-        if self.is_published or (not self.immediate and self.missing.intersection(self.members)):
-            if self.members and now - max(self.last_progress, self.opened) > limit:
+        if self.is_published or (not self.must_abort and self.unacknowledged_ids.intersection(self.members)):
+            if self.members and now - max(self.last_progress_time, self.open_time) > limit:
                 self.log.append(f"no step for {limit:.0f} s, although all workers are alive: probing each of them")
-                self.hang_check = True
-                self._open(now, immediate=True)  # a worker that is busy, or waits for the hung one, can acknowledge
-                self.opened = now
+                self.is_hang_check = True
+                self._open(now, abort=True)  # workers that are busy, or wait for the hung worker, can acknowledge
+                self.open_time = now
             return
-        timeout = min(HANG_CHECK_TIMEOUT_S, limit) if self.hang_check else limit
-        for worker in [self.alive[id] for id in self.missing]:
-            if now - max(self.opened, worker.joined, worker.last_busy) > timeout:
+        timeout = min(HANG_CHECK_TIMEOUT_S, limit) if self.is_hang_check else limit
+        for worker in [self.alive_workers[id] for id in self.unacknowledged_ids]:
+            if now - max(self.open_time, worker.join_time, worker.last_busy_time) > timeout:
                 self.remove(now, worker.id, "hung")
 
     def _remind(self, now: float) -> None:
-        if (self.is_published and self.members) or not self.last_reminder:
-            self.last_reminder = now
-        elif now - self.last_reminder >= REMINDER_INTERVAL_S:
-            self.last_reminder = now
+        if (self.is_published and self.members) or not self.last_reminder_time:
+            self.last_reminder_time = now
+        elif now - self.last_reminder_time >= REMINDER_INTERVAL_S:
+            self.last_reminder_time = now
             if self.lacks_workers:
-                present, required = len(self.eligible), max(1, self.config.min_workers)
-                self.log.append(f"training waits for workers: {present} alive, at least {required} required")
+                alive_count, required_count = len(self.eligible_ids), max(1, self.config.min_workers)
+                self.log.append(f"training waits for workers: {alive_count} alive, at least {required_count} required")
             else:
-                names = sorted(self.alive[id].name for id in self.missing)
+                names = sorted(self.alive_workers[id].name for id in self.unacknowledged_ids)
                 self.log.append(f"generation {self.generation} waits for {join_names(names)} to stop their last step")
 
     def _recount(self) -> None:
         """Update the members of the next group, and the workers among them that have not acknowledged it."""
-        staying = dict.fromkeys(id for id in self.members if id in self.alive)
-        self.eligible = [*(staying | dict.fromkeys(self.alive))][: self.config.max_workers]
-        self.missing = {id for id in self.eligible if self.alive[id].acked != self.generation}
+        staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
+        self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][: self.config.max_workers]
+        self.unacknowledged_ids = {
+            id for id in self.eligible_ids if self.alive_workers[id].acked_generation != self.generation
+        }
 
-    def _open(self, now: float, *, immediate: bool) -> None:
+    def _open(self, now: float, *, abort: bool) -> None:
         if self.is_published:
             self.generation += 1
-            self.opened = now
-        elif self.immediate or not immediate:
-            return  # the workers have been asked already
-        self.immediate = immediate
+            self.open_time = now
+        elif self.must_abort or not abort:
+            return  # the workers have already been asked to stop
+        self.must_abort = abort
         self._announce()
 
     def _announce(self) -> None:
-        self.events.append({"event": "open", "generation": self.generation, "hard": self.immediate})
+        self.events.append({"event": "open", "generation": self.generation, "hard": self.must_abort})
         self._recount()
-        to_members, to_others = ({"open": self.generation, "hard": hard} for hard in (self.immediate, True))
+        to_members, to_others = ({"open": self.generation, "hard": hard} for hard in (self.must_abort, True))
         members = set(self.members)
-        self.outbox += [(id, to_members if id in members else to_others) for id in self.alive]
+        self.outbox += [(id, to_members if id in members else to_others) for id in self.alive_workers]
 
     def _check_number(self, generation: int) -> None:
         if generation > self.generation:
             raise ValueError(f"generation {generation} was never opened; the newest is {self.generation}")
 
     def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
-        """Refuse a worker; it may be started again. End the run if there are too few others for too long."""
+        """Refuse a worker, which may be started again. End the run if too few other workers are alive for too long."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
         if not self.lacks_workers:
@@ -347,26 +360,26 @@ class Membership:
         self.events.append({"event": "verdict", "code": code, "message": text})
 
     def _yield_to(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a training group: it outranks the first worker to reach a restarted coordinator."""
-        previous, self.fingerprint = self.fingerprint, hello["fingerprint"]
-        if previous in ({}, self.fingerprint):
+        """Adopt the fingerprint of a training group: it outranks workers that arrived earlier."""
+        previous_fingerprint, self.fingerprint = self.fingerprint, hello["fingerprint"]
+        if previous_fingerprint in ({}, self.fingerprint):
             return
-        for worker in self.alive.values():
-            refused = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": previous}
-            self._refuse(now, worker.id, worker.name, self._find_mismatch(refused))
+        for worker in self.alive_workers.values():
+            hypothetical_hello = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": previous_fingerprint}
+            self._refuse(now, worker.id, worker.name, self._find_mismatch(hypothetical_hello))
             self.events.append({"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"})
-        self.alive.clear()
+        self.alive_workers.clear()
 
-    def _find_mismatch(self, hello: Message, *, any_bits: bool = False) -> str:
-        """Return the reason to refuse a worker, or ""; `any_bits`: accept any fingerprint that the config accepts."""
+    def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
+        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts it."""
         if (protocol := hello.get("protocol")) != PROTOCOL:
             return (
-                f'worker "{hello["name"]}" is refused: it speaks protocol {protocol} and not {PROTOCOL}. Give the '
+                f'worker "{hello["name"]}" is refused: its protocol is {protocol} and not {PROTOCOL}. Give the '
                 "workers and the coordinator of a run the same image."
             )
-        expected, actual = {} if any_bits else self.fingerprint, hello["fingerprint"]
-        keys = [key for key in expected | actual if expected.get(key) != actual.get(key)] if expected else []
-        differences = [f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in keys]
+        expected, actual = {} if any_fingerprint else self.fingerprint, hello["fingerprint"]
+        differing_keys = [key for key in expected | actual if expected.get(key) != actual.get(key)] if expected else []
+        differences = [f"{key} is {actual.get(key)} and not {expected.get(key)}" for key in differing_keys]
         details = ", ".join(self.config.misfits(actual) or differences)
         if not details:
             return ""

@@ -1,18 +1,19 @@
 """The messages between a run's coordinator and its workers: one JSON object a line, over TCP.
 
 Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves or is lost; every
-worker stops at a step boundary (or at once, if the group is broken) and *acknowledges* it; when all have, the member
-list is *published* and training resumes. First, each side proves that it knows the run's secret (handshake.py).
+worker stops at a step boundary (or immediately, if the group is broken) and *acknowledges* the generation; when all
+workers have acknowledged it, the member list is *published* and training resumes. First, each side proves that it knows
+the run's secret (handshake.py).
 
     worker → coordinator                                        when
     {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
-              generation, group, peers}}                        it knows; group: the one it is in, with its members
-                                                                (0: it waits for one)
+              generation, group, peers}}                        it knows; group: its group, and the members
+                                                                (0: it waits for a group)
     {"beat": step, "busy": bool}                                any time: heartbeat, progress; busy: no steps for now
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
     {"put": generation, "key": text, "value": base64}           to the group's other members: its listening address
-    {"leave": reason}                                           last message: it exits on purpose
+    {"leave": reason}                                           last message: the worker exits on purpose
     {"failed": message, "code": n, "name": x, "temporary": b}   on a separate connection: why this worker ends
     {"done": sha256}                                            the model is in the object store
     {"event": what, "name": worker, ...}                        any time, also after leaving; for the ledger
@@ -36,7 +37,7 @@ from typing import Any
 
 from argolocal.manifest.training_jobs import JOBS
 
-PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same
+PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same version
 PORT = JOBS["PyTorchJob"].port[1]  # of the coordinator, unless MASTER_PORT is set
 MAX_LINE = 1 << 20  # bytes of a message
 MAX_TEXT = 64 << 10  # characters of an error message

@@ -1,4 +1,4 @@
-"""Reuse the model of an identical earlier training, and record ours for later runs."""
+"""Reuse the model of an identical earlier training, and record the model of this training for later runs."""
 
 import time
 from contextlib import suppress
@@ -46,6 +46,8 @@ class ReusableModel:
             inputs = self.facts or facts("steps.train", self.spec, {})  # a short training may end before `reuse` does
             store = Store.from_env().short_retries()
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
-            artifacts = {MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}}  # no artifact hash is known
+            artifacts = {
+                MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
+            }  # the hash of the artifact is not known
             seconds = round(time.time() - self.start_time, 3)
             entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))

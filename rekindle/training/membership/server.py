@@ -15,7 +15,7 @@ a coordinator the workers continue in their group.
 
 import signal
 
-if __name__ == "__main__":  # pending until there is a handler: PID 1 would never see it
+if __name__ == "__main__":  # pending until a handler is installed: the kernel would discard the signal for PID 1
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import asyncio
@@ -41,12 +41,12 @@ from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encod
 from rekindle.training.membership.reuse import ReusableModel
 from rekindle.training.spec import TrainingSpec
 
-DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train; time spent waiting does not count
+DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train, without the time that they wait
 TICK_S = 0.1
-LATE_TICK_S = 0.05  # a later tick counts as a pause of the coordinator
-MAX_UNVERIFIED = 128  # connections without a proof, in addition to one per worker; beyond it the oldest is closed
+LATE_TICK_S = 0.05  # a tick with a longer delay counts as a pause of the coordinator
+MAX_UNVERIFIED = 128  # connections without a proof, in addition to one per worker; further connections close the oldest
 MAX_UNREAD = 64 << 20  # bytes buffered for a peer that does not read
-RECORD_TIMEOUT_S = 10.0  # how long the end of a run waits until its model is recorded for reuse
+RECORD_TIMEOUT_S = 10.0  # for recording the model for reuse at the end of a run
 LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections
 
 
@@ -57,11 +57,12 @@ class Coordinator:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
         self.ledger, self.exporter = Ledger(open_store, spec.ledger), Exporter(self.membership)
-        self.reusable, self.reuse_checked = ReusableModel(spec), False
-        self.trained_seconds, self.limit = 0.0, float(os.environ.get(DEADLINE) or "inf")
+        self.reusable, self.has_checked_reuse = ReusableModel(spec), False
+        self.trained_seconds, self.max_seconds = 0.0, float(os.environ.get(DEADLINE) or "inf")
         self.connections: dict[str, Connection] = {}
-        self.unverified: dict[Connection, float] = {}  # without a proof → deadline for it; the oldest first
-        self.rejected, self.last_rejection_log = 0, float("-inf")
+        # connection without a proof → deadline of the proof; the oldest first
+        self.unverified_connections: dict[Connection, float] = {}
+        self.rejected_count, self.last_rejection_log = 0, float("-inf")
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -73,13 +74,13 @@ class Coordinator:
         except OSError as error:
             raise RekindleError(
                 f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
-                "one may be running here. Stop it, or set MASTER_PORT to another port for this run."
+                "coordinator may be running here. Stop it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        metrics = await self._offer_metrics(host)
-        self._soon(self._check())
-        self._soon(self._renew_lease())
+        metrics_server = await self._start_metrics_server(host)
+        self._start_task(self._check_completion())
+        self._start_task(self._renew_lease())
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
@@ -87,14 +88,14 @@ class Coordinator:
         code = await self.exit_code
         ticker.cancel()
         server.close()
-        if metrics:
-            metrics.close()
+        if metrics_server:
+            metrics_server.close()
         for connection in self.connections.values():
             connection.transport.close()  # flushes unsent data
         await asyncio.to_thread(self.ledger.close)
         return code
 
-    async def _offer_metrics(self, host: str | None) -> asyncio.Server | None:
+    async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
         port = int(os.environ.get(exporter.VARIABLE) or 0)
         if port and not (host or "").startswith("127."):  # on a loopback address every local user could read them
             try:
@@ -105,40 +106,46 @@ class Coordinator:
 
     async def _tick(self) -> None:
         while True:
-            due = time.monotonic() + TICK_S
+            due_time = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if now - due > LATE_TICK_S:
-                self.membership.exclude_pause(now - due)
+            if now - due_time > LATE_TICK_S:
+                self.membership.exclude_pause(now - due_time)
             self.membership.tick(now)
             if self.membership.is_published and self.membership.members:
                 self.trained_seconds += TICK_S
-            if self.trained_seconds > self.limit:
+            if self.trained_seconds > self.max_seconds:
                 self.membership.conclude(
                     1,
-                    f"this training takes longer than the {self.limit / 60:g} minutes of "
+                    f"this training takes longer than the {self.max_seconds / 60:g} minutes of "
                     "cluster.pods.train.deadline_minutes (time spent waiting for workers is not counted). Raise it, "
                     "and continue from the newest checkpoint with `rekindle resume`.",
                 )
             self.flush()
-            for connection in [connection for connection, deadline in self.unverified.items() if now > deadline]:
+            for connection in [
+                connection for connection, deadline in self.unverified_connections.items() if now > deadline
+            ]:
                 self.reject(connection)
 
     def admit(self, connection: "Connection") -> None:
         """Accept a new connection and give it some seconds for its proof."""
-        self.unverified[connection] = time.monotonic() + handshake.TIMEOUT_S
-        if len(self.unverified) > MAX_UNVERIFIED + self.spec.max_workers:  # all workers may reconnect at once
-            self.reject(next(iter(self.unverified)))
+        self.unverified_connections[connection] = time.monotonic() + handshake.TIMEOUT_S
+        # all workers may reconnect at once
+        if len(self.unverified_connections) > MAX_UNVERIFIED + self.spec.max_workers:
+            self.reject(next(iter(self.unverified_connections)))
         connection.transport.write(encode({"nonce": connection.nonce}))
 
     def reject(self, connection: "Connection") -> None:
-        """Close a connection without a proof; log their number at intervals."""
-        self.unverified.pop(connection, None)
+        """Close a connection without a proof; log the number of such connections at intervals."""
+        self.unverified_connections.pop(connection, None)
         connection.transport.abort()
-        self.rejected += 1
+        self.rejected_count += 1
         if (now := time.monotonic()) - self.last_rejection_log >= LOG_INTERVAL_S:
             self.last_rejection_log = now
-            log(f"{self.rejected} connections without this run's secret were closed, the last from {connection.peer}")
+            log(
+                f"{self.rejected_count} connections without this run's secret were closed, "
+                f"the last from {connection.peer}"
+            )
 
     def handle(self, worker: str, kind: str, message: Message) -> None:
         """Process one message of a worker. Raises ValueError if the worker is not registered."""
@@ -149,8 +156,8 @@ class Coordinator:
             membership.report_error(message["name"], message["failed"], message["code"], message["temporary"])
         elif kind == "event":
             self.note(**message)
-        elif worker not in membership.alive:
-            raise ValueError("it is not registered")
+        elif worker not in membership.alive_workers:
+            raise ValueError("the worker is not registered")
         elif kind == "beat":
             membership.heartbeat(now, worker, message["beat"], message["busy"])
         elif kind == "ack":
@@ -163,7 +170,7 @@ class Coordinator:
             membership.remove(now, worker, "drain")
         elif kind == "done":
             membership.heartbeat(now, worker, -1, busy=True)
-            self._soon(self._check(message["done"]))
+            self._start_task(self._check_completion(message["done"]))
         self.flush()
 
     def flush(self) -> None:
@@ -205,22 +212,22 @@ class Coordinator:
         for connection in self.connections.values():
             connection.send(encode(message))
 
-    def _soon(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _start_task(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
         self.tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self.exit_code.done():
             self.exit_code.set_exception(error)
 
-    async def _check(self, sha256: str = "") -> None:
-        """Exit if the model is in the object store; `sha256` if a worker reports that it has written it."""
+    async def _check_completion(self, sha256: str = "") -> None:
+        """Exit if the model is in the object store. `sha256`: set if a worker has reported this model."""
         while True:
             try:
-                if not self.reuse_checked:
-                    self.reuse_checked = True
+                if not self.has_checked_reuse:
+                    self.has_checked_reuse = True
                     if not await asyncio.to_thread(completed_model, self.spec):
                         await asyncio.to_thread(self.reusable.reuse)
                 model = await asyncio.to_thread(completed_model, self.spec)
@@ -243,30 +250,30 @@ class Coordinator:
 
     async def _renew_lease(self) -> None:
         """Take the run over from any other coordinator; exit if another coordinator takes it over later."""
-        lease, reported = Lease(open_store, self.spec, self.id), False
+        lease, is_reported = Lease(open_store, self.spec, self.id), False
         while True:
             try:
-                held = lease.held
+                was_held = lease.is_held
                 await asyncio.to_thread(lease.renew)
-                if not held:
+                if not was_held:
                     self.ledger.note("coordinator", id=self.id)  # only now: the prefix might belong to another run
-                reported = False
+                is_reported = False
             except StorageError as error:
-                if not reported:
+                if not is_reported:
                     log(f"cannot verify that this is the run's only coordinator: {error} Trying again.")
-                reported = True
+                is_reported = True
             except RekindleError as error:
                 return self.end(fail(error))
-            await asyncio.sleep(lease.PERIOD)
-            if not (self.membership.is_published and self.membership.alive):
-                await self._check()  # the worker that wrote the model may have died before reporting it
+            await asyncio.sleep(lease.RENEW_INTERVAL_S)
+            if not (self.membership.is_published and self.membership.alive_workers):
+                await self._check_completion()  # the worker that wrote the model may have died before reporting it
 
 
 class Connection(asyncio.Protocol):
     """One worker's connection: lines in and out, after the worker has proved that it knows the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator, self.worker, self.pending = coordinator, "", b""
+        self.coordinator, self.worker, self.pending_data = coordinator, "", b""
         self.nonce = handshake.nonce()
 
     @property
@@ -285,14 +292,14 @@ class Connection(asyncio.Protocol):
             self.transport.write(line)
 
     def data_received(self, data: bytes) -> None:
-        *lines, self.pending = (self.pending + data).split(b"\n")
+        *lines, self.pending_data = (self.pending_data + data).split(b"\n")
         try:
             for line in lines:
                 if self.nonce:
                     self._prove(line)
                 else:
                     self._handle(line)
-            if len(self.pending) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
+            if len(self.pending_data) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
                 raise ValueError("line too long")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if self.nonce:
@@ -306,7 +313,7 @@ class Connection(asyncio.Protocol):
             raise ValueError("line too long")
         self.transport.write(handshake.answer(line, self.coordinator.secret, self.nonce))
         self.nonce = ""
-        del self.coordinator.unverified[self]
+        del self.coordinator.unverified_connections[self]
 
     def _handle(self, line: bytes) -> None:
         kind, message = parse(line)
@@ -320,7 +327,7 @@ class Connection(asyncio.Protocol):
         self.coordinator.handle(self.worker, kind, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.coordinator.unverified.pop(self, None)
+        self.coordinator.unverified_connections.pop(self, None)
         if self.coordinator.exit_code.done():  # the coordinator closes the connections: no worker is lost
             return
         if self.coordinator.connections.get(self.worker) is self:  # false if the worker has reconnected

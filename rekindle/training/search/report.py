@@ -22,8 +22,8 @@ def rows(study: Study) -> list[dict[str, Any]]:
 
 
 def _row(trial: Trial, rungs: int, metric: str) -> dict[str, Any]:
-    done = trial.rung == rungs - 1
-    state = "failed" if trial.why else "trained" if done else "paused" if trial.values else "waiting"
+    is_finished = trial.rung == rungs - 1
+    state = "failed" if trial.why else "trained" if is_finished else "paused" if trial.values else "waiting"
     progress = {"rung": trial.rung + 1, "steps": trial.steps, "sha256": trial.sha256, "why": trial.why}
     return {"trial": trial.number, "state": state, metric: trial.value, **trial.settings, **progress}
 
@@ -51,32 +51,37 @@ def picture(study: Study, file: Path) -> None:
 
     choices = list(study.sweep.choices())
     figure = Figure(figsize=(4 * (1 + len(choices)), 3.6), layout="tight")
-    first, *others = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
+    steps_axis, *setting_axes = figure.subplots(1, 1 + len(choices), squeeze=False)[0]
     winner = rows(study)[0]["trial"]
     for trial in study.trials:
         points = [(study.sweep.share(rung), value) for rung, value in sorted(trial.values.items()) if _is_finite(value)]
         is_winner = trial.number == winner
         style: dict[str, Any] = {"color": "C1", "zorder": 3} if is_winner else {"color": "C0", "alpha": 0.5}
-        first.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
-    first.set_xscale("log")
+        steps_axis.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
+    steps_axis.set_xscale("log")
     shares = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
-    first.set_xticks(shares, [f"{share:.0%}" for share in shares])
-    first.minorticks_off()
-    first.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
-    for axis, (path, choice) in zip(others, choices, strict=True):
+    steps_axis.set_xticks(shares, [f"{share:.0%}" for share in shares])
+    steps_axis.minorticks_off()
+    steps_axis.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
+    for axis, (path, choice) in zip(setting_axes, choices, strict=True):
         _draw_setting(axis, path, choice, study.trials, winner)
         axis.set(xlabel=path)
     figure.savefig(file, dpi=120)
 
 
 def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], winner: int) -> None:
-    finished = [trial for trial in trials if _is_finite(trial.value)]
-    values = [trial.settings[path] for trial in finished]
+    finished_trials = [trial for trial in trials if _is_finite(trial.value)]
+    values = [trial.settings[path] for trial in finished_trials]
     if choice.choices:
         values = [choice.choices.index(value) for value in values]
         axis.set_xticks(range(len(choice.choices)), map(str, choice.choices))
-    axis.scatter(values, [trial.value for trial in finished], c=[trial.rung for trial in finished], cmap="viridis_r")
-    for trial, value in zip(finished, values, strict=True):
+    axis.scatter(
+        values,
+        [trial.value for trial in finished_trials],
+        c=[trial.rung for trial in finished_trials],
+        cmap="viridis_r",
+    )
+    for trial, value in zip(finished_trials, values, strict=True):
         if trial.number == winner:
             axis.scatter([value], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
     if choice.log:

@@ -21,7 +21,7 @@ class Trial:
     attrs: dict[str, Any] = field(default_factory=dict)  # for the sampler
     values: dict[int, float | None] = field(default_factory=dict)  # metric by rung; None: the trial failed
     steps: int = 0  # updates made
-    sha256: str = ""  # of its weights
+    sha256: str = ""  # of the trial's weights
     why: str = ""  # reason of its failure
 
     @property
@@ -46,15 +46,15 @@ def rounds(sweep: Sweep) -> list[Round]:
     """Return the rounds of a sweep, which only depend on the config."""
     size = min(sweep.batch or (math.ceil(sweep.count / 3) if sweep.sampler == "tpe" else sweep.count), sweep.count)
     starts = range(0, sweep.count, size)
-    new = [Round(0, min(size, sweep.count - start)) for start in starts]
-    return new + [Round(rung, max(1, sweep.count // sweep.reduction**rung)) for rung in range(1, sweep.rungs)]
+    first_rounds = [Round(0, min(size, sweep.count - start)) for start in starts]
+    return first_rounds + [Round(rung, max(1, sweep.count // sweep.reduction**rung)) for rung in range(1, sweep.rungs)]
 
 
 def best(values: Mapping[int, float | None], count: int, better: str) -> list[int]:
-    """Return the best trials, best first; equal trials by number. Without failed trials (None or not finite)."""
+    """Return the best trials, best first; equal trials by number. Failed trials (None or not finite) are left out."""
     sign = 1 if better == "lower" else -1
-    finite = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
-    return sorted(finite, key=lambda number: (sign * finite[number], number))[:count]
+    finite_values = {number: value for number, value in values.items() if value is not None and math.isfinite(value)}
+    return sorted(finite_values, key=lambda number: (sign * finite_values[number], number))[:count]
 
 
 def shares(numbers: Sequence[int], pods: int) -> list[list[int]]:

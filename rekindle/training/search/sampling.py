@@ -1,6 +1,6 @@
 """Chooses the settings of new trials by a sampler of Optuna.
 
-The Optuna study is created again from the previous trials each time: no other state can be lost.
+Each call creates the Optuna study again from the previous trials, so no other state can be lost.
 """
 
 import json
@@ -29,7 +29,7 @@ def ask(
     space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
     study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(previous), space))
     sign = 1 if sweep.better == "lower" else -1
-    for trial in previous:  # values of the first rung, which all trained for the same number of steps
+    for trial in previous:  # only values of the first rung: all trials trained for its number of steps
         value = trial.values.get(0)
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
         study.add_trial(
@@ -43,11 +43,11 @@ def ask(
         )
     if default and not previous and sweep.sampler != "grid":
         study.enqueue_trial({path: _encode(space[path], value) for path, value in default.items()})
-    asked = [study.ask(space) for _ in range(count)]
-    attrs = [study.trials[trial.number].system_attrs if sweep.sampler == "grid" else {} for trial in asked]
-    settings = [{path: _decode(space[path], value) for path, value in trial.params.items()} for trial in asked]
-    chosen = zip(asked, settings, attrs, strict=True)
-    return [Trial(trial.number, values, attributes) for trial, values, attributes in chosen]
+    optuna_trials = [study.ask(space) for _ in range(count)]
+    attrs = [study.trials[trial.number].system_attrs if sweep.sampler == "grid" else {} for trial in optuna_trials]
+    settings = [{path: _decode(space[path], value) for path, value in trial.params.items()} for trial in optuna_trials]
+    new_trials = zip(optuna_trials, settings, attrs, strict=True)
+    return [Trial(trial.number, values, attributes) for trial, values, attributes in new_trials]
 
 
 def distribution(choice: Choice, whole: bool) -> Any:
@@ -61,12 +61,12 @@ def distribution(choice: Choice, whole: bool) -> Any:
 
 
 def _sampler(sweep: Sweep, trials: int, space: Mapping[str, Any]) -> Any:
-    seed = sweep.seed + trials  # so that each round makes other choices
+    seed = sweep.seed + trials  # a different seed for each round
     if sweep.sampler == "grid":
         return GridSampler({path: _points(values) for path, values in space.items()}, seed=sweep.seed)
     if sweep.sampler == "random":
         return RandomSampler(seed)
-    # trials of a batch without a result count as bad; otherwise all of them would be similar
+    # unfinished trials of a batch count as bad; otherwise all trials of the batch would be similar
     return TPESampler(seed=seed, n_startup_trials=min(RANDOM_TRIALS, max(1, sweep.count // 3)), constant_liar=True)
 
 
@@ -77,9 +77,9 @@ def _points(values: Any) -> list[Any]:
     return [values.low + number * values.step for number in range(count)]
 
 
-def _encode(values: Any, value: Any) -> Any:
-    return json.dumps(value) if isinstance(values, CategoricalDistribution) else value
+def _encode(setting: Any, value: Any) -> Any:
+    return json.dumps(value) if isinstance(setting, CategoricalDistribution) else value
 
 
-def _decode(values: Any, value: Any) -> Any:
-    return json.loads(value) if isinstance(values, CategoricalDistribution) else value
+def _decode(setting: Any, value: Any) -> Any:
+    return json.loads(value) if isinstance(setting, CategoricalDistribution) else value

@@ -1,6 +1,6 @@
 """A sweep in the object store: the trials of each round, and their results.
 
-    ROOT/rounds/3.json                 the trials of round 3: the first write wins, a repeated decision returns it
+    ROOT/rounds/3.json                 the trials of round 3: the first write wins; later decisions return its trials
     ROOT/trials/7/rung-1/model.json    trial 7 was trained to rung 1 (`failed.json`: it failed)
     ROOT/trials/7/checkpoints/         its checkpoints
 
@@ -40,7 +40,7 @@ class Study:
         return f"{self.root}/trials/{trial}/checkpoints"
 
     def record(self, number: int) -> dict[str, Any] | None:
-        """Return the trials of round `number`, or None if they are not decided yet."""
+        """Return the decision on round `number`, or None if it was not made yet."""
         return self._read_json(f"{self.root}/rounds/{number}.json")
 
     def decide(self, number: int, default: Settings, whole: Mapping[str, bool]) -> dict[str, Any]:
@@ -48,15 +48,21 @@ class Study:
         if record := self.record(number):
             return record
         self.read(number)
-        step = self.plan[number]
-        if step.rung:
-            record = {"rung": step.rung, "new": [], "run": self.winners(step.rung - 1, step.count)}
+        planned_round = self.plan[number]
+        if planned_round.rung:
+            record = {
+                "rung": planned_round.rung,
+                "new": [],
+                "run": self.winners(planned_round.rung - 1, planned_round.count),
+            }
         else:
             from rekindle.training.search.sampling import ask  # imports Optuna, which training pods do not need
 
-            new = ask(self.sweep, self.trials, step.count, default, whole)
-            added = [{"number": trial.number, "settings": trial.settings, "attrs": trial.attrs} for trial in new]
-            record = {"rung": 0, "new": added, "run": [trial.number for trial in new]}
+            new_trials = ask(self.sweep, self.trials, planned_round.count, default, whole)
+            entries = [
+                {"number": trial.number, "settings": trial.settings, "attrs": trial.attrs} for trial in new_trials
+            ]
+            record = {"rung": 0, "new": entries, "run": [trial.number for trial in new_trials]}
         try:
             self.store.put(f"{self.root}/rounds/{number}.json", json.dumps(record).encode(), if_absent=True)
         except Conflict:
@@ -96,12 +102,12 @@ class Study:
         model = self._read_json(f"{output}/model.json")
         if model is None:
             return self._read_json(f"{output}/failed.json")
-        measured, best = self._read_json(f"{output}/validation.json") or {}, model.get("best", {})
-        if metric not in measured:
-            return {"why": f"its validation has only the metrics {', '.join(measured) or '(none)'}"}
-        value = measured[metric]
-        if metric == LOSS and best.get("released"):
-            value = min(best["validation_loss"], value)
+        metrics, best_validation = self._read_json(f"{output}/validation.json") or {}, model.get("best", {})
+        if metric not in metrics:
+            return {"why": f"its validation has only the metrics {', '.join(metrics) or '(none)'}"}
+        value = metrics[metric]
+        if metric == LOSS and best_validation.get("released"):
+            value = min(best_validation["validation_loss"], value)
         return {"value": value, "steps": model["step"], "sha256": model["sha256"]}
 
     def _read_json(self, key: str) -> dict[str, Any] | None:

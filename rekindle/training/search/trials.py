@@ -19,7 +19,7 @@ from rekindle.training.search.study import Study
 from rekindle.training.spec import TrainingSpec
 
 OBJECTIVE = "objective"  # metric of a trial's MLflow run
-PARENT = "mlflow.parentRunId"
+PARENT_TAG = "mlflow.parentRunId"
 
 
 def train(study: Study, number: int, share: list[int], common: Mapping[str, Any], experiment: str, run: str) -> None:
@@ -29,13 +29,13 @@ def train(study: Study, number: int, share: list[int], common: Mapping[str, Any]
     """
     rung = study.plan[number].rung
     trials = {trial.number: trial for trial in study.read(number + 1)}
-    pending = [trials[index] for index in share if rung not in trials[index].values]
-    if not pending:
+    pending_trials = [trials[index] for index in share if rung not in trials[index].values]
+    if not pending_trials:
         return
     import rekindle.training.loop  # noqa: F401  # imports torch once for all trials
 
-    for position, trial in enumerate(pending, 1):
-        say(f"trial {trial.number} ({position} of {len(pending)}) to rung {rung}: {trial.settings}")
+    for position, trial in enumerate(pending_trials, 1):
+        say(f"trial {trial.number} ({position} of {len(pending_trials)}) to rung {rung}: {trial.settings}")
         code = run_forked(lambda trial=trial: _train(study, trial, rung, common, experiment, run))
         if code == 143:
             raise SystemExit(143)
@@ -52,9 +52,12 @@ def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, An
         section, _, key = path.partition(".")
         sections[section][key] = value
     inputs = {name: common[name] for name in ("workload", "dataset", "digest")} | sections["train"]
-    alone = {"workers": 1, "min_workers": 1, "max_workers": 1}  # the number does not change the weights
+    # the number of workers does not change the weights
+    single_worker = {"workers": 1, "min_workers": 1, "max_workers": 1}
     prefixes = {"out": study.output(trial.number, rung), "checkpoints": study.checkpoints(trial.number)}
-    inputs |= alone | prefixes | {"model": sections["model"], "until": study.sweep.share(rung), "run_id": run_id}
+    inputs |= (
+        single_worker | prefixes | {"model": sections["model"], "until": study.sweep.share(rung), "run_id": run_id}
+    )
     try:
         return TrainingSpec.model_validate(inputs)
     except ValueError as error:
@@ -67,25 +70,25 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
 
     from rekindle.training.worker import work
 
-    run_id = _try_tracking(lambda: _child_run(trial, experiment, run)) or ""
+    run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
     try:
         work(specification(study, trial, rung, common, run_id))
     except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # caused by the settings
         say(f"trial {trial.number} failed: {error}")
-        failed = json.dumps({"value": None, "why": str(error)})
-        study.store.put(f"{study.output(trial.number, rung)}/failed.json", failed.encode())
+        failure = json.dumps({"value": None, "why": str(error)})
+        study.store.put(f"{study.output(trial.number, rung)}/failed.json", failure.encode())
     if run_id:
-        _try_tracking(lambda: _record(study.result(trial.number, rung) or {}, run_id))
+        _try_tracking(lambda: _record_result(study.result(trial.number, rung) or {}, run_id))
 
 
-def _child_run(trial: Trial, experiment: str, run: str) -> str:
+def _start_child_run(trial: Trial, experiment: str, run: str) -> str:
     name = f"{experiment}/{run}"
-    run_id = tracking.start_run(experiment, f"{run}.trial-{trial.number}", {PARENT: tracking.resolve_run_id(name)})
+    run_id = tracking.start_run(experiment, f"{run}.trial-{trial.number}", {PARENT_TAG: tracking.resolve_run_id(name)})
     tracking.log(run_id, params=trial.settings)
     return run_id
 
 
-def _record(result: Mapping[str, Any], run_id: str) -> None:
+def _record_result(result: Mapping[str, Any], run_id: str) -> None:
     if (value := result.get("value")) is not None:
         tracking.log_metrics(run_id, [(OBJECTIVE, value, result["steps"])])
     tracking.finish(run_id, "FAILED" if result.get("why") else "FINISHED")
@@ -96,35 +99,35 @@ def _try_tracking(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except TrackingError as error:
-        say(f"not recorded in MLflow: {error}")
+        say(f"the trial is not recorded in MLflow: {error}")
         return None
 
 
 def run_forked(call: Callable[[], None]) -> int:
-    """Run `call` in a child process, which gets our SIGTERM, too. Returns its exit code."""
+    """Run `call` in a child process, which also receives the SIGTERM of this process. Returns the exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until our handler is installed
     pid = os.fork()
     if not pid:
-        _be_child(call, parent)
-    previous = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+        _run_child(call, parent)
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _be_child(call: Callable[[], None], parent: int) -> None:
+def _run_child(call: Callable[[], None], parent: int) -> None:
     code: Any = 1
     try:
         die_with_parent(parent)
         call()
         code = 0
-    except SystemExit as ended:
-        code = ended.code or 0
+    except SystemExit as exit_request:
+        code = exit_request.code or 0
     except RekindleError as error:
         say(f"error: {error}")
     except BaseException:

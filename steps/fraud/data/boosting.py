@@ -1,8 +1,8 @@
 """Gradient boosting on the features of single transactions: starting point and baseline of the transformer.
 
 `prepare` fits the trees on the training rows, and their log-odds become a feature (BOOSTED). The transformer adds the
-history of the card. It would trust trees too much that were fitted on the rows they score. So training rows are scored
-by trees of other cards (cross-fitting), and later rows by trees of all cards.
+history of the card. Trees are too certain about the rows that they were fitted on, and the transformer would trust them
+too much. So training rows are scored by trees of other cards (cross-fitting), and later rows by trees of all cards.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from steps.fraud.data.schema import UNKNOWN, Ints
 
 BOOSTED = "boosted"
 FOLDS = 2  # number of groups of cards
-MAX_GENUINE_ROWS = 300_000  # rows to fit on; more take longer and change little
+MAX_GENUINE_ROWS = 300_000  # rows to fit on; more rows take longer and change little
 BINS = 250  # per feature; sklearn allows 255
-SHAPE: dict[str, Any] = {
+BOOSTING_SETTINGS: dict[str, Any] = {
     "learning_rate": 0.05,
     "max_iter": 200,
     "max_leaf_nodes": 15,
@@ -29,7 +29,7 @@ SHAPE: dict[str, Any] = {
     "l2_regularization": 1,
     "early_stopping": False,
 }
-GRAIN = 2.0**20  # leaf values are multiples of 1 / GRAIN, so their sum is exact in any order
+LEAF_SCALE = 2.0**20  # leaf values are multiples of 1 / LEAF_SCALE, so their sum is exact in any order
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Trees:
         row = np.arange(len(table))[:, None] * table.shape[1]
         node, flat = np.broadcast_to(root, (len(table), len(root))), table.ravel()
         for _ in range(int(self.depth)):
-            below = flat.take(row + feature.take(node)) <= threshold.take(node)
-            node = root + np.where(below, left_child.take(node), right_child.take(node))
+            goes_left = flat.take(row + feature.take(node)) <= threshold.take(node)
+            node = root + np.where(goes_left, left_child.take(node), right_child.take(node))
         return (self.value.ravel().take(node).sum(1) + self.bias).astype(np.float32)
 
     def save(self, path: Path) -> None:
@@ -76,10 +76,10 @@ class Sample:
         self.rate = min(1.0, MAX_GENUINE_ROWS / total)
         self.pieces: list[tuple[Floats, NDArray[np.uint8], Ints]] = []
 
-    def add(self, table: Floats, labels: NDArray[np.uint8], cards: Ints, usable: NDArray[np.bool_]) -> None:
-        """Add a piece. `usable`: mask of the rows of the training time after its warm-up."""
-        drawn = np.random.default_rng(len(self.pieces)).random(len(table)) < self.rate
-        keep = usable & (labels != UNKNOWN) & (drawn | (labels == 1))
+    def add(self, table: Floats, labels: NDArray[np.uint8], cards: Ints, is_usable: NDArray[np.bool_]) -> None:
+        """Add a piece. `is_usable`: mask of the rows between the warm-up and the end of training."""
+        is_drawn = np.random.default_rng(len(self.pieces)).random(len(table)) < self.rate
+        keep = is_usable & (labels != UNKNOWN) & (is_drawn | (labels == 1))
         self.pieces.append((table[keep], labels[keep], cards[keep]))
 
     def fit(self) -> "Boosting":
@@ -93,14 +93,14 @@ class Sample:
         edges = [_edges(column) for column in table.T]
         codes = np.stack([np.searchsorted(e, column) for e, column in zip(edges, table.T, strict=True)], axis=1)
         weight = np.where(labels == 1, 1, 1 / self.rate)
-        with _one_thread():
-            whole = _fit(codes, labels, weight, edges)
+        with _limit_to_one_thread():
+            model_of_all = _fit(codes, labels, weight, edges)
             models = []
             for fold in range(FOLDS):
                 rows = cards % FOLDS != fold
-                both = len(np.unique(labels[rows])) == 2
-                models.append(_fit(codes[rows], labels[rows], weight[rows], edges) if both else whole)
-            return Boosting([*models, whole])
+                has_both_labels = len(np.unique(labels[rows])) == 2
+                models.append(_fit(codes[rows], labels[rows], weight[rows], edges) if has_both_labels else model_of_all)
+            return Boosting([*models, model_of_all])
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Boosting:
         """Return log-odds of many rows, equal to `Trees.score`."""
         result = np.empty(len(table), np.float32)
         model_index = np.where(training, cards % FOLDS, FOLDS)
-        with _one_thread():
+        with _limit_to_one_thread():
             for number, model in enumerate(self.models):
                 if (rows := np.flatnonzero(model_index == number)).size:
                     result[rows] = model.decision_function(table[rows])
@@ -124,8 +124,8 @@ class Boosting:
         return _export(self.models[-1])
 
 
-def _one_thread() -> Any:
-    """Limit libraries to one thread: more change the sums of gradients, and busy waiting slows other processes."""
+def _limit_to_one_thread() -> Any:
+    """Limit libraries to one thread: more threads change sums of gradients, and their busy waiting slows others."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -134,8 +134,8 @@ def _one_thread() -> Any:
 
 def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the candidate thresholds of a feature: its quantiles, finer towards both ends, where frauds are."""
-    half = 0.5 ** np.linspace(1, 17, BINS // 4)
-    quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), half, 1 - half])
+    tail = 0.5 ** np.linspace(1, 17, BINS // 4)
+    quantiles = np.concatenate([np.linspace(0.01, 0.99, BINS // 2), tail, 1 - tail])
     return np.unique(np.quantile(column, np.sort(quantiles), method="lower"))
 
 
@@ -143,32 +143,32 @@ def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
     """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its leaves."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    model: Any = HistGradientBoostingClassifier(**SHAPE, random_state=0)
+    model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)
     model.fit(codes.astype(np.float32), labels, sample_weight=weight)
     for [predictor] in model._predictors:
         nodes = predictor.nodes
-        inner = np.flatnonzero(nodes["is_leaf"] == 0)
-        cuts = nodes["num_threshold"][inner].astype(int)  # between two codes
-        features = nodes["feature_idx"][inner]
-        nodes["num_threshold"][inner] = [edges[f][c] for f, c in zip(features, cuts, strict=True)]
-        nodes["value"] = np.rint(nodes["value"] * GRAIN) / GRAIN
-    model._baseline_prediction = np.rint(model._baseline_prediction * GRAIN) / GRAIN
+        inner_nodes = np.flatnonzero(nodes["is_leaf"] == 0)
+        cuts = nodes["num_threshold"][inner_nodes].astype(int)  # between two codes
+        features = nodes["feature_idx"][inner_nodes]
+        nodes["num_threshold"][inner_nodes] = [edges[f][c] for f, c in zip(features, cuts, strict=True)]
+        nodes["value"] = np.rint(nodes["value"] * LEAF_SCALE) / LEAF_SCALE
+    model._baseline_prediction = np.rint(model._baseline_prediction * LEAF_SCALE) / LEAF_SCALE
     return model
 
 
 def _export(model: Any) -> Trees:
     trees = [predictor.nodes for [predictor] in model._predictors]
     shape = len(trees), max(map(len, trees))
-    itself = np.broadcast_to(np.arange(shape[1]), shape)
+    own_index = np.broadcast_to(np.arange(shape[1]), shape)
     arrays: dict[str, Any] = {"feature": np.zeros(shape, np.intp), "threshold": np.zeros(shape, np.float32)}
-    arrays |= {"left": itself.copy(), "right": itself.copy(), "value": np.zeros(shape)}
+    arrays |= {"left": own_index.copy(), "right": own_index.copy(), "value": np.zeros(shape)}
     for number, nodes in enumerate(trees):
-        leaf = nodes["is_leaf"] == 1
+        is_leaf = nodes["is_leaf"] == 1
         index = np.arange(len(nodes))
-        arrays["feature"][number, index] = np.where(leaf, 0, nodes["feature_idx"])
+        arrays["feature"][number, index] = np.where(is_leaf, 0, nodes["feature_idx"])
         arrays["threshold"][number, index] = nodes["num_threshold"]
-        arrays["left"][number, index] = np.where(leaf, index, nodes["left"])
-        arrays["right"][number, index] = np.where(leaf, index, nodes["right"])
-        arrays["value"][number, index] = np.where(leaf, nodes["value"], 0)
+        arrays["left"][number, index] = np.where(is_leaf, index, nodes["left"])
+        arrays["right"][number, index] = np.where(is_leaf, index, nodes["right"])
+        arrays["value"][number, index] = np.where(is_leaf, nodes["value"], 0)
     depth = max(int(nodes["depth"].max()) for nodes in trees)
     return Trees(**arrays, bias=model._baseline_prediction.reshape(()), depth=np.array(depth))

@@ -1,4 +1,4 @@
-"""Validate rows: types, ranges, duplicates, time order. Bad rows are set aside with a reason."""
+"""Validate rows: types, ranges, duplicates, time order. Bad rows are collected with the reason."""
 
 import time
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from steps.fraud.data.suspicions import strays
 
 COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
 COLUMN_TYPES |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
-NUMBER = r"^-?[0-9]{1,18}$"  # text that is used as a number: see schema.identity
-OLDEST = 946_684_800_000_000  # 2000-01-01 in µs
-HIGHEST = 1e9  # larger amounts are probably in a wrong unit
+INTEGER_PATTERN = r"^-?[0-9]{1,18}$"  # text that is used as a number: see schema.identity
+MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
+HIGHEST = 1e9  # a larger amount is probably in another unit
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRows:
     """Valid rows sorted by (time, id), and the rejected rows with reasons."""
 
     rows: Rows
@@ -33,23 +33,23 @@ class Checked:
 
 
 def check(
-    frame: pl.DataFrame, columns: Columns, tolerated: float, text: Text | None = None, now: float | None = None
-) -> Checked:
+    frame: pl.DataFrame, columns: Columns, max_bad_share: float, text: Text | None = None, now: float | None = None
+) -> CheckedRows:
     """Validate the rows of `source.read`. Rows later than a day after `now` (seconds since the epoch) are rejected.
 
-    Raises DataError if more than the share `tolerated` is bad, or a column has the wrong type.
+    Raises DataError if more than the share `max_bad_share` is bad, or a column has the wrong type.
     """
     tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
-    typed = _convert(frame, columns, text or Text())
-    ragged = (
+    converted = _convert(frame, columns, text or Text())
+    is_ragged = (
         frame[RAGGED].is_not_null() if RAGGED in frame.columns else pl.Series([False]).new_from_index(0, len(frame))
     )
     # the reason of a row is the first rule that it breaks
-    broken = {
-        "line with too few or too many fields": pl.lit(ragged),
+    rules = {
+        "line with too few or too many fields": pl.lit(is_ragged),
         "id missing or not an identity": pl.col("id").is_null(),
         "time missing or not a timestamp": pl.col("time").is_null(),
-        "time before the year 2000": pl.col("time") < OLDEST,
+        "time before the year 2000": pl.col("time") < MIN_TIME,
         "time in the future": pl.col("time") > tomorrow,
         "card missing or not an identity": pl.col("card").is_null(),
         "terminal missing or not an identity": pl.col("terminal").is_null(),
@@ -58,25 +58,25 @@ def check(
         f"amount above {HIGHEST:,.0f}": pl.col("amount") > HIGHEST,
         "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0, float(UNKNOWN)]),
     }
-    if not typed.select(pl.any_horizontal(rule.any() for rule in broken.values())).item():
-        reason = pl.Series("reason", [None], pl.String).new_from_index(0, len(typed))
+    if not converted.select(pl.any_horizontal(rule.any() for rule in rules.values())).item():
+        reason = pl.Series("reason", [None], pl.String).new_from_index(0, len(converted))
     else:
-        reason = typed.select(
-            reason=pl.coalesce(pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in broken.items())
+        reason = converted.select(
+            reason=pl.coalesce(pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in rules.items())
         )["reason"]
-    good = reason.is_null()
-    times = typed["time"].filter(good).to_numpy()
-    if len(times) and (stray := typed["time"] >= strays(times)).any():
-        reason = reason.set(good & stray, "time far after all other rows")
-        good = reason.is_null()
-    ids = typed["id"]
-    if not (good.all() and (ids.diff() > 0).all()):  # ascending ids cannot contain duplicates
-        duplicate = ~ids.set(~good, None).is_first_distinct() & good
-        reason = reason.set(duplicate, "id seen before")
-        good = reason.is_null()
-    rejects = frame.with_columns(reason=reason).with_row_index("row").filter(~good)
-    checked = _sort(typed if good.all() else typed.filter(good), rejects)
-    _reject_too_many(checked, len(frame), columns, tolerated)
+    is_valid = reason.is_null()
+    times = converted["time"].filter(is_valid).to_numpy()
+    if len(times) and (is_stray := converted["time"] >= strays(times)).any():
+        reason = reason.set(is_valid & is_stray, "time far after all other rows")
+        is_valid = reason.is_null()
+    ids = converted["id"]
+    if not (is_valid.all() and (ids.diff() > 0).all()):  # ascending ids cannot contain duplicates
+        is_duplicate = ~ids.set(~is_valid, None).is_first_distinct() & is_valid
+        reason = reason.set(is_duplicate, "id seen before")
+        is_valid = reason.is_null()
+    rejects = frame.with_columns(reason=reason).with_row_index("row").filter(~is_valid)
+    checked = _sort(converted if is_valid.all() else converted.filter(is_valid), rejects)
+    _reject_too_many(checked, len(frame), columns, max_bad_share)
     return checked
 
 
@@ -90,7 +90,7 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
         "amount": lambda column: amount(column, text.decimal),
         "fraud": _label,
     }
-    typed = []
+    converted_columns = []
     for name, convert in converters.items():
         series = convert(frame[name])
         if series is None:
@@ -98,11 +98,11 @@ def _convert(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
                 f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {COLUMN_TYPES[name]}. '
                 f"Convert it in the source, or name another column by data.columns.{name}."
             )
-        typed.append(series)
+        converted_columns.append(series)
     scenario = (
         frame["scenario"] if "scenario" in frame.columns else pl.Series("scenario", [0]).new_from_index(0, len(frame))
     )
-    return pl.DataFrame([*typed, scenario.cast(pl.UInt8, strict=False).fill_null(0)])
+    return pl.DataFrame([*converted_columns, scenario.cast(pl.UInt8, strict=False).fill_null(0)])
 
 
 def _identity(column: pl.Series) -> pl.Series | None:
@@ -114,7 +114,7 @@ def _identity(column: pl.Series) -> pl.Series | None:
     if column.dtype not in (pl.String, pl.Categorical):
         return None
     text = column.cast(pl.String).str.strip_chars()
-    numbers = text.set(~text.str.contains(NUMBER), None).cast(pl.Int64)
+    numbers = text.set(~text.str.contains(INTEGER_PATTERN), None).cast(pl.Int64)
     words = text.filter(numbers.is_null() & (text != "")).unique()
     if words.is_empty():
         return numbers
@@ -124,32 +124,32 @@ def _identity(column: pl.Series) -> pl.Series | None:
 
 def _label(column: pl.Series) -> pl.Series | None:
     """Convert labels: 0, 1 or empty."""
-    missing = column.is_null()
+    is_missing = column.is_null()
     if column.dtype == pl.String:
         column = column.str.strip_chars().str.to_lowercase().replace({"true": "1", "false": "0"})
-        missing |= column.is_in(["", "null", "none", "nan"])
+        is_missing |= column.is_in(["", "null", "none", "nan"])
     elif column.dtype.is_float():  # integers with gaps, as pandas writes them
-        missing |= column.is_nan()
+        is_missing |= column.is_nan()
     labels = number(column)
     if labels is None:
         return None
-    return labels.set(labels == UNKNOWN, None).set(missing.fill_null(True), float(UNKNOWN))
+    return labels.set(labels == UNKNOWN, None).set(is_missing.fill_null(True), float(UNKNOWN))
 
 
-def _sort(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
-    ordered = good.select(
+def _sort(valid_rows: pl.DataFrame, rejects: pl.DataFrame) -> CheckedRows:
+    is_ascending = valid_rows.select(
         (pl.col("time").diff() > 0) | ((pl.col("time").diff() == 0) & (pl.col("id").diff() > 0))
     ).to_series()
-    was_sorted = bool(ordered.all())
-    good = good if was_sorted else good.sort("time", "id")
-    columns = {name: good[name].to_numpy() for name in good.columns}
-    return Checked(Rows.of(**columns), rejects, was_sorted)
+    was_sorted = bool(is_ascending.all())
+    valid_rows = valid_rows if was_sorted else valid_rows.sort("time", "id")
+    columns = {name: valid_rows[name].to_numpy() for name in valid_rows.columns}
+    return CheckedRows(Rows.of(**columns), rejects, was_sorted)
 
 
-def _reject_too_many(checked: Checked, total: int, columns: Columns, tolerated: float) -> None:
+def _reject_too_many(checked: CheckedRows, total: int, columns: Columns, max_bad_share: float) -> None:
     """Raise DataError if too many rows are bad, with the number and an example of each reason."""
-    bad = len(checked.rejects)
-    if bad <= tolerated * total and len(checked.rows):
+    bad_count = len(checked.rejects)
+    if bad_count <= max_bad_share * total and len(checked.rows):
         return
     lines = []
     for reason, count in checked.reasons().items():
@@ -159,7 +159,7 @@ def _reject_too_many(checked: Checked, total: int, columns: Columns, tolerated: 
         value = f", {getattr(columns, name)} = {first[name]}" if name in first and hasattr(columns, name) else ""
         lines.append(f"{count:,} × {reason} (the first: {position}{value})")
     raise DataError(
-        f"{bad:,} of {total:,} rows ({bad / total:.2%}) are invalid, more than data.tolerated_rejects "
-        f"({tolerated:.2%}): {'; '.join(lines)}. Correct the source, or raise "
+        f"{bad_count:,} of {total:,} rows ({bad_count / total:.2%}) are invalid, more than data.tolerated_rejects "
+        f"({max_bad_share:.2%}): {'; '.join(lines)}. Correct the source, or raise "
         "data.tolerated_rejects to leave these rows out."
     )

@@ -4,44 +4,45 @@ import polars as pl
 
 from rekindle.errors import DataError
 
-ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
-EPOCH = r"^[0-9]{9,19}(\.[0-9]+)?$"
-UNITS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}  # µs of each
+ISO_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
+EPOCH_PATTERN = r"^[0-9]{9,19}(\.[0-9]+)?$"
+UNIT_MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
 FORMATS = tuple(f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", ""))
 YEAR_2000 = 9.4e8  # in seconds since 1970
 
 
 def number(column: pl.Series) -> pl.Series | None:
-    """Convert a column to numbers; None if its type cannot be."""
+    """Convert a column to numbers; None if its type cannot be converted."""
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
         return None
     return column.cast(pl.Float64, strict=False)
 
 
 def amount(column: pl.Series, decimal: str) -> pl.Series | None:
-    """Convert a column to amounts; None if its type cannot be. Raises DataError if the format is ambiguous."""
+    """Convert a column to amounts; None if its type is unsuitable. Raises DataError if the format is ambiguous."""
     if column.dtype != pl.String:
         return number(column)
     text = column.str.strip_chars()
-    commas = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
-    dots = text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
+    has_decimal_comma = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
+    has_decimal_point = text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
     if not decimal:
-        decimal = "," if (commas.sum() or 0) > (dots.sum() or 0) else "."
-        if decimal == "," and text.filter(commas).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all():
+        decimal = "," if (has_decimal_comma.sum() or 0) > (has_decimal_point.sum() or 0) else "."
+        if decimal == "," and text.filter(has_decimal_comma).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all():
             raise DataError(
-                f'amounts such as "{text.filter(commas)[0]}" are ambiguous: set data.text.decimal to "," or ".".'
+                f'amounts such as "{text.filter(has_decimal_comma)[0]}" are ambiguous: '
+                'set data.text.decimal to "," or ".".'
             )
-    thousands = "." if decimal == "," else ","
-    grouped = text.str.contains(rf"^-?[0-9]{{1,3}}([{thousands}][0-9]{{3}})+([{decimal}][0-9]+)?$")
-    plain = text.zip_with(~grouped.fill_null(False), text.str.replace_all(thousands, "", literal=True))
+    group_separator = "." if decimal == "," else ","
+    has_groups = text.str.contains(rf"^-?[0-9]{{1,3}}([{group_separator}][0-9]{{3}})+([{decimal}][0-9]+)?$")
+    digits = text.zip_with(~has_groups.fill_null(False), text.str.replace_all(group_separator, "", literal=True))
     if decimal == ",":
-        plain = plain.set(plain.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
-    return plain.cast(pl.Float64, strict=False)
+        digits = digits.set(digits.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
+    return digits.cast(pl.Float64, strict=False)
 
 
 def instant(column: pl.Series, form: str) -> pl.Series | None:
-    """Convert a column to µs since the epoch; None if its type cannot be. Raises DataError if it is ambiguous."""
+    """Convert a column to µs since the epoch; None if its type is unsuitable. Raises DataError if it is ambiguous."""
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
@@ -51,44 +52,45 @@ def instant(column: pl.Series, form: str) -> pl.Series | None:
     if column.dtype != pl.String:
         return None
     text = column.str.strip_chars()
-    half = text.count() / 2
-    if form in UNITS or (not form and (text.str.contains(EPOCH).sum() or 0) > half):
-        return _since_1970(text.set(~text.str.contains(EPOCH), None).cast(pl.Float64, strict=False), form)
-    if not form and (text.str.contains(ISO).sum() or 0) < half:
+    half_count = text.count() / 2
+    if form in UNIT_MICROSECONDS or (not form and (text.str.contains(EPOCH_PATTERN).sum() or 0) > half_count):
+        return _since_1970(text.set(~text.str.contains(EPOCH_PATTERN), None).cast(pl.Float64, strict=False), form)
+    if not form and (text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
         form = _detect_format(text)
     if form:
         return _parse(text, form)
-    iso = text.set(~text.str.contains(ISO), None)  # polars would guess at 01/02/2024
+    # polars would guess the order of day and month in 01/02/2024
+    iso_text = text.set(~text.str.contains(ISO_PATTERN), None)
     try:
-        return iso.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
-    except pl.exceptions.ComputeError:  # if none is a timestamp
+        return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
+    except pl.exceptions.ComputeError:  # not a single value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 
 def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
     values = column.cast(pl.Float64)
-    middle = values.median()
-    if unit not in UNITS:
-        if not isinstance(middle, float) or middle < YEAR_2000:
+    median = values.median()
+    if unit not in UNIT_MICROSECONDS:
+        if not isinstance(median, float) or median < YEAR_2000:
             return None
-        unit = next((name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if middle < limit), "ns")
+        unit = next((name for name, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if median < limit), "ns")
     if column.dtype.is_integer() and unit in ("us", "ns"):
         return column.cast(pl.Int64, strict=False) // (1000 if unit == "ns" else 1)
-    return (values * UNITS[unit]).round().cast(pl.Int64, strict=False)
+    return (values * UNIT_MICROSECONDS[unit]).round().cast(pl.Int64, strict=False)
 
 
 def _detect_format(text: pl.Series) -> str:
-    """Return the format that fits most values; empty if none does. Raises DataError if several do."""
+    """Return the format that fits most values; empty if no format does. Raises DataError if several formats fit."""
     sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
-    likely = [form for form in FORMATS if 2 * _parse(sample, form).count() > len(sample)]
-    counts = {form: _parse(text, form).count() for form in likely}
-    best = [form for form in likely if counts[form] == max(counts.values())]
-    if len(best) > 1:
+    likely_formats = [form for form in FORMATS if 2 * _parse(sample, form).count() > len(sample)]
+    counts = {form: _parse(text, form).count() for form in likely_formats}
+    best_formats = [form for form in likely_formats if counts[form] == max(counts.values())]
+    if len(best_formats) > 1:
         raise DataError(
-            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best)}): set data.text.time to one '
-            "of them."
+            f'times such as "{text.drop_nulls()[0]}" are ambiguous ({" or ".join(best_formats)}): set data.text.time '
+            "to one of them."
         )
-    return best[0] if best else ""
+    return best_formats[0] if best_formats else ""
 
 
 def _parse(text: pl.Series, form: str) -> pl.Series:

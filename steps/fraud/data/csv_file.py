@@ -1,6 +1,6 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record is one line: lines of a record with a quoted line break are ragged.
+A record is one line: if a quoted value contains a line break, all lines of its record are ragged.
 """
 
 import csv
@@ -14,7 +14,7 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Text
 
 SEPARATORS = ",;\t|"
-LINE, RAGGED, FILE = "line", "ragged", "file"  # additional columns
+LINE, RAGGED, FILE = "line", "ragged", "file"  # names of additional columns
 
 
 def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
@@ -30,16 +30,18 @@ def read_csv(file: Path, text: Text, columns: Columns) -> pl.DataFrame:
     header = lines[RAGGED][0]
     separator = text.separator or _detect_separator(header, set(columns.model_dump().values()))
     names = next(csv.reader([header], delimiter=separator))
-    bare = pl.col(RAGGED).str.replace_all('"[^"]*"', "")
-    fits = (bare.str.count_matches(separator, literal=True) == len(names) - 1) & ~bare.str.contains('"', literal=True)
-    split, ragged = lines[1:].filter(fits), lines[1:].filter(~fits)
+    unquoted = pl.col(RAGGED).str.replace_all('"[^"]*"', "")
+    fits = (unquoted.str.count_matches(separator, literal=True) == len(names) - 1) & ~unquoted.str.contains(
+        '"', literal=True
+    )
+    complete_lines, ragged_lines = lines[1:].filter(fits), lines[1:].filter(~fits)
     rows = pl.DataFrame(schema=dict.fromkeys(names, pl.String))
-    if len(split):
-        joined = io.BytesIO("\n".join(split[RAGGED]).encode())
-        rows = pl.read_csv(joined, has_header=False, new_columns=names, separator=separator, infer_schema=False)
-    rows = rows.with_columns(split[LINE], pl.lit(None, pl.String).alias(RAGGED))
-    together = pl.concat([rows, ragged], how="diagonal") if len(ragged) else rows
-    return together.sort(LINE).with_columns(pl.lit(file.name).alias(FILE))
+    if len(complete_lines):
+        csv_bytes = io.BytesIO("\n".join(complete_lines[RAGGED]).encode())
+        rows = pl.read_csv(csv_bytes, has_header=False, new_columns=names, separator=separator, infer_schema=False)
+    rows = rows.with_columns(complete_lines[LINE], pl.lit(None, pl.String).alias(RAGGED))
+    all_rows = pl.concat([rows, ragged_lines], how="diagonal") if len(ragged_lines) else rows
+    return all_rows.sort(LINE).with_columns(pl.lit(file.name).alias(FILE))
 
 
 def _decode(file: Path, encoding: str) -> str:
@@ -56,11 +58,11 @@ def _decode(file: Path, encoding: str) -> str:
         ) from error
 
 
-def _detect_separator(header: str, expected: set[str]) -> str:
-    """Return the separator that gives most of the expected columns, then most columns."""
+def _detect_separator(header: str, expected_columns: set[str]) -> str:
+    """Return the separator that yields the most expected columns, or else the most columns."""
 
     def fitness(separator: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=separator))
-        return len(expected & set(names)), len(names)
+        return len(expected_columns & set(names)), len(names)
 
     return max(SEPARATORS, key=fitness)

@@ -1,11 +1,11 @@
 """Point-in-time features of transactions.
 
 A feature at time t uses transactions of the card in (t - 30 days, t] and its last 50, and transactions of the terminal
-in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute it with the same code from a
-bounded history. Transactions of a card (or terminal) at the same time all count, in any order.
+in (t - delay - 30 days, t - delay], whose labels are known at t. So a server can compute a feature with the same code
+from a bounded history. All transactions of a card (or terminal) at the same time count, in any order.
 
 Windows are differences of running sums over integers (cents, counts), so values do not depend on chunks or threads.
-The 15 features of HANDBOOK follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.).
+The 15 features HANDBOOK_NAMES follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.).
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from steps.fraud.data.schema import DAY, Ints, Rows, firsts
 
 WINDOWS = (1, 7, 30)  # days
-RECENT = 50  # number of transactions of the card that define its habits
+HABIT_ROWS = 50  # number of transactions of the card that define its habits
 
-RAW = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
-HANDBOOK = (
+RAW_NAMES = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
+HANDBOOK_NAMES = (
     "amount",
     "weekend",
     "night",
     *(f"card_{figure}_{days}d" for days in WINDOWS for figure in ("count", "mean")),
     *(f"terminal_{figure}_{days}d" for days in WINDOWS for figure in ("count", "risk")),
 )
-EXTRA = (
+EXTRA_NAMES = (
     "log_ratio_to_median",
     "log_max5_to_median",
     "log_max20_to_median",
@@ -36,8 +36,8 @@ EXTRA = (
     "days_since_last_fraud",
     "fraud_run",
 )
-NAMES = RAW + HANDBOOK + EXTRA
-OF_TERMINAL = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA[3:]
+NAMES = RAW_NAMES + HANDBOOK_NAMES + EXTRA_NAMES
+OF_TERMINAL = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA_NAMES[3:]
 OF_CARD = tuple(n for n in NAMES if n not in OF_TERMINAL)
 
 Floats = NDArray[np.float32]
@@ -50,13 +50,13 @@ def lookback_days(delay_days: int) -> int:
     return delay_days + max(WINDOWS)
 
 
-def card_features(rows: Rows, names: Names = NAMES, places: Ints | None = None) -> dict[str, Column]:
-    """Compute OF_CARD (at least the ones in `names`) of complete cards, sorted by (card, time, id).
+def card_features(rows: Rows, names: Names = NAMES, row_indices: Ints | None = None) -> dict[str, Column]:
+    """Compute the features OF_CARD (all, or at least `names`) of complete cards, sorted by (card, time, id).
 
-    With `places`, return them for these rows only.
+    With `row_indices`, return the features of these rows only.
     """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
-    total = _running_sum(rows.cents)
+    cents_before = _running_sum(rows.cents)
     amount = rows.cents / 100
     second = rows.time % DAY / 1e6
     weekend = (rows.time // DAY + 3) % 7 >= 5  # the epoch was a Thursday
@@ -65,46 +65,46 @@ def card_features(rows: Rows, names: Names = NAMES, places: Ints | None = None) 
     for days in WINDOWS:
         start = np.searchsorted(line, line - days * DAY, side="right")
         result[f"card_count_{days}d"] = count = end - start
-        result[f"card_mean_{days}d"] = (total[end] - total[start]) / (100 * count)
+        result[f"card_mean_{days}d"] = (cents_before[end] - cents_before[start]) / (100 * count)
     if set(names) <= result.keys() | set(OF_TERMINAL):
         return result
 
-    start = np.maximum(first, index - RECENT)
-    mean = (total[index] - total[start]) / (100 * np.maximum(index - start, 1))
-    gap, longest = np.diff(rows.time, prepend=rows.time[:1]) / 1e6, max(WINDOWS) * DAY / 1e6
+    start = np.maximum(first, index - HABIT_ROWS)
+    mean = (cents_before[index] - cents_before[start]) / (100 * np.maximum(index - start, 1))
+    gap, max_gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6, max(WINDOWS) * DAY / 1e6
     angle = second * (2 * np.pi / 86_400)
     result |= {
         "log_amount": np.log1p(amount),
         "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
-        "log_gap": np.log1p(np.where(index > first, np.minimum(gap, longest), longest)),
+        "log_gap": np.log1p(np.where(index > first, np.minimum(gap, max_gap), max_gap)),
         "sin_time": np.sin(angle),
         "cos_time": np.cos(angle),
     }
-    if places is None:
+    if row_indices is None:
         return result | _habits(rows.card, amount)
-    return {name: values[places] for name, values in result.items()} | _habits_at(places, first, amount)
+    return {name: values[row_indices] for name, values in result.items()} | _habits_at(row_indices, first, amount)
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
     """Compare the amount and the highest recent amounts with the median of the card."""
     column = pl.col("amount")
     table = pl.DataFrame({"card": card, "amount": amount}).select(
-        column.rolling_median(RECENT, min_samples=1).over("card").alias("median"),
+        column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
         *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
     )
     return _compare_amounts(amount, *(series.to_numpy() for series in table))
 
 
-def _habits_at(places: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
-    """Compute `_habits` for a few rows: faster than a polars query, for servers."""
-    index = places[:, None] - np.arange(RECENT)  # newest first
-    same_card = index >= first[places, None]
-    recent = np.where(same_card, amount[index.clip(0)], np.inf)
-    ordered, count = np.sort(recent, axis=1), same_card.sum(1)
-    row = np.arange(len(places))
-    median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
-    highest = np.where(same_card, recent, -np.inf)
-    return _compare_amounts(amount[places], median, highest[:, :5].max(1), highest[:, :20].max(1))
+def _habits_at(row_indices: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
+    """Compute `_habits` for a few rows, as servers do; faster than a polars query."""
+    index = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
+    same_card = index >= first[row_indices, None]
+    recent_amounts = np.where(same_card, amount[index.clip(0)], np.inf)
+    sorted_amounts, count = np.sort(recent_amounts, axis=1), same_card.sum(1)
+    row = np.arange(len(row_indices))
+    median = (sorted_amounts[row, (count - 1) // 2] + sorted_amounts[row, count // 2]) / 2
+    highest = np.where(same_card, recent_amounts, -np.inf)
+    return _compare_amounts(amount[row_indices], median, highest[:, :5].max(1), highest[:, :20].max(1))
 
 
 def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column) -> dict[str, Column]:
@@ -116,25 +116,25 @@ def _compare_amounts(amount: Column, median: Column, max5: Column, max20: Column
 
 
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
-    """Compute OF_TERMINAL (at least the ones in `names`) of complete terminals, sorted by (terminal, time, id)."""
+    """Compute the features OF_TERMINAL (all, or at least `names`) of complete terminals, by (terminal, time, id)."""
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
-    fraud = rows.fraud == 1
-    frauds = _running_sum(fraud)
+    is_fraud = rows.fraud == 1
+    frauds_before = _running_sum(is_fraud)
     result: dict[str, Column] = {}
     cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before it have known labels
     start = cutoff
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
         result[f"terminal_count_{days}d"] = count = cutoff - start
-        result[f"terminal_risk_{days}d"] = (frauds[cutoff] - frauds[start]) / np.maximum(count, 1)
+        result[f"terminal_risk_{days}d"] = (frauds_before[cutoff] - frauds_before[start]) / np.maximum(count, 1)
     if set(names) <= result.keys() | set(OF_CARD):
         return result
 
     n = len(rows)
-    last_fraud = np.maximum.accumulate(np.where(fraud, index, -1))[cutoff - 1]
-    last_genuine = np.maximum.accumulate(np.where(fraud, -1, index))[cutoff - 1]
-    first_fraud = np.minimum.accumulate(np.append(np.where(fraud, index, n), n)[::-1])[::-1][start]
-    has_fraud = frauds[cutoff] > frauds[start]
+    last_fraud = np.maximum.accumulate(np.where(is_fraud, index, -1))[cutoff - 1]
+    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, index))[cutoff - 1]
+    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][start]
+    has_fraud = frauds_before[cutoff] > frauds_before[start]
     for name, row in (("first", first_fraud), ("last", last_fraud)):
         days = (line - line[np.where(has_fraud, row, 0)]) / DAY
         result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
@@ -157,17 +157,17 @@ def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAM
 
     `rows` must be sorted by (time, id). Needs about the memory of `rows` plus one piece.
     """
-    of_terminal = tuple(name for name in names if name in OF_TERMINAL)
+    terminal_names = tuple(name for name in names if name in OF_TERMINAL)
     by_terminal = _order(rows.terminal)
-    terminal = np.empty((len(rows), len(of_terminal)), np.float32)
+    terminal_table = np.empty((len(rows), len(terminal_names)), np.float32)
     for group in chunks(rows.terminal[by_terminal], chunk):
         index = by_terminal[group]
-        terminal[index] = matrix(terminal_features(rows[index], delay_days, names), of_terminal)
+        terminal_table[index] = matrix(terminal_features(rows[index], delay_days, names), terminal_names)
     by_card = _order(rows.card)
     for group in chunks(rows.card[by_card], chunk):
         index = by_card[group]
         piece = rows[index]
-        columns = card_features(piece, names) | dict(zip(of_terminal, terminal[index].T, strict=True))
+        columns = card_features(piece, names) | dict(zip(terminal_names, terminal_table[index].T, strict=True))
         yield piece, matrix(columns, names)
 
 
@@ -178,7 +178,7 @@ def _order(group: Ints) -> Ints:
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:
-    """Yield slices of about `size` over sorted `groups` that never cut a group."""
+    """Yield slices of about `size` over sorted `groups` that contain only complete groups."""
     start = 0
     while start < len(groups):
         last = groups[min(start + size, len(groups)) - 1]
@@ -190,8 +190,9 @@ def chunks(groups: Ints, size: int) -> Iterator[slice]:
 def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     """Return (index, first row of the group, time line) of rows sorted by (group, time).
 
-    The time line covers all groups: gaps longer than `reach` and changes of the group are shortened to just over
-    `reach`. So one binary search finds the starts of windows in all groups, and many groups do not overflow it.
+    The time line covers all groups: gaps longer than `reach`, and gaps between groups, are shortened to just over
+    `reach`. So one binary search finds the starts of windows in all groups, and the time line does not overflow with
+    many groups.
     """
     index, first = np.arange(len(time)), firsts(group)
     gap = np.diff(time, prepend=time[:1])

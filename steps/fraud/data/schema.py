@@ -39,9 +39,9 @@ class Rows:
         return Rows(**{name: getattr(self, name)[index] for name in NAMES})
 
     @classmethod
-    def concat(cls, parts: Sequence["Rows"]) -> "Rows":
-        """Concatenate `parts` (at least one)."""
-        return cls(**{name: np.concatenate([getattr(rows, name) for rows in parts]) for name in NAMES})
+    def concat(cls, pieces: Sequence["Rows"]) -> "Rows":
+        """Concatenate `pieces` (at least one)."""
+        return cls(**{name: np.concatenate([getattr(rows, name) for rows in pieces]) for name in NAMES})
 
     @classmethod
     def of(cls, id: Any, time: Any, card: Any, terminal: Any, amount: Any, fraud: Any = 0, scenario: Any = 0) -> "Rows":
@@ -66,8 +66,8 @@ class Rows:
         import polars as pl
 
         columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
-        order = ["id", "time", "card", "terminal", "amount", "fraud", "scenario"]
-        frame = pl.DataFrame({name: columns[name] for name in order})
+        column_names = ["id", "time", "card", "terminal", "amount", "fraud", "scenario"]
+        frame = pl.DataFrame({name: columns[name] for name in column_names})
         label = pl.when(pl.col("fraud") != UNKNOWN).then("fraud")
         return frame.with_columns(pl.col("time").cast(pl.Datetime("us")), fraud=label)
 
@@ -77,8 +77,8 @@ NAMES = tuple(field.name for field in fields(Rows))
 
 def firsts(groups: Ints) -> Ints:
     """Return the first row of each row's group; groups are contiguous."""
-    new = np.append(True, groups[1:] != groups[:-1])
-    return np.maximum.accumulate(np.where(new, np.arange(len(groups)), 0))
+    is_first = np.append(True, groups[1:] != groups[:-1])
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(groups)), 0))
 
 
 def instant(time: Any) -> str:
@@ -97,7 +97,7 @@ def day(time: Any) -> str:
 
 
 def identity(text: str) -> int:
-    """Convert a text id to a number: the number that it spells, or else 63 bits of its hash."""
+    """Convert a text id to a number: its value if the text is a number, otherwise 63 bits of its hash."""
     try:
         value = int(text)
         if abs(value) < 1 << 63:

@@ -7,8 +7,8 @@ Each pair is an independent request: `new` are the transactions to score (steps.
 `Rows.of(id=[..], time=[..], card=[..], terminal=[..], amount=[..])`), and `history` the transactions between the end of
 training and now that the client sends, with the labels known by now (otherwise fraud=0; labels within the delay are not
 used). Window b contains the features (columns `state.features`) of the last `length` transactions of the card up to the
-b-th new row: oldest first, the new row at position lengths[b] - 1, then zeros. With complete history the values equal
-the ones of `prepare`, because the code is the same. Calls keep no state and may run in parallel threads.
+b-th new row: oldest first, the new row at position lengths[b] - 1, then zeros. With complete history, the values equal
+the features that `prepare` computes, because the code is the same. Calls keep no state and may run in parallel threads.
 """
 
 import json
@@ -31,7 +31,7 @@ TRAINED = "trained.npz"  # in the state of a refreshed release
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
-    """Return a mask of the rows that a server needs from `train_end` on. Rows: complete cards by (card, time, id)."""
+    """Return a mask of the rows that a server needs from `train_end` on. `rows`: complete cards by (card, time, id)."""
     is_past = rows.time < train_end
     last = np.searchsorted(rows.card, rows.card, side="right")  # one past the card's last row
     later = np.append(0, np.cumsum(~is_past))
@@ -54,8 +54,8 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
 def load_trained(path: Path) -> dict[str, NDArray[Any]]:
     """Load the log-odds (`boosted`) of the last training rows of a release, by transaction (`id`). Raises DataError.
 
-    They cannot be computed again, because releases do not contain the trees of the folds. A refreshed state contains
-    fewer of these rows, so it has a separate file for them.
+    These log-odds cannot be computed again, because releases do not contain the trees of the folds. A refreshed state
+    has fewer of these rows, so it keeps the log-odds in a separate file.
     """
     try:
         if (path / TRAINED).exists():
@@ -68,13 +68,13 @@ def load_trained(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class State:
-    """Transactions of the last weeks of training by card and by terminal."""
+    """The transactions of the last weeks before the end of training, by card and by terminal."""
 
     rows: Rows  # sorted by (card, time, id)
     table: Floats  # float32 [n, F]: features of the rows
     trees: Trees
     by_terminal: Ints  # indices of the rows, sorted by (terminal, time, id)
-    terminals: Ints  # terminals in that order
+    terminals: Ints  # terminals in the order of `by_terminal`
     features: tuple[str, ...]
     train_end: int  # µs since the epoch
     label_delay_days: int
@@ -96,7 +96,7 @@ class State:
         return cls(rows, table, trees, order, rows.terminal[order], (*NAMES, BOOSTED), *settings)
 
     def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
-        """Return (float32 [B, length, F], int64 [B]), described above, in the order of the requests and their new rows.
+        """Return (float32 [B, length, F], int64 [B]), as the module docstring describes, in the order of new rows.
 
         Raises DataError if a new transaction is older than the state, or two in a request have the same id.
         """
@@ -114,14 +114,14 @@ class State:
         rows = Rows.concat([self.rows[past], later[of_cards]])
         rows = replace(rows, card=np.concatenate([np.repeat(groups, counts), group[of_cards]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
-        later_places = np.argsort(order)[len(past) :]  # positions of the later rows in that order
-        columns = card_features(rows[order], places=later_places)
+        later_rows = np.argsort(order)[len(past) :]  # positions of the later rows in that order
+        columns = card_features(rows[order], row_indices=later_rows)
         columns |= self._terminal_columns(later, request, of_cards)
         later_table = matrix(columns, NAMES)
         later_table = np.column_stack([later_table, self.trees.score(later_table)])
         table = np.concatenate([self.table[past], later_table])[order]
 
-        end = later_places[is_new[of_cards]]
+        end = later_rows[is_new[of_cards]]
         start = np.maximum(np.searchsorted(rows.card[order], group[is_new]), end - length + 1)
         index = start[:, None] + np.arange(length)
         windows = table[np.minimum(index, end[:, None])]

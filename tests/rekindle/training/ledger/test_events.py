@@ -117,7 +117,7 @@ def test_close_gives_up_on_an_unavailable_store_after_its_timeout_with_a_message
 def test_memory_is_bounded_and_step_events_are_dropped_first(
     s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "MAX_WAITING", 100)
+    monkeypatch.setattr(ledger, "MAX_WAITING_EVENTS", 100)
     unavailable = UnavailableStore(s3)
     book = Ledger(unavailable.open, prefix)
     for step in range(1000):

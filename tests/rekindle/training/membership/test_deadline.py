@@ -25,7 +25,7 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, m
             *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK_S))]
             assert coordinator.trained_seconds == 0 and not membership.verdict, "it waits for its first worker"
             while not membership.verdict:
-                if "a" in membership.alive:
+                if "a" in membership.alive_workers:
                     membership.ack(now, "a", membership.generation, 0)
                 else:
                     membership.join(now, hello("a"))

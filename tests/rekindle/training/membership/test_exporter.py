@@ -39,7 +39,9 @@ def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
     exporter.note("loss", loss=0.25)
     seen = values(exporter.text())
     assert (seen["step"], seen["steps"], seen["loss"]) == (2, 40, 0.25)
-    assert (seen["members"], seen["workers"]) == (1, 1) and seen["generation"] == exporter.membership.group
+    assert (seen["members"], seen["workers"]) == (1, 1) and seen[
+        "generation"
+    ] == exporter.membership.published_generation
     assert seen['events_total{event="lost"}'] == 1 and seen['events_total{event="join"}'] == 2
     assert seen['worker_seconds{kind="trained"}'] > 0 and 'worker_seconds{kind="lost"}' in seen
 

@@ -84,8 +84,10 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
             with suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without an answer
             membership = coordinator.membership
-            assert not (membership.alive or membership.verdict or membership.events or coordinator.exit_code.done())
-            assert not coordinator.unverified
+            assert not (
+                membership.alive_workers or membership.verdict or membership.events or coordinator.exit_code.done()
+            )
+            assert not coordinator.unverified_connections
 
     asyncio.run(scene())
 
@@ -100,7 +102,7 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
             answer = json.loads(await reader.readline())
             assert answer == {"proof": handshake.proof(SECRET.encode(), "coordinator", nonce, "n")}
             assert b"open" in await reader.readline()
-            assert list(coordinator.membership.alive) == ["1"]
+            assert list(coordinator.membership.alive_workers) == ["1"]
             reader, writer = await asyncio.open_connection(*address)
             writer.write(proof + lines(VERDICT))
             await asyncio.wait_for(reader.read(), 10)
@@ -117,7 +119,7 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b'{"nonce": ')
             await asyncio.wait_for(reader.read(), 10)
-            assert not coordinator.unverified
+            assert not coordinator.unverified_connections
 
     asyncio.run(scene())
 

@@ -25,7 +25,7 @@ def with_workers(*workers: str, **settings: Any) -> Membership:
 
 def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     membership = with_workers("a", "b", workers=3)
-    assert not (membership.has_quorum(0.9) or membership.lacks_workers or membership.missing)
+    assert not (membership.has_quorum(0.9) or membership.lacks_workers or membership.unacknowledged_ids)
     membership.tick(0.9)
     assert not membership.is_published
     membership.tick(1.0)
@@ -109,7 +109,7 @@ def test_a_failure_report_counts_as_a_sign_of_life() -> None:
     membership.report_failure(2, "a", 1)
     assert of_kind(membership, "fault") == [{"event": "fault", "name": "a", "generation": 1}]
     membership.tick(2.5)
-    assert list(membership.alive) == ["a"]
+    assert list(membership.alive_workers) == ["a"]
 
 
 def test_after_a_coordinator_restart_previous_members_have_priority() -> None:
@@ -139,9 +139,9 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
         for worker in "ab":
             membership.heartbeat(now, worker, -1)
         membership.tick(now)
-        assert "b" in membership.alive, "without the pause it hangs for 20 s"
+        assert "b" in membership.alive_workers, "without the pause it hangs for 20 s"
     membership.tick(52.5)
-    assert "b" not in membership.alive
+    assert "b" not in membership.alive_workers
 
 
 def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
@@ -163,9 +163,9 @@ def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
     membership = started("a", "b", silence_seconds=2)
     membership.heartbeat(3, "a", -1)
     membership.tick(3)  # its group was published at 1
-    assert list(membership.alive) == ["a", "b"]
+    assert list(membership.alive_workers) == ["a", "b"]
     membership.tick(3.01)
-    assert list(membership.alive) == ["a"]
+    assert list(membership.alive_workers) == ["a"]
 
 
 def test_a_group_may_exchange_sixteen_values_per_member() -> None:
@@ -187,7 +187,7 @@ def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
         membership.join(0, hello(worker, **about))
     assert membership.log == []
     membership.join(0, hello("c", **about))
-    assert membership.log == ["generation 5 continues, all 3 are back"]
+    assert membership.log == ["generation 5 continues, all 3 are connected again"]
 
 
 def test_a_drain_waits_for_the_step_and_a_loss_interrupts_it() -> None:
@@ -226,10 +226,10 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
     for worker in "ab" if probed else "a":
         membership.ack(opened, worker, 2, -1)
     hung, last = ("c", opened + 30) if probed else ("b", opened + 60)
-    live(membership, [*membership.alive], last)
-    assert hung in membership.alive
-    live(membership, [*membership.alive], last + 0.1)
-    assert hung not in membership.alive and (hung, {"dropped": "hung"}) in membership.outbox
+    live(membership, [*membership.alive_workers], last)
+    assert hung in membership.alive_workers
+    live(membership, [*membership.alive_workers], last + 0.1)
+    assert hung not in membership.alive_workers and (hung, {"dropped": "hung"}) in membership.outbox
 
 
 def live(membership: Membership, workers: Iterable[str], now: float) -> None:

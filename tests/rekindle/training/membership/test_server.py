@@ -243,10 +243,10 @@ def test_a_step_proves_that_members_are_alive_but_not_spares() -> None:
     for tenth in range(10, 60):
         membership.heartbeat(tenth / 10, "a", tenth)
         membership.tick(tenth / 10)
-    assert membership.is_published and sorted(membership.alive) == ["a", "b", "c", "d"]
+    assert membership.is_published and sorted(membership.alive_workers) == ["a", "b", "c", "d"]
     membership.heartbeat(7, "a", 59)
     membership.tick(7)
-    assert sorted(membership.alive) == ["a"]
+    assert sorted(membership.alive_workers) == ["a"]
 
 
 def test_no_worker_is_dropped_after_a_pause_of_the_coordinator() -> None:
@@ -260,7 +260,7 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     membership = started("a", "b", "c")
 
     def live(now: float, busy: bool = False) -> None:
-        for worker in membership.alive:
+        for worker in membership.alive_workers:
             membership.heartbeat(now, worker, -1, busy)
         membership.tick(now)
 
@@ -272,7 +272,7 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
     for worker in "ab":
         membership.ack(41, worker, 2, -1)
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) - 1)
-    assert "c" in membership.alive
+    assert "c" in membership.alive_workers
     live(41 + min(HANG_CHECK_TIMEOUT_S, 20) + 1)
     assert ("c", {"dropped": "hung"}) in membership.outbox and membership.members == ["a", "b"]
 
@@ -284,12 +284,12 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
 
     def live(since: int, until: int, busy: str = "") -> None:
         for now in range(since, until):
-            for worker in membership.alive:
+            for worker in membership.alive_workers:
                 membership.heartbeat(now, worker, -1, worker in busy)
             membership.tick(now)
 
     live(1, 100, busy="a")
-    assert set(membership.alive) == set("abcd") and not membership.immediate
+    assert set(membership.alive_workers) == set("abcd") and not membership.must_abort
     live(100, 121)  # now a hangs, but the others do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
     for worker in "bc":
@@ -364,7 +364,7 @@ def test_the_reason_for_a_wait_is_logged_at_intervals() -> None:
 def test_a_worker_with_another_protocol_is_refused_by_name() -> None:
     membership = started("a", "b")
     membership.join(2, hello("old", protocol=0))
-    assert 'worker "old" is refused: it speaks protocol 0 and not' in membership.outbox[0][1]["refused"]
+    assert 'worker "old" is refused: its protocol is 0 and not' in membership.outbox[0][1]["refused"]
 
 
 def test_an_unavailable_service_does_not_count_as_a_crash() -> None:
@@ -438,7 +438,7 @@ def test_after_a_restart_the_live_group_outranks_an_early_worker_with_other_bits
     membership.join(0, hello("b", **about))
     refused = {id: message["refused"] for id, message in membership.outbox if "refused" in message}
     assert list(refused) == ["x"] and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
-    assert membership.members == ["a", "b"] == list(membership.alive) and membership.is_published
+    assert membership.members == ["a", "b"] == list(membership.alive_workers) and membership.is_published
     membership.join(1, hello("x", fingerprint={"torch": "3"}))
     assert "refused" in membership.outbox[-1][1]
 
@@ -473,7 +473,7 @@ def test_on_mixed_nodes_the_config_chooses_the_kind_that_trains() -> None:
     assert "its instruction set is x86_64 AVX2 and not x86_64 AVX512" in membership.outbox[-1][1]["refused"]
     for worker in "ab":
         membership.join(0, hello(worker, fingerprint={"torch": "2"} | chosen))
-    assert list(membership.alive) == ["a", "b"]
+    assert list(membership.alive_workers) == ["a", "b"]
 
 
 def test_a_run_whose_workers_are_always_refused_ends_with_the_reason() -> None:
@@ -513,7 +513,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(claim: dict[str, A
     membership = Membership(config(min_workers=2, max_workers=3)) if restarted else started("a", "b")
     membership.join(2, hello("x", **claim))
     if not restarted and claim.get("fingerprint") != {"torch": "3"}:
-        assert {"a", "b"} < set(membership.alive)
+        assert {"a", "b"} < set(membership.alive_workers)
     membership.remove(2.1, "x")
     for worker in "" if restarted else "ab":
         membership.heartbeat(3.2, worker, 7)
@@ -524,11 +524,11 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(claim: dict[str, A
     for tenth in range(40, 90):
         now = tenth / 10
         for worker, message in membership.outbox:
-            if "open" in message and worker in "ab" and worker in membership.alive:
+            if "open" in message and worker in "ab" and worker in membership.alive_workers:
                 opened = max(opened, message["open"])
                 membership.ack(now, worker, opened, 7)
         membership.outbox.clear()
-        for worker in membership.alive.keys() & {"a", "b"}:
+        for worker in membership.alive_workers.keys() & {"a", "b"}:
             membership.heartbeat(now, worker, 7)
         membership.tick(now)
     assert membership.is_published and set(membership.members) == {"a", "b"} and membership.verdict is None

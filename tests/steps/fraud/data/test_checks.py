@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns
-from steps.fraud.data.checks import Checked, check
+from steps.fraud.data.checks import CheckedRows, check
 from steps.fraud.data.schema import UNKNOWN, Rows, identity
 from steps.fraud.data.suspicions import suspicions
 
@@ -39,7 +39,7 @@ def with_row(**values: Any) -> pl.DataFrame:
     )
 
 
-def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
+def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> CheckedRows:
     return check(rows, Columns(), tolerated, now=NOW)
 
 
@@ -91,7 +91,7 @@ def test_a_stray_late_row_is_rejected() -> None:
     ("columns", "message"),
     [
         ({}, ""),
-        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has one value only'),
+        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has only one value'),
         ({"card": list(range(100))}, 'column "CUSTOMER_ID" (data.columns.card) differs in every row'),
         (
             {"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50},

@@ -16,7 +16,7 @@ import pytest
 
 from rekindle.errors import DataError, RekindleError
 from steps.fraud.config import Columns, Data
-from steps.fraud.data.boosting import SHAPE
+from steps.fraud.data.boosting import BOOSTING_SETTINGS
 from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.sequences import Rows as Mapped
 from steps.fraud.data.shards import ARRAYS, calendar, labels_end
@@ -112,7 +112,9 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(dataset: 
     assert shuffled.digest == digest and not shuffled.facts["was_sorted"]
 
     program = "import sys; from pathlib import Path; from steps import fraud; from rekindle.workload import prepare;"
-    program += f"from steps.fraud.data.boosting import SHAPE; SHAPE.update({SHAPE});"
+    program += (
+        f"from steps.fraud.data.boosting import BOOSTING_SETTINGS; BOOSTING_SETTINGS.update({BOOSTING_SETTINGS});"
+    )
     program += "print(prepare(fraud, fraud.Data(source=sys.argv[1], shard_rows=1000), Path(sys.argv[2]))[1])"
     threads = os.environ | {"POLARS_MAX_THREADS": "3", "OMP_NUM_THREADS": "3"}
     command = [sys.executable, "-c", program, WORLD, str(tmp_path / "two")]
