@@ -230,7 +230,7 @@ def run_refresh(workload: str, stage: Stage) -> int:
 
 def run_server(workload: str, stage: Stage) -> int:
     """Start a model process; its error is the server's."""
-    process = ModelProcess(stage.make_release(workload), max_instances=10)
+    process = ModelProcess(stage.make_release(workload), max_instances=10, max_batch=4)
     try:
         process.wait_until_loaded()
     except CodeError as error:
