@@ -50,3 +50,11 @@ class Source:
 def check_source(config: Any) -> None:
     """Raise ConfigError if data.source is a path that does not exist here, or that pods cannot see."""
     config.data.check_source()
+
+
+def check_training(config: Any) -> None:
+    """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload cannot be trained."""
+    from rekindle.training.rehearsal import check_trainable
+
+    check_source(config)
+    check_trainable(config.model_dump(mode="json"))

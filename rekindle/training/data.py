@@ -19,7 +19,7 @@ CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a d
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     """Return the local copy of the dataset below `prefix`. Raises DataError if it is missing or has another digest."""
-    root = _cache() / "datasets"
+    root = cache_folder() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
@@ -38,7 +38,8 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     return target
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return the directory for datasets and results of checks. Raises RekindleError."""
     if directory := os.environ.get(CACHE):
         return Path(directory)
     directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
