@@ -53,16 +53,16 @@ class DataConfig(Section):
         `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
         parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
         """
-        path, part = Path(self.source), folder / Path(self.source).name
+        path, target = Path(self.source), folder / Path(self.source).name
         if path.suffix in LINE_FORMATS and path.is_file():
-            copy_lines(path, part, rows + 1)
+            copy_lines(path, target, rows + 1)
         elif path.suffix == ".parquet" and path.is_file():
             import polars as pl
 
-            pl.scan_parquet(path).head(rows).collect().write_parquet(part)
+            pl.scan_parquet(path).head(rows).collect().write_parquet(target)
         else:
             return None
-        return self.model_copy(update={"source": str(part)})
+        return self.model_copy(update={"source": str(target)})
 
     def check_source(self) -> None:
         """Raise ConfigError if the source is a path that does not exist here, or that pods cannot access."""

@@ -56,16 +56,16 @@ def run(inputs: Inputs) -> Outputs:
         report |= {"stage": "imports", "error": str(user_code.as_error(error)), "exit_code": 1}
     except Exception as error:
         where = f"`{report['stage']}` failed on a few rows" if report["rows"] else f"`{report['stage']}` failed"
-        known = error if isinstance(error, RekindleError) else user_code.as_error(error, where)
+        reported = error if isinstance(error, RekindleError) else user_code.as_error(error, where)
         traceback.print_exc()
-        report |= {"error": str(known), "exit_code": known.exit_code}
+        report |= {"error": str(reported), "exit_code": reported.exit_code}
     else:
         report["stage"] = ""
     return Outputs(report=report)
 
 
 def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
-    """Run all stages, or those that need no data."""
+    """Run all stages; without data, build the model and its optimizer."""
     from rekindle import workload as workloads
     from rekindle.training import trial_step
 
@@ -91,7 +91,7 @@ def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
 
 
 def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path | None:
-    """Return a dataset of the first rows. Without `thorough`: None if it cannot be prepared, which is no fault."""
+    """Return a dataset of the first rows; without `thorough`, None if it cannot be prepared."""
     from rekindle import workload as workloads
     from rekindle.sections import parse_section
 
@@ -127,5 +127,5 @@ def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -
     truths = judge.to_array(examples.truths)
     arrays = {"candidate": judge.to_array(predictions)}
     parts = judge.split_parts(examples)
-    by_part = [judge.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()]
-    report["metrics"] = {metric.name: judge.mean(part[metric.name] for part in by_part) for metric in workload.metrics}
+    values = [judge.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()]
+    report["metrics"] = {metric.name: judge.mean(value[metric.name] for value in values) for metric in workload.metrics}

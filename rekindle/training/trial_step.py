@@ -55,12 +55,12 @@ def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report:
 
 
 def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:
-    """Return the number of parameters; 0 if the model cannot be built on the meta device, which is no fault."""
+    """Return the number of parameters; 0 if it cannot be built on the meta device."""
     try:
         with META:
             model: nn.Module = build_model(spec, workload, facts)
         return sum(p.numel() for p in model.parameters())
-    except Exception:  # whatever it is: the same error follows on a real device
+    except Exception:  # a fault of the workload also occurs on a real device, which reports it
         return 0
 
 
