@@ -84,7 +84,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
               help="File or folder with Argo or Kubernetes objects (YAML or JSON).")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Find errors in manifests, also errors that Argo accepts, and workloads that cannot be trained.
+    """Find errors in manifests and workloads, also errors that Argo accepts.
 
     A config's workload is tried on the first rows of its data, as by `rekindle check`; the result is remembered until
     the code or the settings change. References to WorkflowTemplates in the given files are checked too. Exit codes: 0
@@ -111,10 +111,11 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
               help="Number of rows at the start of the data to use; 0: all.")  # fmt: skip
 @output_option("text", "json")
 def check(source: Source, rows: int, as_json: bool) -> int:
-    """Try a workload on a few rows: prepare, one training step, metrics, a prediction.
+    """Try a workload on a few rows, in seconds.
 
-    It prints the model, the batch, the memory of the training state and the FLOPs of a step. All of the data is used if
-    its first rows cannot be separated (`first_rows` of the workload's Data). Exit codes: 0 no error, 2 an error.
+    It runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory of the
+    training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated (`first_rows`
+    of the workload's Data). Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml

@@ -19,7 +19,7 @@ from rekindle.training.data import cache_folder
 
 STEP = "steps.rehearse"
 ROWS = 1000
-TIMEOUT_S = 60  # of a rehearsal whose result is not needed
+TIMEOUT_S = 30  # of a rehearsal that a run does not depend on
 # of an error that a training would meet: stages of the workload's code. Other stages may fail for a lack of rows
 CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
 CERTAIN |= {"predict": (70, 78)}
