@@ -84,7 +84,7 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
               help="File or folder with Argo or Kubernetes objects (YAML or JSON).")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Find errors in manifests and workloads, also errors that Argo accepts.
+    """Find errors in workloads and manifests before a run.
 
     A config's workload is tried on the first rows of its data, as by `rekindle check`; the result is remembered until
     the code or the settings change. References to WorkflowTemplates in the given files are checked too. Exit codes: 0

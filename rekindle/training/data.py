@@ -2,19 +2,15 @@
 
 import fcntl
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from argolocal.common.files import make_own
+from rekindle.cache.folder import CACHE, cache_folder
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
-
-CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a disk with enough space
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
@@ -36,20 +32,6 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
                 )
             unfinished.rename(target)
     return target
-
-
-def cache_folder() -> Path:
-    """Return the directory for datasets and results of checks. Raises RekindleError."""
-    if directory := os.environ.get(CACHE):
-        return Path(directory)
-    directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
-    try:
-        make_own(directory)
-    except OSError as error:
-        raise RekindleError(
-            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another directory."
-        ) from error
-    return directory
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:

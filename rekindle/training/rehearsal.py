@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rekindle.cache import code
+from rekindle.cache.folder import cache_folder
 from rekindle.errors import ConfigError
 from rekindle.step import flag, to_text
-from rekindle.training.data import cache_folder
 
 STEP = "steps.rehearse"
 ROWS = 1000
