@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 DATASET = "dataset.json"
+LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
@@ -55,6 +56,23 @@ class DataConfig(Section):
         """True if the data depends on the scheduled time (default: if a subclass overrides `at`)."""
         return type(self).at is not DataConfig.at
 
+    def first_rows(self, rows: int, folder: Path) -> Self | None:
+        """Return the section for about `rows` rows, which may be written to `folder`; None if all would be prepared.
+
+        `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
+        parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
+        """
+        path, target = Path(self.source), folder / Path(self.source).name
+        if path.suffix in LINE_FORMATS and path.is_file():
+            copy_lines(path, target, rows + 1)
+        elif path.suffix == ".parquet" and path.is_file():
+            import polars as pl
+
+            pl.scan_parquet(path).head(rows).collect().write_parquet(target)
+        else:
+            return None
+        return self.model_copy(update={"source": str(target)})
+
     def check_source(self) -> None:
         """Raise ConfigError if the source is a path that does not exist here, or that pods cannot access."""
         path = Path(self.source)
@@ -72,6 +90,17 @@ class DataConfig(Section):
         raise ConfigError(
             f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, near)}"
         )
+
+
+def copy_lines(source: Path, target: Path, lines: int) -> None:
+    """Copy the first `lines` lines, and more up to the end of a quoted field with several lines."""
+    quotes = 0
+    with source.open("rb") as read, target.open("wb") as write:
+        for number, line in enumerate(read):
+            if number >= lines and quotes % 2 == 0:
+                break
+            write.write(line)
+            quotes += line.count(b'"')
 
 
 @dataclass(frozen=True)
@@ -159,6 +188,8 @@ class Workload(Protocol):
     Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
     `measures(model, batch) -> dict[str, float]`.
+
+    `example_facts`: facts as `prepare` could return them. With these, `rekindle lint` can build the model without data.
     """
 
     Data: type[DataConfig]
@@ -241,6 +272,8 @@ def load(name: str) -> Workload:
         value = getattr(workload, attribute, base)
         if not (isinstance(value, type) and issubclass(value, base)):
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
+    if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
+        raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
     for metric in metrics:
         if metric.function is None:
             raise ConfigError(

@@ -52,9 +52,12 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     from rekindle import tracking
     from rekindle.sections import parse_section
+    from rekindle.training.rehearsal import check_trainable
     from rekindle.workload import load, prepare
 
     workload = load(inputs.workload)
+    if inputs.config.get("workload") == inputs.workload:  # known to be trainable if `rekindle run` has checked it here
+        check_trainable(inputs.config | {"data": inputs.data})
     data = parse_section(workload.Data, inputs.data, "data")
     time = parse_time(inputs.scheduled or inputs.created)
     data = data.at(time)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
 # commands that only read: test_blocks.py runs them on all pages
-READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "platform render", "step"))
+READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "check", "platform render", "step"))
 READS += ("argolocal lint",)
 README, SERVING = ROOT / "README.md", ROOT / "docs/serving.md"
 RECIPES = {  # make target → its command; the tests cannot run themselves

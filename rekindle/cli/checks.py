@@ -9,7 +9,7 @@ import click
 from argolocal.cli.options import File, output_option
 from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source
+from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
 
@@ -84,10 +84,11 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
               help="File or folder with Argo or Kubernetes objects (YAML or JSON).")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
-    """Find errors in manifests, also errors that Argo accepts.
+    """Find errors in workloads and manifests before a run.
 
-    References to WorkflowTemplates in the given files are checked too. Exit codes: 0 no errors (there may be
-    warnings), 1 errors, 2 bad usage or config.
+    A config's workload is tried on the first rows of its data, as by `rekindle check`; the result is remembered until
+    the code or the settings change. References to WorkflowTemplates in the given files are checked too. Exit codes: 0
+    no errors (there may be warnings), 1 errors, 2 bad usage or config.
 
     Example:
       rekindle lint configs/demo.yaml
@@ -98,12 +99,36 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [
-        (str(file), Source(file, sets).manifests(lambda config: config.data.check_source())[0]) for file in configs
-    ]
+    objects = [(str(file), Source(file, sets).manifests(check_training)[0]) for file in configs]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     return print_findings(objects, as_json)
+
+
+@command
+@configured
+@click.option("--rows", type=click.IntRange(0), default=1000, show_default=True,
+              help="Number of rows at the start of the data to use; 0: all.")  # fmt: skip
+@output_option("text", "json")
+def check(source: Source, rows: int, as_json: bool) -> int:
+    """Try a workload on a few rows, in seconds.
+
+    It runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory of the
+    training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated (`first_rows`
+    of the workload's Data). Exit codes: 0 no error, 2 an error.
+
+    Example:
+      rekindle check configs/digits.yaml
+      rekindle check configs/demo.yaml --rows 5000 -o json
+    """
+    from rekindle.training.rehearsal import rehearse
+    from rekindle.view.rehearsal import text
+
+    config = source.load().config
+    config.data.check_source()
+    report = rehearse(config.model_dump(mode="json"), rows, thorough=True)
+    click.echo(json.dumps(report, indent=2) if as_json else text(report))
+    return 2 if "error" in report else 0
 
 
 @command

@@ -7,7 +7,7 @@ from argolocal.cli.group import CONTEXT, Commands
 SECTIONS = {  # of `rekindle --help`
     "Get started": ("init", "demo", "doctor", "trust"),
     "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
-    "Inspect before a run": ("config", "render", "lint"),
+    "Inspect before a run": ("config", "render", "lint", "check"),
     "Data and results": ("put", "ui", "get", "env", "cache"),
     "Use a cluster": (
         *("images", "platform", "submit", "schedule", "run-now", "backfill", "scale", "unschedule", "delete"),

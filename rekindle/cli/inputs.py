@@ -47,3 +47,11 @@ class Source:
         from rekindle.blocks.manifest.render import render_manifest
 
         return render_manifest(loaded.config), []
+
+
+def check_training(config: Any) -> None:
+    """Raise ConfigError if data.source is wrong, or a short rehearsal shows that the workload cannot be trained."""
+    from rekindle.training.rehearsal import check_trainable
+
+    config.data.check_source()
+    check_trainable(config.model_dump(mode="json"))

@@ -12,7 +12,7 @@ from argolocal.common import homes
 from argolocal.common.homes import current as home
 from argolocal.manifest.kinds import COMPLETED
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source
+from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 from rekindle.cluster.api import Cluster
 
@@ -42,6 +42,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
     def begin(valid_config: Any) -> None:
         valid_config.data.check_source()
         LocalCluster(home()).prefetch()  # so that the services are up when the first step needs them
+        check_training(valid_config)
 
     with run_output(as_json):
         workflow, others = source.manifests(begin)

@@ -7,6 +7,7 @@ becomes the server's example request.
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,15 @@ def evaluate(
         return examples.report(report, predictions, evaluation)
 
 
-def read_examples(workload: Any, dataset: Path, champion: dict[str, Any] | None = None) -> Examples:
-    """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError."""
+def read_examples(
+    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, most: int | None = None
+) -> Examples:
+    """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError.
+
+    `most`: number of rows to read, if they are yielded one by one.
+    """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
-    examples = result if isinstance(result, Examples) else Examples.of(result)
+    examples = result if isinstance(result, Examples) else Examples.of(islice(result, most))
     if not len(examples) and champion is None:
         raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")
     return examples

@@ -2,25 +2,21 @@
 
 import fcntl
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from argolocal.common.disk import check_space
-from argolocal.common.files import make_own
+from rekindle.cache.folder import CACHE, cache_folder
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 
-CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a disk with enough space
-
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     """Return the local copy of the dataset below `prefix`. Raises DataError if it is missing or has another digest."""
-    root = _cache() / "datasets"
+    root = cache_folder() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
@@ -37,19 +33,6 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
                 )
             unfinished.rename(target)
     return target
-
-
-def _cache() -> Path:
-    if directory := os.environ.get(CACHE):
-        return Path(directory)
-    directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
-    try:
-        make_own(directory)
-    except OSError as error:
-        raise RekindleError(
-            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another directory."
-        ) from error
-    return directory
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:

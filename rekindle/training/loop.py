@@ -4,19 +4,16 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
 from rekindle import project
-from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
-from rekindle.sections import parse_section
+from rekindle.errors import RekindleError, StorageError, TrackingError, say
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.computation import Computation, build_model, make_state, open_samples
 from rekindle.training.data import LoaderState, local_dataset
 from rekindle.training.group import elastic
 from rekindle.training.group.static import StaticGroup
@@ -24,12 +21,10 @@ from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.membership.completion import completed_model
 from rekindle.training.metrics import Metrics
-from rekindle.training.numerics import autocast, fingerprint, pick_device
-from rekindle.training.sampler import Sampler, mix
+from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.spec import TrainingSpec, check_training
-from rekindle.training.state import State, load_weights, weights_sha256
-from rekindle.training.validation import Subset, Validation, split
-from rekindle.workload import Workload, dataset_facts, load, training_function
+from rekindle.training.state import load_weights, weights_sha256
+from rekindle.workload import dataset_facts, load
 
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # of the other ranks, until rank 0 has written the checkpoint of a pause
 
@@ -62,37 +57,18 @@ class Training:
     def __init__(
         self, spec: TrainingSpec, device: torch.device, members: StaticGroup, leaving: threading.Event
     ) -> None:
-        self.spec, self.device = spec, device
-        self.workload: Workload = load(spec.workload)
-        check_training(spec, self.workload)
-        section = parse_section(self.workload.Model, spec.model, "model")
+        self.spec = spec
+        workload = load(spec.workload)
+        check_training(spec, workload)
         self.store = Store.from_env()
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
-        self.data = self.workload.dataset(path, "train")
-        if missing := [name for name in ("__len__", "batch") if not hasattr(self.data, name)]:
-            raise ConfigError(f"dataset(path, split) returned {self.data!r}: it must have {' and '.join(missing)}.")
-        if not len(self.data):
-            raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
-        self.samples, held_out = split(spec, self.workload, self.data, path)
-        torch.manual_seed(mix(spec.seed, 0, 0))
-        self.model = self.workload.model(section, dataset_facts(path))
-        if not isinstance(self.model, torch.nn.Module):
-            raise ConfigError(f"model(section, facts) returned {self.model!r}: it must return a torch.nn.Module.")
+        samples, held_out = open_samples(spec, workload, path)
+        model = build_model(spec, workload, dataset_facts(path))
         if spec.start:
-            retry_until(lambda: load_weights(self.model, self.store, spec.start), leaving, "for the initial weights")
-        self.make_optimizer = training_function(self.workload, "optimizer", section)
-        self.state = State(self.model, spec, device, self.make_optimizer)
-        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine lacks
-        self.generators = [torch.default_generator]
-        if device.type == "cuda":
-            self.generators.append(torch.cuda.default_generators[device.index])
-        self.sampler = Sampler(len(self.samples), spec.batch_size, spec.virtual_workers, spec.seed)
-        self.total, self.pause = spec.total_steps(len(self.samples)), spec.pause(len(self.samples))
-        self.schedule: Callable[[int, int], float] | None = training_function(self.workload, "schedule", section)
-        self.precision = autocast(spec, device)
-        self.validation = Validation(
-            spec, self.workload, self.state, held_out, len(self.samples), self.fetch, members.aborted
-        )
+            retry_until(lambda: load_weights(model, self.store, spec.start), leaving, "for the initial weights")
+        self.state = make_state(spec, workload, model, device)
+        self.computation = Computation(spec, workload, self.state, samples, held_out, members.aborted)
+        self.total, self.pause = spec.total_steps(len(samples)), spec.pause(len(samples))
         self.fingerprint = fingerprint(spec, device)
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
@@ -100,14 +76,14 @@ class Training:
             spec.identity_hash(),
             self.fingerprint,
             self.state,
-            LoaderState(self.data),
+            LoaderState(samples.data),
             members.note,
             leaving,
         )
         plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
         plan["virtual_workers"] = spec.virtual_workers
-        samples = spec.batch_size * spec.virtual_workers
-        self.metrics = Metrics(spec.run_id, self.total, samples, spec.part, members.note, plan)
+        samples_per_step = spec.batch_size * spec.virtual_workers
+        self.metrics = Metrics(spec.run_id, self.total, samples_per_step, spec.part, members.note, plan)
         self.group = TrainingGroup(members, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:
@@ -143,10 +119,11 @@ class Training:
 
     def steps(self) -> None:
         """Run the training steps. `group` handles all failures."""
-        group, state, validation = self.group, self.state, self.validation
+        group, state, computation = self.group, self.state, self.computation
+        validation = computation.validation
         for step in group.steps(self.total):
             for virtual_worker in group.virtual_workers():  # assigned to this worker for this step
-                group.add(virtual_worker, *self.compute(step, virtual_worker))
+                group.add(virtual_worker, *computation.compute(step, virtual_worker))
             total = group.reduced()  # exact: one fixed tree over all virtual workers
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
@@ -158,51 +135,11 @@ class Training:
             if result and self.paused:
                 return group.undo()
             if not result or not state.judge(result["loss"], last=step == self.total):
-                rate = partial(self.rate, step)
-                if self.make_optimizer:  # it may draw random numbers
-                    self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
-                norm = state.update(total, self.spec.virtual_workers, rate)
+                norm, rate = computation.update(step, total)
                 if group.rank == 0:
-                    self.metrics.record(state.step, group.loss, norm, rate(self.spec.learning_rate))
+                    self.metrics.record(state.step, group.loss, norm, rate)
             signals.newest_step[0] = state.step
             self.checkpoints.keep(group.rank_size, durable=group.saving)
-
-    def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
-
-        They depend on the state, the seed, the step and the virtual worker, and on nothing else.
-        """
-        indices = self.sampler.indices(step, virtual_worker)
-        batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
-        state = self.state
-        state.buffers.load()
-        with self.precision:
-            loss = self.workload.loss(self.model, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ConfigError(
-                f"loss(model, batch) returned {result:.200}: it must return a tensor with one element that depends on "
-                "the model's weights, such as the mean over the batch."
-            )
-        gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
-        changes = state.buffers.changes()
-        return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
-
-    def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Return the samples on the device, and seed all randomness of the micro-batch."""
-        batch = samples.batch(indices)
-        if self.device.type != "cpu":
-            batch = tuple(tensor.to(self.device) for tensor in batch)
-        self.seed(seed)
-        return batch
-
-    def seed(self, seed: int) -> None:
-        for generator in self.generators:
-            generator.manual_seed(seed)
-
-    def rate(self, step: int, highest: float) -> float:
-        """Return the learning rate of update `step`, by the workload's schedule if it has one."""
-        return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)
 
     def export(self) -> str:
         """Write `model.safetensors`, then `model.json`, which marks the run as complete; returns the sha256."""

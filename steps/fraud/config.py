@@ -2,6 +2,7 @@
 
 import codecs
 from datetime import date, datetime, timedelta
+from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
@@ -10,9 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from rekindle.errors import did_you_mean
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
-from steps.fraud.data.world import parse
+from steps.fraud.data.world import parse, unparse
 
 CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
+FEW_CARDS = 200  # of a smaller world: with fewer, a week may be without fraud
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
 
 
@@ -111,6 +113,15 @@ class Data(DataConfig):
         first = last - timedelta(days=int(self.window[:-1]) * (7 if self.window[-1] == "w" else 1) - 1)
         labels_until = last - timedelta(days=self.label_delay_days)
         return self.model_copy(update={"first_day": first, "last_day": last, "labels_until": labels_until})
+
+    def first_rows(self, rows: int, folder: Path) -> Self | None:
+        """Return the section for a smaller simulated world. A part of other data would lack the newest weeks."""
+        if not self.source.startswith("simulate://"):
+            return None
+        world = parse(self.source)
+        cards = min(world.cards, max(FEW_CARDS, rows // world.days))
+        size = {"cards": cards, "terminals": max(1, world.terminals * cards // world.cards)}
+        return self.model_copy(update={"source": unparse(world.model_copy(update=size))})
 
 
 class Model(Section):

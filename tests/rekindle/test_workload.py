@@ -90,3 +90,24 @@ def test_examples_may_only_take_the_champion_as_second_argument(monkeypatch: pyt
     monkeypatch.setattr(lines, "examples", lambda path, champion, more: iter(()))
     with pytest.raises(ConfigError, match=r"cannot be called as examples\(path, champion\)"):
         load("tests.rekindle.release.lines")
+
+
+def test_the_first_rows_of_a_csv_file_end_with_a_whole_row(tmp_path: Path) -> None:
+    file, folder = tmp_path / "notes.csv", tmp_path / "rows"
+    folder.mkdir()
+    file.write_text('id,text\n1,a\n2,"two\nlines"\n3,c\n')
+    few = DataConfig(source=str(file)).first_rows(2, folder)
+    assert few
+    assert Path(few.source).read_text() == 'id,text\n1,a\n2,"two\nlines"\n'
+
+
+def test_only_a_source_with_known_rows_has_first_rows(tmp_path: Path) -> None:
+    for source in ("synthetic://7", "s3://bucket/rows.csv", str(tmp_path)):
+        assert DataConfig(source=source).first_rows(2, tmp_path) is None
+
+
+def test_example_facts_must_be_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Any = load("tests.rekindle.release.lines")
+    monkeypatch.setattr(lines, "example_facts", [1], raising=False)
+    with pytest.raises(ConfigError, match=r"example_facts is \[1\]: it must be a dict"):
+        load("tests.rekindle.release.lines")

@@ -11,14 +11,14 @@ from argolocal.cli.options import Name, ask_option, output_option
 from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
-from rekindle.cli.inputs import Source
+from rekindle.cli.inputs import Source, check_training
 from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.cluster.api import Cluster
 from rekindle.errors import ConfigError
 
 
 def check_sweep(config: Any) -> None:
-    """Raise ConfigError if the config is not a sweep, or its data does not exist."""
+    """Raise ConfigError if the config is not a sweep, its data does not exist, or it cannot be trained."""
     from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
@@ -26,7 +26,7 @@ def check_sweep(config: Any) -> None:
             f"{config.pipeline} is not a sweep: a config for `rekindle sweep` needs `pipeline: pipelines.sweep` and a "
             "section `sweep`, see configs/sweep.yaml. To run this config, use `rekindle run`."
         )
-    config.data.check_source()
+    check_training(config)
 
 
 @command

@@ -1,7 +1,7 @@
 """Parse `simulate://` URIs. Separate from simulate.py, so configs are validated without heavy imports."""
 
 from datetime import date
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, ValidationError
 
@@ -33,3 +33,8 @@ def parse(uri: str) -> World:
         raise ValueError(
             f"{fault} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
         ) from error
+
+
+def unparse(world: World) -> str:
+    """Return the URI of a world."""
+    return f"simulate://{world.seed}?{urlencode(world.model_dump(mode='json', exclude={'seed'}))}"

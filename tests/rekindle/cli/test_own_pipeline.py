@@ -35,6 +35,7 @@ READING_COMMANDS: dict[str, list[tuple[str, str]]] = {
     "config": [(f"config {CONFIG}", r"workload +steps.paced +configs/shop.yaml\n")],
     "render": [(f"render {CONFIG}", r"- steps\.card\n"), (f"render {CONFIG} --kind cron", "kind: CronWorkflow")],
     "lint": [(f"lint {CONFIG} configs/asking.yaml --set data.source=s3://a/b.csv", "")],
+    "check": [(f"check {CONFIG}", r"model +Sequential: 133 parameters")],
     "status": [("status", r"{run} +Succeeded +keep"), ("status {run}", r"card +Succeeded")],
     "logs": [("logs {run} prepare", r"\| data until 2026-03-02T03:00:00\+00:00\n")],
     "explain": [("explain {run}", r"{run}: Succeeded\n\n\d workers? trained \d+ steps")],

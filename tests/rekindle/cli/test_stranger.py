@@ -42,6 +42,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "prune": [((), True), (("--keep-runs", "0", "--yes"), True)],
     "config": [((CONFIG,), False)],
     "render": [((CONFIG,), False)],
+    "check": [((CONFIG,), False)],
     "lint": [((CONFIG,), False), (("--manifest", "{manifest}"), False)],
     "put": [(("pyproject.toml",), True)],
     "ui": [((), True), (("evil",), True)],

@@ -29,6 +29,9 @@ class Data(DataConfig):
     def at(self, time):
         return self.model_copy(update={"until": time.isoformat()}) if self.window else self
 
+    def first_rows(self, rows, folder):
+        return None  # a loss that waits cannot be tried before the run
+
 
 def prepare(data, out):
     print("data until", data.until)

@@ -1,0 +1,24 @@
+"""The folder of this user on this machine for data that can be created again."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from argolocal.common.files import make_own
+from rekindle.errors import RekindleError
+
+CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a disk with enough space
+
+
+def cache_folder() -> Path:
+    """Return the directory for datasets and results of checks. Raises RekindleError."""
+    if directory := os.environ.get(CACHE):
+        return Path(directory)
+    directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
+    try:
+        make_own(directory)
+    except OSError as error:
+        raise RekindleError(
+            f"cannot store datasets in {directory} ({error.strerror}): set {CACHE} to another directory."
+        ) from error
+    return directory

@@ -1,0 +1,127 @@
+"""The computation of a training: samples, model, gradients of each virtual worker, and updates of the state.
+
+It depends on the spec and the dataset only. loop.py adds the group, the checkpoints and the object store.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rekindle.errors import ConfigError, DataError
+from rekindle.sections import parse_section
+from rekindle.training.numerics import autocast
+from rekindle.training.sampler import Sampler, mix
+from rekindle.training.spec import TrainingSpec
+from rekindle.training.state import State
+from rekindle.training.validation import Subset, Validation, split
+from rekindle.workload import Workload, training_function
+
+
+def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
+    """Return the training samples and the held-out samples of the dataset at `path`. Raises ConfigError, DataError."""
+    data = workload.dataset(path, "train")
+    if missing := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
+        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing)}.")
+    if not len(data):
+        raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
+    return split(spec, workload, data, path)
+
+
+def model_section(spec: TrainingSpec, workload: Workload) -> Any:
+    """Return the workload's `model` section. Raises ConfigError."""
+    return parse_section(workload.Model, spec.model, "model")
+
+
+def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> nn.Module:
+    """Return a new model. Raises ConfigError."""
+    section = model_section(spec, workload)
+    torch.manual_seed(mix(spec.seed, 0, 0))
+    model = workload.model(section, facts)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model(section, facts) returned {model!r}: it must return a torch.nn.Module.")
+    return model
+
+
+def make_state(spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device) -> State:
+    """Return the training state of a model, with the workload's optimizer if it has one. Raises ConfigError."""
+    return State(model, spec, device, training_function(workload, "optimizer", model_section(spec, workload)))
+
+
+class Computation:
+    """Loss, gradients and updates. `aborted()`: see Validation."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        workload: Workload,
+        state: State,
+        samples: Subset,
+        held_out: Subset | None,
+        aborted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.spec, self.workload, self.state, self.samples, self.device = spec, workload, state, samples, state.device
+        # torch.manual_seed costs 0.1 ms and some memory per call, for devices that this machine lacks
+        self.generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            self.generators.append(torch.cuda.default_generators[self.device.index])
+        self.sampler = Sampler(len(samples), spec.batch_size, spec.virtual_workers, spec.seed)
+        self.total = spec.total_steps(len(samples))
+        section = model_section(spec, workload)
+        self.schedule: Callable[[int, int], float] | None = training_function(workload, "schedule", section)
+        self.precision = autocast(spec, self.device)
+        self.validation = Validation(spec, workload, state, held_out, len(samples), self.fetch, aborted)
+
+    def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
+
+        They depend on the state, the seed, the step and the virtual worker, and on nothing else.
+        """
+        indices = self.sampler.indices(step, virtual_worker)
+        batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
+        state = self.state
+        state.buffers.load()
+        with self.precision:
+            loss = self.workload.loss(state.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            result = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ConfigError(
+                f"loss(model, batch) returned {result:.200}: it must return a tensor with one element that depends on "
+                "the model's weights, such as the mean over the batch."
+            )
+        gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
+        if any(gradient.layout != torch.strided for gradient in gradients):
+            raise ConfigError(
+                "a layer of the model has sparse gradients, which are not supported: use dense ones, such as "
+                "Embedding(sparse=False)."
+            )
+        changes = state.buffers.changes()
+        return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
+
+    def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """Return the samples on the device, and seed all randomness of the micro-batch."""
+        batch = samples.batch(indices)
+        if self.device.type != "cpu":
+            batch = tuple(tensor.to(self.device) for tensor in batch)
+        self.seed(seed)
+        return batch
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the CPU and the device."""
+        for generator in self.generators:
+            generator.manual_seed(seed)
+
+    def update(self, step: int, total: Tensor) -> tuple[float, float]:
+        """Make one update from the sum over the virtual workers; return the gradient's norm and the learning rate."""
+        rate = partial(self.rate, step)
+        if hasattr(self.workload, "optimizer"):  # it may draw random numbers
+            self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
+        norm = self.state.update(total, self.spec.virtual_workers, rate)
+        return norm, rate(self.spec.learning_rate)
+
+    def rate(self, step: int, highest: float) -> float:
+        """Return the learning rate of update `step`, by the workload's schedule if it has one."""
+        return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)

@@ -1,0 +1,71 @@
+"""Refuse a workload that cannot be trained, before its data is prepared.
+
+The workload is tried on the first rows of its data in a process of its own (`steps.rehearse`), since that imports
+torch. A success is remembered by the code and the settings.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rekindle.cache import code
+from rekindle.cache.folder import cache_folder
+from rekindle.errors import ConfigError
+from rekindle.step import flag, to_text
+
+STEP = "steps.rehearse"
+ROWS = 1000
+TIMEOUT_S = 30  # of a rehearsal that a run does not depend on
+# of an error that a training would meet: stages of the workload's code. Other stages may fail for a lack of rows
+CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
+CERTAIN |= {"predict": (70, 78)}
+SECTIONS = ("workload", "data", "model", "train")  # parts of a config that a training depends on
+Sections = dict[str, Any]
+
+
+def check_trainable(config: Sections) -> None:
+    """Raise ConfigError if a training with these sections certainly fails; return if it may succeed."""
+    sections = {name: config[name] for name in SECTIONS}
+    train = sections["train"]
+    quick = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
+    facts = {"code": code.identity([STEP, sections["workload"]]), "sections": quick, "source": _stamp(sections["data"])}
+    remembered = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if remembered.exists():
+        return
+    report = rehearse(quick, timeout=TIMEOUT_S)
+    if report.get("exit_code") in CERTAIN.get(report["stage"], ()):
+        raise ConfigError(report["error"])
+    if "error" not in report:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        remembered.touch()
+
+
+def _stamp(data: dict[str, Any]) -> list[int]:
+    """Return size and time of a source that is a file."""
+    path = Path(str(data["source"]))
+    status = path.stat() if path.is_file() else None
+    return [status.st_size, status.st_mtime_ns] if status else []
+
+
+def rehearse(
+    config: Sections, rows: int = ROWS, thorough: bool = False, timeout: float | None = None
+) -> dict[str, Any]:
+    """Run the step `rehearse` in a process of its own; return its report."""
+    inputs = {name: config[name] for name in SECTIONS} | {"rows": rows, "thorough": thorough}
+    flags = [f"{flag(name)}={to_text(value)}" for name, value in inputs.items()]
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-P", "-m", "rekindle", "step", STEP, *flags, "--output", f"report={report}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"stage": "process", "error": f"it took more than {timeout:g} s.", "exit_code": 1}
+        if report.exists():
+            return json.loads(report.read_text())
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+    error = f"the process of the check ended with exit code {done.returncode}: {last}"
+    return {"stage": "process", "error": error, "exit_code": 1}

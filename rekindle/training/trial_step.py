@@ -1,0 +1,116 @@
+"""One step of a training, to find out in seconds whether it can work: no group, no checkpoints, no object store."""
+
+import json
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rekindle.training.computation import Computation, build_model, make_state, open_samples
+from rekindle.training.numerics import pick_device
+from rekindle.training.spec import TrainingSpec
+from rekindle.training.state import State, weights_sha256
+from rekindle.workload import Workload
+
+MAX_PARAMETERS = 100_000_000  # a larger model is only built on the meta device, without memory
+MAX_VIRTUAL_WORKERS = 4  # more than two, which might change a buffer by the same amount by chance
+META = torch.device("meta")
+Report = dict[str, Any]  # `stage`: the function of the workload that is being tried
+
+
+def small_spec(train: dict[str, Any], workload: str, model: dict[str, Any]) -> TrainingSpec:
+    """Return a training of one step with few virtual workers."""
+    count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
+    reduced = {"workers": 1, "min_workers": 1, "max_workers": 1, "virtual_workers": count, "steps": 1}
+    identity = {"workload": workload, "model": model, "dataset": "", "digest": "", "out": "", "checkpoints": ""}
+    return TrainingSpec.model_validate(train | reduced | identity)
+
+
+def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report: Report, any_size: bool) -> State:
+    """Build model and state, and describe them; on the meta device if the model is too large (unless `any_size`)."""
+    report["stage"] = "device"
+    device = pick_device(spec)
+    report["stage"] = "model"
+    if not any_size and _count_on_meta(spec, workload, facts) > MAX_PARAMETERS:
+        device = META
+    with META if device is META else nullcontext():
+        model = build_model(spec, workload, facts)
+    report["stage"] = "optimizer"
+    state = make_state(spec, workload, model, device)
+    state.step = 0
+    trained = {id(p) for p in state.parameters}
+    report |= {
+        "device": str(device),
+        "model": type(model).__name__,
+        "parameters": [_describe(name, p) | {"trained": id(p) in trained} for name, p in model.named_parameters()],
+        "buffers": [_describe(name, buffer) for name, buffer in model.named_buffers()],
+        "state_bytes": state.memory.numel() * state.memory.element_size(),
+    }
+    return state
+
+
+def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:
+    """Return the number of parameters; 0 if it cannot be built on the meta device."""
+    try:
+        with META:
+            model: nn.Module = build_model(spec, workload, facts)
+        return sum(p.numel() for p in model.parameters())
+    except Exception:  # a fault of the workload also occurs on a real device, which reports it
+        return 0
+
+
+def _describe(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Tensor):
+        return {"name": name, "shape": [], "dtype": type(value).__name__}
+    return {"name": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def step(spec: TrainingSpec, workload: Workload, state: State, dataset: Path, report: Report) -> Computation:
+    """Make one step and, if the config has validation, a validation."""
+    report["stage"] = "dataset"
+    samples, held_out = open_samples(spec, workload, dataset)
+    computation = Computation(spec, workload, state, samples, held_out)
+    batch = samples.batch(computation.sampler.indices(0, 0))
+    report |= {"samples": len(samples), "batch": [_describe("", value) for value in batch]}
+    report["stage"] = "loss"
+    losses, total = _sum(computation, 0)
+    report["stage"] = "step" if total.isfinite().all() else "gradient"
+    norm, _ = computation.update(0, total)
+    report |= {"loss": math.fsum(losses) / len(losses), "gradient_norm": norm}
+    report["stage"] = "loss"
+    _, total = _sum(computation, 1)
+    if held_out:
+        report["validation"] = computation.validation.result(total)
+    return computation
+
+
+def _sum(computation: Computation, step: int) -> tuple[list[float], Tensor]:
+    """Return the losses of all virtual workers, and the sum of their summands."""
+    state, losses = computation.state, []
+    total = state.weights.new_zeros(state.width)
+    for virtual_worker in range(computation.spec.virtual_workers):
+        loss, summands = computation.compute(step, virtual_worker)
+        losses.append(loss.item())
+        for view, value in zip(state.summands(total), summands, strict=True):
+            view += value
+    return losses, total
+
+
+def count_flops(computation: Computation) -> int:
+    """Return the floating-point operations of one micro-batch, forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        computation.compute(0, 0)
+    return counter.get_total_flops()
+
+
+def write_model(spec: TrainingSpec, state: State, folder: Path) -> None:
+    """Write the model's files as a training does."""
+    folder.mkdir()
+    tensors = state.trained()
+    (folder / "model.safetensors").write_bytes(save(tensors))
+    (folder / "model.json").write_text(json.dumps(spec.identity() | {"sha256": weights_sha256(tensors)}))

@@ -1,0 +1,62 @@
+"""The report of `rekindle check` as text."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MAX_TEXT = 100  # characters of an instance or a prediction
+
+
+def text(report: dict[str, Any]) -> str:
+    """Format the findings, and the error if there is one."""
+    return "\n".join([*_lines(report), *_error(report)])
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    if report["rows"]:
+        samples = f", {report['samples']:,} training samples" if "samples" in report else ""
+        yield f"data        {report['rows']:,} rows{samples}"
+    if "batch" in report:
+        yield f"batch       {', '.join(map(_tensor, report['batch']))}"
+    if "model" in report:
+        yield from _model(report)
+    if "loss" in report:
+        flops = f", {report['flops_per_step']:,} FLOPs" if "flops_per_step" in report else ""
+        yield f"step        loss {report['loss']:.4g}, gradient norm {report['gradient_norm']:.4g}{flops}"
+    for name in ("validation", "metrics"):
+        if name in report:
+            yield f"{name:11} {', '.join(f'{key} {value:.4g}' for key, value in report[name].items())}"
+    if "instance" in report:
+        yield f"predict     {_short(report['instance'])} → {_short(report['prediction'])}"
+
+
+def _model(report: dict[str, Any]) -> Iterator[str]:
+    parameters, buffers = report["parameters"], report["buffers"]
+    trained = _elements(value for value in parameters if value["trained"])
+    yield f"model       {report['model']}: {_elements(parameters):,} parameters, {trained:,} trained"
+    for kind, values in (("", parameters), ("buffer ", buffers)):
+        for value in values:
+            frozen = "" if value.get("trained", True) else ", frozen"
+            yield f"            {kind}{value['name']}: {_tensor(value)}{frozen}"
+    yield f"memory      {report['state_bytes']:,} bytes of training state per worker ({report['device']})"
+
+
+def _error(report: dict[str, Any]) -> Iterator[str]:
+    if "error" in report:
+        stage = report["stage"]
+        hint = " It was tried on the first rows only: --rows sets their number." if report["rows"] else ""
+        yield f"error       {report['error']}{hint if stage in ('dataset', 'gradient', 'examples', 'metrics') else ''}"
+
+
+def _elements(values: Iterable[Any]) -> int:
+    return sum(math.prod(value["shape"]) for value in values)
+
+
+def _tensor(value: dict[str, Any]) -> str:
+    return f"{value['dtype']} {value['shape']}"
+
+
+def _short(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]} .."

@@ -1,0 +1,131 @@
+"""Try a workload on a few rows: prepare, one training step, metrics, predictions. `rekindle check` runs it.
+
+    rekindle step steps.rehearse --workload=steps.digits --data='{}' --train='{"virtual_workers": 2}' \\
+        --output report=report.json
+
+If the first rows of the data cannot be separated from the others, only the model and its optimizer are created.
+"""
+
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rekindle import RekindleError, StepInputs, StepOutputs
+
+MAX_EXAMPLES = 100  # test rows to predict
+
+
+class Inputs(StepInputs):
+    workload: str = Field(description="module that defines the data, the model and its metrics")
+    data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
+    model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
+    train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+    rows: int = Field(1000, ge=0, description="number of rows to try the workload on; 0: all of the data")
+    thorough: bool = Field(False, description="use all of the data if its first rows cannot be separated; count FLOPs")
+
+
+class Outputs(StepOutputs):
+    report: dict[str, Any] = Field(description="the findings; after an error: `error`, `exit_code`, and the `stage`")
+
+
+class NoFacts(dict[str, Any]):
+    """The facts of a dataset that was not prepared."""
+
+    used = False
+
+    def __missing__(self, key: str) -> Any:
+        self.used = True
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.used = True
+        return default
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Return the findings. An error of the workload is one of them."""
+    from rekindle import user_code
+
+    report: dict[str, Any] = {"stage": "device", "rows": 0}
+    try:
+        rehearse(inputs, report)
+    except ModuleNotFoundError as error:
+        report |= {"stage": "imports", "error": str(user_code.as_error(error)), "exit_code": 1}
+    except Exception as error:
+        where = f"`{report['stage']}` failed on a few rows" if report["rows"] else f"`{report['stage']}` failed"
+        reported = error if isinstance(error, RekindleError) else user_code.as_error(error, where)
+        traceback.print_exc()
+        report |= {"error": str(reported), "exit_code": reported.exit_code}
+    else:
+        report["stage"] = ""
+    return Outputs(report=report)
+
+
+def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
+    """Run all stages; without data, build the model and its optimizer."""
+    from rekindle import workload as workloads
+    from rekindle.training import trial_step
+
+    workload: Any = workloads.load(inputs.workload)
+    spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model)
+    dataset = prepare_rows(workload, inputs, report)
+    facts = workloads.dataset_facts(dataset) if dataset else getattr(workload, "example_facts", NoFacts())
+    try:
+        state = trial_step.build(spec, workload, facts, report, inputs.thorough)
+    except Exception:
+        if isinstance(facts, NoFacts) and facts.used:
+            report["stage"] = "facts"
+        raise
+    if not dataset or state.device.type == "meta":
+        return
+    computation = trial_step.step(spec, workload, state, dataset, report)
+    if inputs.thorough:
+        shares = int(inputs.train["virtual_workers"])
+        report["flops_per_step"] = shares * trial_step.count_flops(computation)
+    model = inputs.workdir / "model"
+    trial_step.write_model(spec, state, model)
+    predict(workload, dataset, model, report)
+
+
+def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path | None:
+    """Return a dataset of the first rows; without `thorough`, None if it cannot be prepared."""
+    from rekindle import workload as workloads
+    from rekindle.sections import parse_section
+
+    report["stage"] = "prepare"
+    dataset, folder = inputs.workdir / "dataset", inputs.workdir / "rows"
+    folder.mkdir()
+    try:
+        data = parse_section(workload.Data, inputs.data, "data").at(datetime.now(UTC))
+        few = data.first_rows(inputs.rows, folder) if inputs.rows else data
+        if not few and not inputs.thorough:
+            return None
+        prepared, _ = workloads.prepare(workload, few or data, dataset)
+    except Exception as error:
+        if inputs.thorough:
+            raise
+        report["unprepared"] = str(error)
+        return None
+    report["rows"] = prepared.rows
+    return dataset
+
+
+def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -> None:
+    """Predict some test rows, and compute the metrics."""
+    from rekindle.release import judge
+
+    report["stage"] = "examples"
+    examples = judge.read_examples(workload, dataset, most=MAX_EXAMPLES)
+    report["stage"] = "predict"
+    predictions = judge.score(examples, model, dataset)
+    if len(examples.instances):
+        report |= {"instance": examples.instances[0], "prediction": predictions[0]}
+    report["stage"] = "metrics"
+    truths = judge.to_array(examples.truths)
+    arrays = {"candidate": judge.to_array(predictions)}
+    parts = judge.split_parts(examples)
+    values = [judge.compute_metrics(workload.metrics, arrays, truths, rows)["candidate"] for rows in parts.values()]
+    report["metrics"] = {metric.name: judge.mean(value[metric.name] for value in values) for metric in workload.metrics}

@@ -1,0 +1,79 @@
+"""Workloads that cannot be trained: the template's model with one mistake each."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.commands import ROOT
+
+TEMPLATE = (ROOT / "template/steps/MODULE.py").read_text()
+MODEL = "    return nn.Sequential(*layers, nn.Flatten(0))\n"
+MEAN = "(model(inputs) - kwh).square().mean()"
+FORWARD = """\
+    import torch
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(*layers, nn.Flatten(0))
+            {init}
+
+        def forward(self, x):
+            {forward}
+
+    return Net()
+"""
+AVERAGE = 'the model changes its buffer "seen"'
+SEEN = 'self.register_buffer("seen", torch.zeros(1, dtype=torch.{}))'
+ADD = "self.seen += {}; return self.net(x)"
+EMBED = "self.hours = nn.Embedding(24, 1, sparse=True)"
+
+
+def optimizer(value: str) -> str:
+    return f"{TEMPLATE}\n\ndef optimizer(model, train):\n    import torch\n\n    {value}\n"
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEMPLATE
+    return TEMPLATE.replace(old, new)
+
+
+def network(init: str, forward: str) -> str:
+    return changed(MODEL, FORWARD.format(init=init, forward=forward))
+
+
+FAULTS = {  # code, and the beginning of the sentence that refuses it
+    "a closure": (optimizer("return torch.optim.LBFGS(model.parameters())"), "the workload's optimizer LBFGS cannot"),
+    "sparse adam": (
+        optimizer("return torch.optim.SparseAdam(model.parameters())"),
+        "the workload's optimizer SparseAdam cannot make a step",
+    ),
+    "sparse gradients": (
+        network(EMBED, "return self.net(x) + self.hours(x[:, 0].long()).flatten()"),
+        "a layer of the model has sparse gradients",
+    ),
+    "no optimizer": (optimizer("torch.optim.Adam(model.parameters())"), "`optimizer` returned None"),
+    "parameters": (optimizer("return torch.optim.Adam(model[1].parameters())"), "the workload's optimizer lacks"),
+    "float64": (changed(MODEL, MODEL.replace("(0))", "(0)).double()")), "parameter 1.weight of the model is not"),
+    "frozen": (changed(MODEL, MODEL.replace("(0))", "(0)).requires_grad_(False)")), "the model lacks a trainable"),
+    "buffer": (network(SEEN.format("float64"), ADD.format("x.double().mean()")), AVERAGE),
+    "integer": (
+        network(SEEN.format("int64"), ADD.format("(x[:, 0] > 12).sum()")),
+        'the model changes its buffer "seen"',
+    ),
+    "facts": (changed("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])'), "`model` failed on a few rows: "),
+    "no module": (changed(MODEL, "    return layers\n"), "model(section, facts) returned (BatchNorm1d"),
+    "no mean": (changed(MEAN, MEAN.removesuffix(".mean()")), "loss(model, batch) returned a tensor of shape (32,)"),
+    "shapes": (changed("Linear(2, section", "Linear(3, section"), "`loss` failed on a few rows: "),
+    "tensors": (changed("instances])).tolist()", "instances]))"), "`predict` returned Tensor: "),
+}
+
+
+def write_workload(folder: Path, name: str, code: str) -> dict[str, Any]:
+    """Write a workload and its data into `folder`; return the sections of a config."""
+    module = re.sub(r"\W", "_", f"power_{name}")
+    (folder / f"{module}.py").write_text(code)
+    rows = (f"{hour % 24},{hour % 31},{hour % 24 / 3}\n" for hour in range(3000))
+    (folder / "power.csv").write_text("hour,temperature,kwh\n" + "".join(rows))
+    train = {"virtual_workers": 8, "device": "auto", "validation": 0.1}
+    return {"workload": module, "data": {"source": str(folder / "power.csv")}, "model": {}, "train": train}
