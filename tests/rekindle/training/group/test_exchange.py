@@ -77,8 +77,8 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
         thread.start()
     for thread in waiting:
         thread.join(120)
-    generation = a.group[0]
-    assert b.group == a.group and len(a.group[1]) == 2
+    generation = a.published_group[0]
+    assert b.published_group == a.published_group and len(a.published_group[1]) == 2
     a.put(generation, "early", b"\0\xff" * 1000)
     assert b.values(generation, ["early"], 10) == [b"\0\xff" * 1000]
     coordinator.send(signal.SIGKILL)
