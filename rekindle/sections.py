@@ -44,7 +44,7 @@ class AnyModel(GenerateJsonSchema):
         return {}
 
 
-@lru_cache(64)  # milliseconds, for each of thousands of wrong keys
+@lru_cache(64)  # a schema takes milliseconds, and each of thousands of wrong keys needs it
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 

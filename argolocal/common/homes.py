@@ -16,7 +16,7 @@ from argolocal.common import program
 from argolocal.common.files import make_private, write_once
 from argolocal.errors import ConfigError
 
-KEY_DIRECTORY_VARIABLE, KEY_DIRECTORY = "XDG_STATE_HOME", "~/.local/state"
+STATE_HOME_VARIABLE, DEFAULT_STATE_HOME = "XDG_STATE_HOME", "~/.local/state"
 MARK_PREFIX = ".made-by-"
 
 
@@ -82,8 +82,8 @@ def _has_entries(home: Path) -> bool:
 
 def _mark(real: Path, make_key: bool = False) -> str:
     """Return the name of the file that proves that this user made the home at the path `real`."""
-    folder = os.environ.get(KEY_DIRECTORY_VARIABLE, "")
-    file = Path(folder if os.path.isabs(folder) else os.path.expanduser(KEY_DIRECTORY), program.name, "key")
+    folder = os.environ.get(STATE_HOME_VARIABLE, "")
+    file = Path(folder if os.path.isabs(folder) else os.path.expanduser(DEFAULT_STATE_HOME), program.name, "key")
     try:
         if not file.is_absolute():
             raise FileNotFoundError(errno.ENOENT, "the user's home directory is unknown")
@@ -93,7 +93,7 @@ def _mark(real: Path, make_key: bool = False) -> str:
         key = file.read_text() if file.exists() else os.urandom(32).hex()  # a random key matches no home
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}. The key that marks your homes is stored there: set {KEY_DIRECTORY_VARIABLE} "
+            f"{file}: {error.strerror}. The key that marks your homes is stored there: set {STATE_HOME_VARIABLE} "
             "to a directory of your own."
         ) from error
     return MARK_PREFIX + blake2b(os.fsencode(real), key=key.encode(), digest_size=16).hexdigest()

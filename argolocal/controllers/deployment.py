@@ -65,7 +65,7 @@ class Services(Controller):
 
 
 class Deployments(Controller):
-    """The controller in all processes except the supervisor."""
+    """Stores Deployments, and starts the supervisor, which runs their pods in its own process."""
 
     kind = "Deployment"
 

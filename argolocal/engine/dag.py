@@ -198,17 +198,17 @@ class Dag:
             group = self.table.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
         pending = expanded if expansion.pending is None else expansion.pending
-        unfinished, state = [], None
+        unfinished, is_complete = [], None  # None: Argo ends the pass
         for index, member in enumerate(pending):
-            state = self._run_member(name, task, member, full if group else None)
-            if state is None and not self.table.orphaned:  # the others wait for a later pass
+            is_complete = self._run_member(name, task, member, full if group else None)
+            if is_complete is None and not self.table.orphaned:  # the others wait for a later pass
                 unfinished += pending[index:]
                 break
-            unfinished += [] if state else [member]
+            unfinished += [] if is_complete else [member]
         expansion.pending = unfinished
         if group and not unfinished:
             self.table.mark(full, _loop_phase([node for member in expanded if (node := self.node(member["name"]))]))
-        return state is None and not group and not self.node(name)
+        return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
         """Run one expanded task. Return True if it and its exit hook completed, None where Argo ends the pass.

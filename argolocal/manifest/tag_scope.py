@@ -140,7 +140,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Scope:
-    """Tags with a value at one place: all in `layers`, and the tags of `nodes` that are `done` there."""
+    """The tags that have a value at one position of a manifest: those in `layers`, and those of finished `nodes`."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None

@@ -164,12 +164,12 @@ class View:
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
         if covers_machine:
-            view, layers = (
+            view, separate_mounts = (
                 scratch / "view",
                 [top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points],
             )
         else:  # private files are next to mounts of the machine, in root itself
-            view, layers = root, [*_make_top_level(tops, root, self.declared_paths)]
+            view, separate_mounts = root, [*_make_top_level(tops, root, self.declared_paths)]
         mount_points = _mounts_below(machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES])
         nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
         private_names = [name for name in os.listdir(root) if covers_machine and name in self.private_top_levels]
@@ -191,7 +191,7 @@ class View:
             if covers_machine:
                 view.mkdir()
                 _raise_on_error(not _mount_overlay(Path("/"), view, scratch / "machine"), "mount")
-            for number, source in enumerate(layers):
+            for number, source in enumerate(separate_mounts):
                 _mount_layer(source, view / source.relative_to("/"), scratch / str(number))
             for name in private_names:
                 if (view / name).is_symlink() or not (view / name).is_dir():
@@ -225,7 +225,7 @@ class View:
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Return True if all private files are in private directories of /."""
+        """Return True if every private file is in a top-level directory that belongs to the pod."""
         tops = [(_top_level(path), path) for path in self.declared_paths]
         return all(
             top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops

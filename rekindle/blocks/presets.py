@@ -17,7 +17,10 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
-    """Return the preset `name`, the value of `setting`. Raises ValueError with a suggestion if it does not exist."""
+    """Return the preset called `name`; `setting` is the config key that selected it, for errors.
+
+    Raises ValueError with a suggestion if it does not exist.
+    """
     if name not in available:
         if reason := presets()["refused"].get(name):
             raise ValueError(f"{setting} is {name}: {reason}")

@@ -113,18 +113,18 @@ class Logs:
         return thread
 
     def _watch_workflow(self) -> None:
-        for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
+        for event_type, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
             self.workflow = workflow
-            if kind == "DELETED":
+            if event_type == "DELETED":
                 self.gaps[self.name] = "the run was deleted while its logs were read."
-            if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
+            if event_type == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
                 return self.ended.set()
 
     def _watch_pods(self) -> None:
-        for kind, pod in self.cluster.watch(PODS, labels=f"{WORKFLOW}={self.name}"):
+        for event_type, pod in self.cluster.watch(PODS, labels=f"{WORKFLOW}={self.name}"):
             if self.completed.is_set():
                 return
-            if kind != "DELETED":
+            if event_type != "DELETED":
                 self._start_readers(pod)
 
     def _start_readers(self, pod: Object) -> None:
