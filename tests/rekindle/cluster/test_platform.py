@@ -126,7 +126,7 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"options": ("mlflow", "minio")}, [{"to": [{
+        ({"components": ("mlflow", "minio")}, [{"to": [{
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}},
             "podSelector": {"matchLabels": {"app.kubernetes.io/name": "minio"}},
         }]}]),
@@ -274,9 +274,9 @@ def test_ephemeral_needs_no_volumes(objects: dict[Any, Any]) -> None:
         ({"namespace": "My_Models", "mlflow": "http://m"}, 'the namespace is "My_Models": it must be lower-case'),
         ({"mlflow": "m:5000"}, "it must be http"),
         ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "it must not have a path"),
-        ({"endpoint": "http://s", "options": ("minio", "mlflow")}, "choose one of the two"),
-        ({"mlflow": "http://m", "options": ("mlflow",)}, "choose one of the two"),
-        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
+        ({"endpoint": "http://s", "components": ("minio", "mlflow")}, "choose one of the two"),
+        ({"mlflow": "http://m", "components": ("mlflow",)}, "choose one of the two"),
+        ({"components": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
         ({"mlflow": "http://m", "images": {"minoi": "x"}}, 'Did you mean "minio"'),
     ],
 )
