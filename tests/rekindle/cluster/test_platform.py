@@ -138,7 +138,7 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
     ],
 )  # fmt: skip
 def test_the_model_server_may_connect_only_to_the_object_store(settings: dict[str, Any], expected: list[Any]) -> None:
-    mlflow = {} if "options" in settings else {"mlflow": "http://m"}
+    mlflow = {} if "components" in settings else {"mlflow": "http://m"}
     policies = [o for o in platform.render(Platform("models", **mlflow, **settings)) if o["kind"] == "NetworkPolicy"]
     (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
     assert serving["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scoring"}}
