@@ -126,7 +126,7 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"options": ("mlflow", "minio")}, [{"to": [{
+        ({"components": ("mlflow", "minio")}, [{"to": [{
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}},
             "podSelector": {"matchLabels": {"app.kubernetes.io/name": "minio"}},
         }]}]),
@@ -138,7 +138,7 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
     ],
 )  # fmt: skip
 def test_the_model_server_may_connect_only_to_the_object_store(settings: dict[str, Any], expected: list[Any]) -> None:
-    mlflow = {} if "options" in settings else {"mlflow": "http://m"}
+    mlflow = {} if "components" in settings else {"mlflow": "http://m"}
     policies = [o for o in platform.render(Platform("models", **mlflow, **settings)) if o["kind"] == "NetworkPolicy"]
     (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
     assert serving["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scoring"}}
@@ -274,9 +274,9 @@ def test_ephemeral_services_need_no_volumes(objects: dict[Any, Any]) -> None:
         ({"namespace": "My_Models", "mlflow": "http://m"}, 'the namespace is "My_Models": it must be lower-case'),
         ({"mlflow": "m:5000"}, "it must be http"),
         ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "it must not have a path"),
-        ({"endpoint": "http://s", "options": ("minio", "mlflow")}, "choose one of the two"),
-        ({"mlflow": "http://m", "options": ("mlflow",)}, "choose one of the two"),
-        ({"options": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
+        ({"endpoint": "http://s", "components": ("minio", "mlflow")}, "choose one of the two"),
+        ({"mlflow": "http://m", "components": ("mlflow",)}, "choose one of the two"),
+        ({"components": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
         ({"mlflow": "http://m", "images": {"minoi": "x"}}, 'Did you mean "minio"'),
     ],
 )
