@@ -172,7 +172,7 @@ def test_the_champions_weights_with_changed_code_are_released() -> None:
     decision = Decision(
         Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
     )
-    assert decision.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
+    assert decision.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6, auc 0.9000 >= 0.9).")
     decision = Decision(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
     assert decision.decide()[0] == "keep"
 

@@ -128,7 +128,7 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # edit, words of the erro
     (lambda data: data.replace(b"name", b"\xff\xfe", 1), "cannot be read"),
     (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
     (lambda data: b"\xef\xbb\xbf" + data, ""),
-    (lambda data: data + b"\x00", "control characters are not allowed"),
+    (lambda data: data + b"\x00", "the character '\\x00' is not allowed"),
     (lambda data: data + b"\n---\n" + data, "it has 2 objects"),
     (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is duplicated'),
     (lambda data: data.replace(b"[1, {k: v}, [2]]", bomb(9), 1), "more than 200,000 values"),
