@@ -12,7 +12,7 @@ from rekindle.errors import TrackingError, innermost, without_user
 if TYPE_CHECKING:
     import requests
 
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment variable of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON

@@ -21,7 +21,7 @@ from rekindle.sections import Section
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 SECRET = "rekindle-notify"  # on a cluster: the Secret with the address
 URL = "NOTIFY_URL"  # key in the Secret, and environment variable
-TIMEOUT_S = 10  # to connect, and to answer
+TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_REASON_LENGTH = 3000  # characters
 # source: Slack, "Formatting text for app surfaces"

@@ -35,7 +35,7 @@ MAX_PARAM_LENGTH, MAX_DIGEST_LENGTH = 6000, 36
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a registered model. `uri`: prefix of its files in the bucket; `sha256`: of its weights."""
+    """A version of a registered model. `uri`: prefix of its files in the bucket; `sha256`: sha256 of its weights."""
 
     version: str
     uri: str

@@ -33,12 +33,16 @@ def retry_watcher(limit: int) -> RetryStrategy:
     A failed job is not retried, because it has used its own retries. A request that the API server rejects
     permanently is retried `limit` times.
     """
-    unavailable = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
-    transient = f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {unavailable}"
-    healthy = f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} || {transient})"
+    unavailable_pattern = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
+    transient_failure = (
+        f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {unavailable_pattern}"
+    )
+    job_is_healthy = (
+        f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} || {transient_failure})"
+    )
     backoff = m.Backoff(duration="10s")
     # Argo applies the backoff only if there is a limit
-    return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=healthy)
+    return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy)
 
 
 def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:

@@ -29,13 +29,13 @@ RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }  # required by the PodSecurity standard `restricted`
-CONTAINER_SECURITY = {  # in this order: it is part of the hash that identifies servers
+CONTAINER_SECURITY = {  # the order matters: it is part of the hash that identifies servers
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
 # Argo's own containers in the pod of a step: a namespace that enforces the PodSecurity standard `restricted` rejects
-# them without this patch. Not for resource templates: their pods lack these containers, and the patch would fail.
+# them without this patch. Resource templates lack these containers: the patch would fail.
 EXECUTOR_SECURITY = {
     "initContainers": [{"name": "init", "securityContext": CONTAINER_SECURITY}],
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],

@@ -1,4 +1,4 @@
-"""Identity of a step's code: its modules, every module of the project and of Rekindle that they import, all packages.
+"""Identity of a step's code: its modules, the modules of the project and of Rekindle that they import, all packages.
 
 Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the identity.
 """

@@ -20,12 +20,12 @@ def demo() -> None:
 
 @demo.command
 @click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Number of workers.")
-@click.option("--seconds-between", "seconds", type=click.FloatRange(0), default=3, show_default=True,
+@click.option("--seconds-between", type=click.FloatRange(0), default=3, show_default=True,
               help="Time between attacks, in seconds.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Number of training steps.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of victims.")
 @output_option("text", "json")
-def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) -> int:
+def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
     A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
@@ -39,4 +39,4 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) ->
 
     project.use_reference()
     with run_output(as_json):
-        return run(home(), Plan(workers, seconds, steps, seed), as_json=as_json)
+        return run(home(), Plan(workers, seconds_between, steps, seed), as_json=as_json)

@@ -53,19 +53,19 @@ def submit(
     from rekindle.cluster.argo_server import ArgoServer
 
     with errors_as_json(as_json):
-        submitted, other_objects = source.manifests()
-        _print_warnings(submitted, source.config or source.manifest, other_objects)
+        main_manifest, other_objects = source.manifests()
+        _print_warnings(main_manifest, source.config or source.manifest, other_objects)
         for other in other_objects:
             click.echo(f"note: the {other.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
-        namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
+        namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
         from rekindle.view import reuse
 
-        values = reuse.add_cached_on_cluster(submitted, pairs_of(source.parameters), not no_cache)
-        workflow = workflows.submission(submitted, values, namespace)
+        values = reuse.add_cached_on_cluster(main_manifest, pairs_of(source.parameters), not no_cache)
+        workflow = workflows.submission(main_manifest, values, namespace)
         if dry_run:
             print_manifest(workflow, as_json)
             return 0

@@ -45,11 +45,11 @@ def configured(function: Any) -> Any:
 
 def manifest_options(function: Any) -> Any:
     """Add --manifest and --parameter, below `configured`."""
-    note = (
+    help_text = (
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a folder with all "
         "objects that it needs."
     )
-    manifest = click.option("--manifest", metavar="FILE", type=File(), help=note)
+    manifest = click.option("--manifest", metavar="FILE", type=File(), help=help_text)
     return manifest(parameters_option("Workflow parameter.")(function))
 
 
@@ -60,10 +60,10 @@ def cluster_options(function: Any) -> Any:
     def command(*, namespace: str, context: str, **options: Any) -> Any:
         return function(target=Target(namespace, context), **options)
 
-    note = "Context of the kubeconfig (default: the current context)."
-    command = click.option("--context", default="", metavar="NAME", help=note)(command)
-    note = "Namespace on the cluster (default: the namespace of the context)."
-    return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(command)
+    help_text = "Context of the kubeconfig (default: the current context)."
+    command = click.option("--context", default="", metavar="NAME", help=help_text)(command)
+    help_text = "Namespace on the cluster (default: the namespace of the context)."
+    return click.option("-n", "--namespace", default="", metavar="NAME", help=help_text)(command)
 
 
 def cluster_flag(function: Any) -> Any:
@@ -74,5 +74,5 @@ def cluster_flag(function: Any) -> Any:
         uses_cluster = on_cluster or target.namespace or target.context
         return function(cluster=target.connect() if uses_cluster else None, **options)
 
-    note = "Act on the cluster that kubectl uses; implied by --namespace and --context."
-    return click.option("--cluster", "on_cluster", is_flag=True, help=note)(cluster_options(command))
+    help_text = "Act on the cluster that kubectl uses; implied by --namespace and --context."
+    return click.option("--cluster", "on_cluster", is_flag=True, help=help_text)(cluster_options(command))

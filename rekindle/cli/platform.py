@@ -67,7 +67,8 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **set
         command = objects.secret_command(requested_platform.namespace)
         click.echo(f"Create the Secret with the credentials of the object store:\n  {command}", err=True)
         command = objects.secret_command(requested_platform.namespace, SERVING_SECRET)
-        click.echo(f"and one for the model server, of a user who can only read releases/:\n  {command}", err=True)
+        note = "Create the Secret of the model server with the credentials of a user who can only read releases/:"
+        click.echo(f"{note}\n  {command}", err=True)
 
 
 def _refuse_other_flags(*allowed_names: str) -> None:

@@ -132,8 +132,8 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
 
 @command
 @click.argument("name", required=False, type=Name())
-@click.option("--open/--no-open", "browser", default=False, help="Open the address in a browser.")
-def ui(name: str | None, browser: bool) -> None:
+@click.option("--open/--no-open", "open_browser", default=False, help="Open the address in a browser.")
+def ui(name: str | None, open_browser: bool) -> None:
     """Print the address of the MLflow UI, and start MLflow if necessary.
 
     The page compares all runs in the experiment of the newest run; with NAME it shows one run. The address contains
@@ -151,7 +151,7 @@ def ui(name: str | None, browser: bool) -> None:
     page = tracking.page(name or "")
     url = page if external_mlflow else services.login_page(page)
     click.echo(url)
-    if browser:
+    if open_browser:
         click.launch(services.write_link(url))
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class ChampionChanged(RekindleError):
     """The champion has changed since the evaluation of the candidate, or since the start of a rollback."""
 
-    exit_code = 65  # of the step `verify`: a retry cannot help
+    exit_code = 65  # exit code of the step `verify`: a retry cannot help
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Rollback:
 def promote(store: Store, name: str, version: str, champion: str, deployment: str) -> str:
     """Make `version` the champion if `champion` still is; return the previous Deployment if it is a different one.
 
-    Raises ChampionChanged. Repeating a promotion changes nothing, even after a later one. A promotion overrides a
+    Raises ChampionChanged. Repeating a promotion changes nothing, even after a later promotion. A promotion overrides a
     rollback that is not decided yet.
     """
     key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -160,14 +160,14 @@ def retry(call: Callable[[], T], deadline: float) -> T:
 
 
 def _read_finished(store: Store, name: str, version: str = "", deadline: float | None = None) -> State:
-    """Read promotion.json; first finish a promotion that another run left unfinished, so that MLflow agrees."""
+    """Read promotion.json; first finish a promotion that another run left unfinished, also in MLflow."""
     key, deadline = _key(name), time.monotonic() + UNFINISHED_TIMEOUT_S if deadline is None else deadline
     while True:
         state, etag = _read(store, key)
         if not state.get("unfinished"):
             return state, etag
         if state["version"] != version and time.monotonic() < deadline:
-            time.sleep(0.05)  # its run may be between its two writes, or was interrupted there
+            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted there
         else:
             try:
                 _finish(store, name, key, state, etag)

@@ -144,7 +144,7 @@ def _start(objects: Objects, model: str, deployment: str, seconds: float) -> Non
     replicas = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
     obj = objects.find("Deployment", deployment) or {}
     replicas = max(replicas, (obj.get("spec") or {}).get("replicas", 1))
-    # always a change: a command that read the Deployment earlier and wants to stop it gets a Conflict
+    # the mark changes the Deployment: a command that read it before and wants to stop its pods gets a Conflict
     start_mark = {"annotations": {STARTED_ANNOTATION: uuid.uuid4().hex}}
     objects.patch("Deployment", deployment, {"metadata": start_mark, "spec": {"replicas": replicas}})
     deadline = time.monotonic() + seconds
@@ -174,10 +174,10 @@ def _traffic(objects: Objects, model: str, deployment: str) -> list[Change]:
 
 
 def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
-    """Direct clients to the version while it is the champion. Raises ChampionChanged if it no longer is."""
+    """Direct clients to the version while it is the champion. Raises ChampionChanged after it was replaced."""
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
-        _check_champion(model, rollback)  # after reading the Service: a change since then makes the patch fail
+        _check_champion(model, rollback)  # after reading the Service: if it changes in the meantime, the patch fails
         try:
             for kind, name, change in _traffic(objects, model, rollback.deployment):
                 condition = {"metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}}
@@ -194,7 +194,8 @@ def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[st
         running_deployments = [obj for obj in running_deployments if obj["metadata"]["name"] in deployments]
         if not running_deployments:
             return
-        _check_champion(model, rollback)  # after reading the Deployments: a start since then makes the patch fail
+        # after reading the Deployments: if one of them is started in the meantime, its patch fails
+        _check_champion(model, rollback)
         with suppress(Conflict):
             for obj in running_deployments:
                 _scale(objects, obj, 0)

@@ -57,7 +57,7 @@ class Batches:
         return await request.answer
 
     async def run(self) -> None:
-        """Run until a process ends, which raises RekindleError, also for all waiting requests."""
+        """Run until a process ends: then this call and all waiting requests raise RekindleError."""
         feeds = [Feed(process) for process in self.processes]
         tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
         try:

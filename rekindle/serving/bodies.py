@@ -38,7 +38,7 @@ class Bodies:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.arriving: set[Body] = set()
+        self.arriving_bodies: set[Body] = set()
         self.bytes_by_client: Counter[str] = Counter()  # client address → bytes
 
     async def read(self, request: Request) -> bytes:
@@ -49,7 +49,7 @@ class Bodies:
             raise too_large
         deadline = asyncio.timeout(limits.body_seconds)
         body, size = Body(request.client.host if request.client else "", deadline), 0
-        self.arriving.add(body)
+        self.arriving_bodies.add(body)
         try:
             async with deadline:
                 async for chunk in request.stream():
@@ -78,16 +78,16 @@ class Bodies:
         body.data += chunk
         self.bytes_by_client[body.client] += len(chunk)
         while self.bytes_by_client.total() > BUDGET_FACTOR * self.limits.max_bytes:
-            largest = max(
-                self.arriving,
+            largest_body = max(
+                self.arriving_bodies,
                 key=lambda other: (self.bytes_by_client[other.client], len(other.data), -other.start_time),
             )
-            self._drop(largest, "too many large requests arrive at once")
+            self._drop(largest_body, "too many large requests arrive at once")
 
     def drop_oldest(self, reason: str) -> bool:
         """Answer the oldest arriving request with 503. Return False if no body is arriving."""
-        if self.arriving:
-            self._drop(min(self.arriving, key=lambda body: body.start_time), reason)
+        if self.arriving_bodies:
+            self._drop(min(self.arriving_bodies, key=lambda body: body.start_time), reason)
             return True
         return False
 
@@ -99,8 +99,8 @@ class Bodies:
             body.deadline.reschedule(asyncio.get_running_loop().time())  # ends `read`
 
     def _remove(self, body: Body) -> None:
-        if body in self.arriving:
-            self.arriving.remove(body)
+        if body in self.arriving_bodies:
+            self.arriving_bodies.remove(body)
             self.bytes_by_client[body.client] -= len(body.data)
             if not self.bytes_by_client[body.client]:
                 del self.bytes_by_client[body.client]

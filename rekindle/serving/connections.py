@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` waits for an iteration, and a request could arrive then."""
+        """Shut down sending immediately: `transport.close` does it later, and a request could arrive before that."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
@@ -174,8 +174,10 @@ class Connections:
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
         """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
         # the connection that has waited longest: a new client is about to send its request
-        waiting = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)]
-        for connection, _ in sorted(waiting, key=lambda pair: pair[1]):
+        waiting_connections = [
+            pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)
+        ]
+        for connection, _ in sorted(waiting_connections, key=lambda pair: pair[1]):
             if connection is not newcomer and (urgent or not connection.has_bytes()):
                 return connection.refuse()
         if not self.drop_body("too many connections") and urgent and self.unread:

@@ -63,7 +63,7 @@ FRAMEWORKS = {
         completing_roles=("Chief", "Worker"),
     ),
     # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
-    # trains too. ExitCode, because with other policies a lost pod fails the job.
+    # trains too. The policy is ExitCode, because with other policies a lost pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
@@ -71,13 +71,12 @@ FRAMEWORKS = {
     # Without a Master, workers train collectively; a Master is a parameter server. Containers run
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
     "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
-    # Equal processes, coordinated by worker 0. Each calls
+    # Equal processes, coordinated by worker 0. Each process calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(min_pods=1)}),
     # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker is replaced (with
-    # OnFailure it would fail the job); a worker that its node evicts for lack of memory fails the job. Not for a
-    # namespace that enforces the PodSecurity standard `restricted`: the operator's init container, which installs
-    # kubectl, violates it.
+    # OnFailure the job would fail); a worker that its node evicts for lack of memory fails the job. An MPIJob cannot
+    # run in a namespace that enforces the PodSecurity standard `restricted`: the operator's init container violates it.
     "MPIJob": Framework(
         {
             "Launcher": Role(min_pods=1, max_pods=1, has_account=False),

@@ -10,7 +10,7 @@ from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
 # Hot snapshots, which survive the processes of the pod. As a tmpfs, the volume counts as the pod's memory; without a
-# size limit it may use all of it, while the default of /dev/shm is 64 MB.
+# size limit, the volume may use all memory of the pod, while /dev/shm has only 64 MB by default.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"

@@ -18,13 +18,13 @@ DAY = click.DateTime(["%Y-%m-%d"])
 
 @command
 @configured
-@click.option("--from", "first", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
-@click.option("--to", "last", type=DAY, required=True, metavar="DATE", help="Last day, included.")
+@click.option("--from", "first_day", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
+@click.option("--to", "last_day", type=DAY, required=True, metavar="DATE", help="Last day, included.")
 @click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")
 @cluster_flag
 @output_option("text", "json")
 def backfill(
-    source: Source, first: datetime, last: datetime, parallel: int, cluster: Cluster | None, as_json: bool
+    source: Source, first_day: datetime, last_day: datetime, parallel: int, cluster: Cluster | None, as_json: bool
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.
 
@@ -44,8 +44,10 @@ def backfill(
         if not cluster:
             settings.data.check_source()
         manifest = render_manifest(settings)
-        scheduled = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
-        run = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
-    rows = backfill(scheduled, run, parallel, lambda line: click.echo(line, err=True))
+        scheduled_weeks = weeks(
+            settings, manifest_sha256(manifest), first_day.date(), last_day.date(), datetime.now(UTC)
+        )
+        run_week = week_runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
+    rows = backfill(scheduled_weeks, run_week, parallel, lambda line: click.echo(line, err=True))
     click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else f"\n{table(rows)}")
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

@@ -72,8 +72,9 @@ def errors_p_value(errors: float, requests: float, other_errors: float, other_re
 def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
     """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's.
 
-    The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above it
-    is tested. Both use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1), each at alpha / 2.
+    The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above
+    this bound is tested. Both steps use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1),
+    each at alpha / 2.
     """
     n, m = count(candidate), count(champion)
     if not n or not m or (upper_quantile := _upper_bound(q, log(2 / alpha) / m)) >= 1:

@@ -29,7 +29,7 @@ def shift(expected: Sequence[int], actual: Sequence[int]) -> Shift:
     """Compare the counts of the same buckets in two non-empty populations."""
     expected_groups, actual_groups = merge_buckets(expected, actual)
     n, m, group_count = sum(expected_groups), sum(actual_groups), len(expected_groups)
-    # half a row more in each group, so that the share of an empty group is not 0
+    # each group gets half a row more, so that the share of an empty group is not 0
     expected_shares = [(count + 0.5) / (n + group_count / 2) for count in expected_groups]
     actual_shares = [(count + 0.5) / (m + group_count / 2) for count in actual_groups]
     psi = sum((b - a) * math.log(b / a) for a, b in zip(expected_shares, actual_shares, strict=True))
