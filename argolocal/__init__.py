@@ -27,16 +27,16 @@ def exports(
     package: str, names: "Mapping[str, tuple[str, ...]]"
 ) -> "tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]":
     """Return `__all__`, `__getattr__` and `__dir__` of a package that imports its public names on first use."""
-    modules = {name: f"{package}.{module}" for module, public in names.items() for name in public}
-    loaded = vars(sys.modules[package])
+    module_paths = {name: f"{package}.{module}" for module, public_names in names.items() for name in public_names}
+    namespace = vars(sys.modules[package])
 
     def load(name: str) -> "Any":
-        if name not in modules:
+        if name not in module_paths:
             raise AttributeError(f"module '{package}' has no attribute '{name}'", name=name, obj=sys.modules[package])
-        loaded[name] = getattr(import_module(modules[name]), name)
-        return loaded[name]
+        namespace[name] = getattr(import_module(module_paths[name]), name)
+        return namespace[name]
 
-    return [*modules], load, lambda: [*loaded, *modules]
+    return [*module_paths], load, lambda: [*namespace, *module_paths]
 
 
 __all__, __getattr__, __dir__ = exports(__name__, NAMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -121,16 +121,16 @@ def run(
     `objects`: WorkflowTemplates, ConfigMaps and Secrets that it refers to, in addition to those in its file. `images`,
     `kinds` and `store` are passed to LocalCluster. The default `home` is a temporary folder, deleted with the outcome.
     """
-    folder = None
+    temporary_folder = None
     if home is None:
-        folder = TemporaryDirectory(prefix="argolocal-")
-        home = Path(folder.name) / "home"
+        temporary_folder = TemporaryDirectory(prefix="argolocal-")
+        home = Path(temporary_folder.name) / "home"
     cluster = LocalCluster(home, images, kinds, store)
-    manifest, others = split(_objects(workflow))
-    cluster.keep([*objects, *others])
-    local = LocalRun.new(manifest, parameters, cluster)
-    status = local.run()
-    return Outcome(local.name, status, cluster.home, cluster.store(), folder)
+    manifest, other_objects = split(_objects(workflow))
+    cluster.keep([*objects, *other_objects])
+    local_run = LocalRun.new(manifest, parameters, cluster)
+    status = local_run.run()
+    return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_folder)
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:

@@ -137,8 +137,8 @@ class FolderStore:
 
     def _make_folder(self, path: Path) -> None:
         if path.is_file():  # an object with this key
-            moved = path.with_name(f"%{uuid.uuid4().hex}")
-            path.rename(moved)
+            temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
+            path.rename(temporary_file)
             path.mkdir()
-            moved.rename(path / FOLDER_OBJECT)
+            temporary_file.rename(path / FOLDER_OBJECT)
         path.mkdir(exist_ok=True)

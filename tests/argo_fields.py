@@ -11,7 +11,7 @@ from typing import Any, get_args
 from hera.workflows import models
 from pydantic import BaseModel
 
-from argolocal.manifest.schema import TABLES, WHY
+from argolocal.manifest.schema import REASONS_UNSUPPORTED, TABLES
 
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
 ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
@@ -96,7 +96,9 @@ def page() -> str:
         ]
         ignored = [f"`{name}`" for name, rule in rules.items() if rule == "-"]
         refused = [
-            f"`{name}`" + (f" ({WHY[name]})" if name in WHY else "") for name, rule in rules.items() if rule == "!"
+            f"`{name}`" + (f" ({REASONS_UNSUPPORTED[name]})" if name in REASONS_UNSUPPORTED else "")
+            for name, rule in rules.items()
+            if rule == "!"
         ]
         lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
         title = names + (f" of {PARTS[table]}" if table in PARTS else "")

@@ -34,13 +34,13 @@ def current() -> Path:
 
 def check(home: Path) -> None:
     """Raise ConfigError if the home exists and this user did not make it. Does not read its files."""
-    real = Path(os.path.realpath(home))
-    if not home.is_absolute() and real != Path(os.path.normpath(Path.cwd() / home)):
+    real_path = Path(os.path.realpath(home))
+    if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
-            f"{home} is a link, and is not followed: set {program.variable('HOME')}={real} if that is your home."
+            f"{home} is a link, and is not followed: set {program.variable('HOME')}={real_path} if that is your home."
         )
     _check_owner(home)
-    if _has_entries(real) and not os.path.lexists(real / _mark(real)):
+    if _has_entries(real_path) and not os.path.lexists(real_path / _mark(real_path)):
         raise ConfigError(
             f"{home} was not created here by your own commands, so it is not used: remove it, or, if it is yours "
             f"(moved, copied, made by hand or by an earlier version), run `{program.name} trust {home}`."
@@ -80,8 +80,8 @@ def _has_entries(home: Path) -> bool:
         return False
 
 
-def _mark(real: Path, make_key: bool = False) -> str:
-    """Return the name of the file that proves that this user made the home at the path `real`."""
+def _mark(real_path: Path, make_key: bool = False) -> str:
+    """Return the name of the file that proves that this user made the home at the path `real_path`."""
     folder = os.environ.get(STATE_HOME_VARIABLE, "")
     file = Path(folder if os.path.isabs(folder) else os.path.expanduser(DEFAULT_STATE_HOME), program.name, "key")
     try:
@@ -96,4 +96,4 @@ def _mark(real: Path, make_key: bool = False) -> str:
             f"{file}: {error.strerror}. The key that marks your homes is stored there: set {STATE_HOME_VARIABLE} "
             "to a directory of your own."
         ) from error
-    return MARK_PREFIX + blake2b(os.fsencode(real), key=key.encode(), digest_size=16).hexdigest()
+    return MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()

@@ -29,22 +29,22 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.previous: dict[int, Any] = {}
-        self.pending: list[tuple[int, FrameType | None]] = []
+        self.previous_handlers: dict[int, Any] = {}
+        self.pending_signals: list[tuple[int, FrameType | None]] = []
         self.pending_since = 0.0
-        self.deferring = False
+        self.is_deferring = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self.previous = {number: signal.getsignal(number) for number in SIGNALS}
-            if self.previous[signal.SIGHUP] == signal.SIG_IGN:
-                del self.previous[signal.SIGHUP]
-            for number in self.previous:
+            self.previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+            if self.previous_handlers[signal.SIGHUP] == signal.SIG_IGN:
+                del self.previous_handlers[signal.SIGHUP]
+            for number in self.previous_handlers:
                 signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
+        for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
 
     @contextmanager
@@ -53,40 +53,40 @@ class Interrupts:
 
         If `allowed` is not reached in time, a second signal acts at once.
         """
-        self.deferring = True
+        self.is_deferring = True
         try:
             yield
         finally:
-            self.deferring = False
-            self.pending.clear()
+            self.is_deferring = False
+            self.pending_signals.clear()
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Deliver the deferred signals, and new ones immediately. May raise KeyboardInterrupt."""
-        deferring, self.deferring = self.deferring, False
+        was_deferring, self.is_deferring = self.is_deferring, False
         try:
             self._deliver()
             yield
         finally:
-            self.deferring = deferring
+            self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Act on a signal."""
-        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous[number]
+        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[number]
         if callable(handler):
             handler(number, frame)
         elif handler != signal.SIG_IGN:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.pending_since = self.pending_since if self.pending else time.monotonic()
-        self.pending.append((number, frame))
-        if not self.deferring or time.monotonic() - self.pending_since > FORCE_AFTER_S:
+        self.pending_since = self.pending_since if self.pending_signals else time.monotonic()
+        self.pending_signals.append((number, frame))
+        if not self.is_deferring or time.monotonic() - self.pending_since > FORCE_AFTER_S:
             self._deliver()
 
     def _deliver(self) -> None:
-        while self.pending:
-            self.receive(*self.pending.pop(0))
+        while self.pending_signals:
+            self.receive(*self.pending_signals.pop(0))
 
 
 class StopSignals(Interrupts):

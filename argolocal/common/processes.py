@@ -31,9 +31,9 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" and threads <= 1 else int(fields[19])
 
 
-def is_alive(pid: int, since: int) -> bool:
+def is_alive(pid: int, start_ticks: int) -> bool:
     """Return True if the process with this pid and this start time still runs."""
-    return start_time(pid) == since
+    return start_time(pid) == start_ticks
 
 
 def mentions_home(pid: int, home: Path) -> bool:
@@ -75,16 +75,16 @@ def end_unless_recorded(record: Path) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end_group(pid: int, since: int, grace: float) -> None:
+def end_group(pid: int, start_ticks: int, grace: float) -> None:
     """SIGTERM the process group of `pid`, SIGKILL it after `grace` seconds, and wait."""
-    if not is_alive(pid, since):
+    if not is_alive(pid, start_ticks):
         return
     signal_group(pid, signal.SIGTERM)
-    until = time.monotonic() + grace
-    while is_alive(pid, since) and time.monotonic() < until:
+    deadline = time.monotonic() + grace
+    while is_alive(pid, start_ticks) and time.monotonic() < deadline:
         time.sleep(0.02)
     signal_group(pid, signal.SIGKILL)
-    while is_alive(pid, since):
+    while is_alive(pid, start_ticks):
         time.sleep(0.005)
 
 

@@ -5,12 +5,12 @@ TERMINATION_LOG = "ARGOLOCAL_TERMINATION_LOG"  # environment variable: path of t
 name, cluster = "argolocal", "argolocal.runner.cluster:LocalCluster"
 
 
-def use(program: str, its_cluster: str) -> None:
+def use(program: str, cluster_class: str) -> None:
     """Set the program's name and its cluster class (MODULE:NAME), for programs built on argolocal."""
     global name, cluster
-    name, cluster = program, its_cluster
+    name, cluster = program, cluster_class
 
 
-def variable(word: str) -> str:
+def variable(suffix: str) -> str:
     """Return the name of an environment variable of the program: "HOME" → ARGOLOCAL_HOME."""
-    return f"{name.upper()}_{word}"
+    return f"{name.upper()}_{suffix}"

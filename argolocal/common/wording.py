@@ -14,8 +14,8 @@ def duration(seconds: float | None) -> str:
         return ""
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole} min {rest:02d} s" if whole < 60 else f"{whole // 60} h {whole % 60:02d} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def visible(text: str) -> str:
@@ -25,5 +25,5 @@ def visible(text: str) -> str:
 
 def shorten(text: str) -> str:
     """Return `text` as `visible`, cut at MAX_MESSAGE_LENGTH: a message may quote a value of any length."""
-    more = len(text) - MAX_MESSAGE_LENGTH
-    return visible(text) if more <= 0 else f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({more:,} characters more)"
+    excess = len(text) - MAX_MESSAGE_LENGTH
+    return visible(text) if excess <= 0 else f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import NodeError, Options, Parallel, parse_time
+from argolocal.engine.nodes import LimitReached, NodeError, Options, parse_time
 from argolocal.language import gofmt
 from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
@@ -18,7 +18,7 @@ LOCK_POLL_S = 0.2  # between attempts to acquire a lock that another run may hol
 
 
 def admit(context: Context) -> bool:
-    """Acquire the workflow's locks. Return True if it holds them or is completed."""
+    """Acquire the workflow's locks. Return True if the workflow holds them or is completed."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -26,7 +26,7 @@ def admit(context: Context) -> bool:
         context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
     try:
-        _, message = context.locks.acquire(context.name + "/", _locks(context, synchronization))
+        _, message = context.locks.acquire(context.name + "/", _resolve_locks(context, synchronization))
     except NodeError as error:
         context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
         return True
@@ -39,36 +39,36 @@ def admit(context: Context) -> bool:
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
-    """Return the node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
+    """Return the node if it exists, waits for a lock or has memoized outputs; otherwise None. Raises NodeError."""
     node = context.table.get(name)
-    retried = context.strategy(template) is not None
-    type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
-    lock, memo = template.get("synchronization"), template.get("memoize")
-    if lock:
-        locks = _locks(context, lock)
-        waiting, message = context.locks.acquire(context.table.id(name), locks)
-        if waiting:
+    has_retries = context.strategy(template) is not None
+    type = "Retry" if has_retries else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
+    synchronization, memoize = template.get("synchronization"), template.get("memoize")
+    if synchronization:
+        locks = _resolve_locks(context, synchronization)
+        unavailable_lock, message = context.locks.acquire(context.table.id(name), locks)
+        if unavailable_lock:
             node = context.table.get_or_create(name, type, "Pending", caller, template, options)
-            node["synchronizationStatus"] = {"waiting": waiting}
-            context.table.active.discard(node["id"])
-            if not context.locks.holds_all_slots(waiting, dict(locks)[waiting]):
+            node["synchronizationStatus"] = {"waiting": unavailable_lock}
+            context.table.active_pods.discard(node["id"])
+            if not context.locks.holds_all_slots(unavailable_lock, dict(locks)[unavailable_lock]):
                 context.wake_at(context.table.now + LOCK_POLL_S)
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
-                context.blocked_reason = message  # unless another node of this run completes
+                context.blocked_reason = message  # until another node of this run completes
             return context.table.mark(name, node["phase"], message)
         context.lock_holders.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
             context.table.mark(name, node["phase"], "")
-    if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in context.started)):
-        status = memoization_status(memo, hit=False)
+    if memoize and (not node or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)):
+        status = memoization_status(memoize, hit=False)
         try:
             status["hit"], outputs = context.locks.load(
-                status["cacheName"], status["key"], memo.get("maxAge"), context.table.now
+                status["cacheName"], status["key"], memoize.get("maxAge"), context.table.now
             )
         except NodeError:
-            context.release_deferred.add(context.table.id(name))
+            context.deferred_releases.add(context.table.id(name))
             raise
         node = context.table.get_or_create(name, type, "Pending", caller, template, options)
         node["memoizationStatus"] = status
@@ -79,28 +79,28 @@ def synchronize_and_memoize(
 
 
 def timeout_at(node: Node, template: Template) -> float:
-    """Return when a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
+    """Return the time (unix seconds) when the `timeout` of a node's template is reached. Raises ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
 
 def release_locks(context: Context) -> None:
     """Release the locks of completed nodes."""
-    for id in context.lock_holders - context.release_deferred:
+    for id in context.lock_holders - context.deferred_releases:
         if not (node := context.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
         context.lock_holders.discard(id)
         context.locks.release(id)
 
 
-def memoization_status(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
+def memoization_status(memoize: dict[str, Any], hit: bool) -> dict[str, Any]:
     """Return the `memoizationStatus` of a node."""
-    return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
+    return {"hit": hit, "key": memoize["key"], "cacheName": memoize["cache"]["configMap"]["name"]}
 
 
 def save_outputs(context: Context, node: Node) -> None:
     """Cache the outputs of a memoized node. Raises NodeError."""
-    memo = node["memoizationStatus"]
-    context.locks.save(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
+    memoize = node["memoizationStatus"]
+    context.locks.save(memoize["cacheName"], memoize["key"], node["id"], node.get("outputs"), context.table.now)
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
@@ -111,40 +111,40 @@ def try_save_outputs(context: Context, node: Node) -> None:
 
 
 def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
-    """Raise Parallel if parallelism or failFast forbid running the node."""
-    if node and context.table.orphaned:
+    """Raise LimitReached if parallelism or failFast forbid running the node."""
+    if node and context.table.orphaned_pods:
         return
     limit = context.spec.get("parallelism")
-    if limit is not None and len(context.table.active) >= int(limit):
-        raise Parallel
+    if limit is not None and len(context.table.active_pods) >= int(limit):
+        raise LimitReached
     if node and ("dag" in template or "steps" in template):
-        _enforce(context, node, template, lambda id: _active_pods(context, id))
+        _enforce_limits(context, node, template, lambda id: _active_pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.nodes[boundary]
         parent_template = context.template_of(parent["name"]) or {}
-        _enforce(context, parent, parent_template, lambda id: context.table.tally[id, "active"])
+        _enforce_limits(context, parent, parent_template, lambda id: context.table.child_counts[id, "active"])
 
 
 def _active_pods(context: Context, boundary: str) -> int:
-    return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active)
+    return sum(context.nodes[id].get("boundaryID") == boundary for id in context.table.active_pods)
 
 
-def _enforce(context: Context, parent: Node, template: Template, count: Callable[[str], int]) -> None:
-    """Apply the limits of `parent`: on a DAG or steps node Argo counts active pods, on its children active siblings."""
+def _enforce_limits(context: Context, parent: Node, template: Template, count_active: Callable[[str], int]) -> None:
+    """Apply the limits of `parent`: Argo counts active pods for the node itself, active siblings for its children."""
     boundary, limit = parent["id"], template.get("parallelism")
-    if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
+    if template.get("failFast") is True and context.table.child_counts[boundary, "failed"]:
         if not _active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
             groups = [n for n in context.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"]
             if groups:
                 context.table.mark(groups[-1]["name"], "Failed", message)
             context.table.mark(parent["name"], "Failed", message)
-        raise Parallel
-    if limit is not None and count(boundary) >= int(limit):
-        raise Parallel
+        raise LimitReached
+    if limit is not None and count_active(boundary) >= int(limit):
+        raise LimitReached
 
 
-def _locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
+def _resolve_locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
     return resolve_locks(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
 
 
@@ -155,12 +155,12 @@ def resolve_locks(
     locks: list[tuple[str, int]] = []
     for semaphore in synchronization.get("semaphores") or []:
         reference = semaphore.get("configMapKeyRef") or {}
-        map, key = reference.get("name", ""), reference.get("key", "")
-        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{map}/{key}"
+        config_map, key = reference.get("name", ""), reference.get("key", "")
+        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{config_map}/{key}"
         try:
-            limit, reason = int(configmap(map)[key]), "it is 0"
+            limit, reason = int(configmap(config_map)[key]), "it is 0"
         except KeyError:
-            limit, reason = 0, f"the ConfigMap {map} does not contain {key}"
+            limit, reason = 0, f"the ConfigMap {config_map} does not contain {key}"
         except ValueError as error:
             limit, reason = 0, str(error)
         if not limit:

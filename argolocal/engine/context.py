@@ -30,11 +30,11 @@ class Locks(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """Values derived for one node; not persisted, recomputed after a restart."""
+    """Values derived for one node. They are not stored, but computed again after a restart."""
 
-    template: Template | None = None  # with inputs and tags substituted
+    template: Template | None = None  # its inputs and tags are substituted
     members: list[Task] | None = None  # of a loop or StepGroup: the expanded tasks or steps
-    pending: list[Task] | None = None  # members not fulfilled yet
+    pending_members: list[Task] | None = None  # members that are not fulfilled yet
     dag: Any = None  # of a DAG template: its dag.Dag
     scope: Scope | None = None  # of a steps template: the scope of its next group
     complete_groups: int = 0  # of a steps template: completed groups, whose outputs are in the scope
@@ -57,20 +57,20 @@ class Context:
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
-        self.depth = 0  # of the template that is advanced
+        self.depth = 0  # nesting level of the template that is being executed
         self.lock_holders: set[str] = set()  # ids of nodes with locks
-        self.release_deferred: set[str] = set()  # lock holders that failed before running: released on the next pass
+        self.deferred_releases: set[str] = set()  # lock holders that failed before running: released on the next pass
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # by name of the node
-        self.wake: float | None = None  # unix seconds: the latest time of the next `advance`; None: on the next event
-        self.blocked_reason = ""  # why no node can run, if none can
+        self.wake: float | None = None  # unix seconds: call `advance` at this time or earlier; None: on the next event
+        self.blocked_reason = ""  # the reason if no node can run
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
     ) -> Node:
-        """Advance node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
+        """Advance node `name` as far as possible now. Raises LimitReached, or NodeError after marking the node."""
         raise NotImplementedError
 
     @property
@@ -94,8 +94,8 @@ class Context:
     def may_run(self, on_exit: bool) -> bool:
         return not self.shutdown or (self.shutdown == "Stop" and on_exit)
 
-    def on_exit(self, node: Node) -> bool:
-        """Return True if a node belongs to an exit handler."""
+    def in_exit_handler(self, node: Node) -> bool:
+        """Return True if the node belongs to an exit handler."""
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
@@ -108,32 +108,35 @@ class Context:
         return expansion.template if expansion else None
 
     def caller(self, node: Node) -> Task:
-        """Return the step, task or hook that called a node's template, recorded on the node; not for inline ones."""
+        """Return the step, task or hook that called a node's template. Does not work for an inline template."""
         scope, name = node.get("templateScope", ""), node.get("templateName", "")
-        plain = name if scope.startswith("local/") else f"{scope}/{name}"
+        full_name = name if scope.startswith("local/") else f"{scope}/{name}"
         return {
             "name": node["displayName"],
-            "template": qualified_name(node["templateRef"]) if "templateRef" in node else plain,
+            "template": qualified_name(node["templateRef"]) if "templateRef" in node else full_name,
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
         """Return the template's retry strategy; an empty one retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
-    def finish(self, phase: str, message: str, deadlocked: bool = False) -> None:
-        """Complete the workflow, unless pods still run whose outputs Argo would wait for."""
+    def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
+        """Complete the workflow, unless Argo would still wait for the outputs of running pods."""
         table = self.table
-        running = {
-            id for id in {*table.active, *self.daemons} if table.nodes[id]["phase"] == "Running" or id in table.restored
+        running_pods = {
+            id
+            for id in {*table.active_pods, *self.daemons}
+            if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
         }
-        if running and not deadlocked:  # Argo waits for their outputs and reassesses
-            if table.requeue or running - self.daemons.keys():
+        if running_pods and not is_deadlocked:  # Argo waits for their outputs and reassesses
+            if table.needs_requeue or running_pods - self.daemons.keys():
                 return
             # a daemon is killed only when its template completes, which cannot happen now
-            phase, deadlocked = "Error", True
+            phase, is_deadlocked = "Error", True
             message += " (a daemon still runs: Argo would wait for it for ever)"
-        entry = table.get(self.name)
-        if phase == "Error" and entry and entry["phase"] == "Running" and not deadlocked:  # after a step's exit hook
+        root_node = table.get(self.name)
+        root_runs = root_node is not None and root_node["phase"] == "Running"
+        if phase == "Error" and root_runs and not is_deadlocked:  # after a step's exit hook
             table.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
         if not volumes.keeps_claims(self.spec, phase):

@@ -12,8 +12,8 @@ from typing import Any
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import NodeError, Options, Parallel, TimedOut, fulfilled
-from argolocal.engine.order import HELD, Order, State, dependencies, with_ancestors
+from argolocal.engine.nodes import LimitReached, NodeError, Options, TimedOut, fulfilled
+from argolocal.engine.order import BLOCKED_BY_LIMIT, Order, VisitResult, dependencies, with_ancestors
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
@@ -22,7 +22,7 @@ from argolocal.manifest.kinds import COMPLETED, FAILED, FULFILLED
 from argolocal.manifest.loops import expand, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
-WORDS = re.compile(r"[-a-zA-Z0-9_]+")
+WORD = re.compile(r"[-a-zA-Z0-9_]+")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
 
 
@@ -34,18 +34,18 @@ class Dag:
         self.table, self.inputs = context.table, context.inputs
         self.boundary = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
-        self.needs, self.logic = {}, {}
+        self.needs, self.conditions = {}, {}
         for task in self.tasks.values():
-            self.needs[task["name"]], self.logic[task["name"]] = dependencies(task, self.tasks)
-        needed = {name for names in self.needs.values() for name in names}
+            self.needs[task["name"]], self.conditions[task["name"]] = dependencies(task, self.tasks)
+        needed_tasks = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
-        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
-        if unknown := [target for target in self.targets if target not in self.tasks]:
-            raise NodeError(f"target {unknown[0]} does not exist")
-        self.looped = {name for name, task in self.tasks.items() if has_loop(task)}
-        self.visible: dict[str, list[str]] = {}  # task → ancestors it may reference
-        eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
-        self.order = Order(self.targets, self.needs, eager)
+        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed_tasks)
+        if unknown_targets := [target for target in self.targets if target not in self.tasks]:
+            raise NodeError(f"target {unknown_targets[0]} does not exist")
+        self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
+        self.visible_ancestors: dict[str, list[str]] = {}  # task → ancestors that it may reference
+        eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
+        self.order = Order(self.targets, self.needs, eager_tasks)
 
     def node(self, task: str) -> Node | None:
         return self.table.get(f"{self.name}.{task}")
@@ -54,98 +54,106 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """Return the scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
+        """Return the scope of `task`: tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
-        if task not in self.visible:
-            self.visible[task] = self._visible_ancestors(task)
-        for name in self.visible[task]:
+        if task not in self.visible_ancestors:
+            self.visible_ancestors[task] = self._visible_ancestors(task)
+        for name in self.visible_ancestors[task]:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
             if node["type"] == "TaskGroup":
-                scopes.check_named(self.tasks[name])
+                scopes.reject_inline(self.tasks[name])
             self.add(scope, name, node)
         return scope
 
     def _visible_ancestors(self, task: str) -> list[str]:
         text = json.dumps(self.tasks[task])
-        visible = self.looped | self.tasks.keys() & set(WORDS.findall(text))
-        if "{{=" in text or "xpression" in text:  # may reference a task without its name
-            visible = self.tasks.keys()
-        visible = visible - {task}
-        if not visible <= set(self.needs[task]):
-            visible = visible & set(with_ancestors([task], self.needs))
-        return sorted(visible)
+        ancestors = self.looping_tasks | self.tasks.keys() & set(WORD.findall(text))
+        if "{{=" in text or "xpression" in text:  # it may reference a task without its name
+            ancestors = self.tasks.keys()
+        ancestors = ancestors - {task}
+        if not ancestors <= set(self.needs[task]):
+            ancestors = ancestors & set(with_ancestors([task], self.needs))
+        return sorted(ancestors)
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
             children = (self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes)
-            scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
+            scopes.add_loop_outputs(
+                scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")]
+            )
         scopes.add_node(self.table, scope, "tasks", name, node)
-        scopes.add_skipped(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
+        scopes.add_skipped_outputs(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
 
-    def visit(self, name: str) -> State:
+    def visit(self, name: str) -> VisitResult:
         """Advance a task. Return (its dependents may start, it completed).
 
         Raises NodeError if a target cannot read a loop's outputs or its hook fails: the whole DAG is in error.
         """
         state, task = self._visit(name), self.tasks[name]
-        if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
-            try:  # a second time: it may have completed in `_visit`
-                hooks.run_conditional(self.context, task, node, self.scope(name), self.options())
+        if name in self.targets and (self.looping_tasks or task.get("hooks")) and (node := self.node(name)):
+            try:  # a second time, as the task may have completed in `_visit`
+                hooks.run_conditional_hooks(self.context, task, node, self.scope(name), self.options())
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
         return state
 
-    def _visit(self, name: str) -> State:
+    def _visit(self, name: str) -> VisitResult:
         node, task = self.node(name), self.tasks[name]
-        hooked = bool(task.get("hooks") or task.get("onExit"))
-        if node and hooked and node["phase"] in FULFILLED and self._no_longer_visited(name):
+        has_hooks = bool(task.get("hooks") or task.get("onExit"))
+        if node and has_hooks and node["phase"] in FULFILLED and self._no_longer_visited(name):
             return True, True
-        if node and hooked and node["phase"] != "Pending":
+        if node and has_hooks and node["phase"] != "Pending":
             try:
-                if not hooks.run_conditional(self.context, task, node, self.scope(name), self.options()):
+                if not hooks.run_conditional_hooks(self.context, task, node, self.scope(name), self.options()):
                     return False, False
             except (NodeError, ValueError) as error:
                 self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            self.context.release_deferred.discard(node["id"])
-            completed = not hooked or self._exit_hook_completed(name, node)  # first: may complete the node's hooks
+            self.context.deferred_releases.discard(node["id"])
+            completed = not has_hooks or self._exit_hook_completed(
+                name, node
+            )  # before hooks_completed: it may complete them
             return self.table.hooks_completed(node), completed
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
-            if not node and self.logic[name] and not self._may_start(name, task):
+            if not node and self.conditions[name] and not self._may_start(name, task):
                 node = self.node(name)
                 return node is not None, node is not None
             if self._run(name, task):
-                return (False, False) if self.table.orphaned else HELD
+                return (False, False) if self.table.orphaned_pods else BLOCKED_BY_LIMIT
             node = self.node(name)
-        passed = bool(node and fulfilled(node) and self.table.hooks_completed(node))
-        return passed, bool(node and node["phase"] in FULFILLED and not hooked)
+        dependents_may_start = bool(node and fulfilled(node) and self.table.hooks_completed(node))
+        return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
     def _no_longer_visited(self, name: str) -> bool:
         """Return True if Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
-        dependents = (self.node(dependent) for dependent in self.order.after[name])
+        dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in dependents)
 
     def _may_start(self, name: str, task: Task) -> bool:
-        full = f"{self.name}.{name}"
+        full_name = f"{self.name}.{name}"
         try:
-            satisfied = self.depends(name)
+            is_satisfied = self.evaluate_depends(name)
         except ExprError as error:
-            self.table.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
-            self.connect(name, full)
+            self.table.create(
+                full_name, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}"
+            )
+            self.connect(name, full_name)
             return False
-        if satisfied is False:
-            self.table.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
-            self.connect(name, full)
-        return bool(satisfied)
+        if is_satisfied is False:
+            self.table.create(
+                full_name, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met"
+            )
+            self.connect(name, full_name)
+        return bool(is_satisfied)
 
-    def depends(self, name: str) -> bool | None:
-        """Return True if task `name` should run, None while undecided. Raises ExprError."""
+    def evaluate_depends(self, name: str) -> bool | None:
+        """Return True if task `name` should run, None while that is undecided. Raises ExprError."""
         scope: dict[str, Any] = {}
-        for need in self.needs[name]:
-            node = self.node(need)
+        for dependency in self.needs[name]:
+            node = self.node(dependency)
             if not node or not fulfilled(node) or not self.table.hooks_completed(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
@@ -154,7 +162,7 @@ class Dag:
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[f"t{len(scope)}"] = results
-        return evaluate_bool(self.logic[name], scope)
+        return evaluate_bool(self.conditions[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
         """Make node `name` a child of the nodes that `task` depends on."""
@@ -163,80 +171,80 @@ class Dag:
         elif not self.needs[task]:
             self.table.child(self.name, name)
         else:
-            for need in self.needs[task]:
-                for id in self.table.outbound(self.table.ids[f"{self.name}.{need}"]):
+            for dependency in self.needs[task]:
+                for id in self.table.outbound_nodes(self.table.ids[f"{self.name}.{dependency}"]):
                     if id not in self.table.nodes:  # an exit hook that could not start
                         return
                     self.table.child(self.table.nodes[id]["name"], name)
 
     def _run(self, name: str, task: Task) -> bool:
         """Run a task. Return True if a limit blocks all new tasks."""
-        full = f"{self.name}.{name}"
-        expansion = self.context.expansion(full)
-        expanded = expansion.members
-        if expanded is None:
+        full_name = f"{self.name}.{name}"
+        expansion = self.context.expansion(full_name)
+        members = expansion.members
+        if members is None:
             try:
                 scope = self.scope(name)
                 try:
-                    resolved = resolve_references(self.context, task, scope)
+                    resolved_task = resolve_references(self.context, task, scope)
                 except Missing as error:
                     self.context.blocked_reason = str(error)
                     return False
-                expanded = expand(resolved, scope.parameters(self.inputs.globals))
+                members = expand(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
-                self.table.error(full, task, self.options(), str(error))
-                self.connect(name, full)
+                self.table.error(full_name, task, self.options(), str(error))
+                self.connect(name, full_name)
                 return False
-            expansion.members = expanded
+            expansion.members = members
         group = self.node(name) if has_loop(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
-        if has_loop(task) and not expanded:
-            self.table.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
-            self.connect(name, full)
+        if has_loop(task) and not members:
+            self.table.create(full_name, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.connect(name, full_name)
             return False
         if has_loop(task) and not group:
-            group = self.table.create(full, "TaskGroup", "Running", task, self.options())
-            self.connect(name, full)
-        pending = expanded if expansion.pending is None else expansion.pending
-        unfinished, is_complete = [], None  # None: Argo ends the pass
-        for index, member in enumerate(pending):
-            is_complete = self._run_member(name, task, member, full if group else None)
-            if is_complete is None and not self.table.orphaned:  # the others wait for a later pass
-                unfinished += pending[index:]
+            group = self.table.create(full_name, "TaskGroup", "Running", task, self.options())
+            self.connect(name, full_name)
+        pending_members = members if expansion.pending_members is None else expansion.pending_members
+        unfinished_members, is_complete = [], None
+        for index, member in enumerate(pending_members):
+            is_complete = self._run_member(name, task, member, full_name if group else None)
+            if is_complete is None and not self.table.orphaned_pods:  # the other members wait for a later pass
+                unfinished_members += pending_members[index:]
                 break
-            unfinished += [] if is_complete else [member]
-        expansion.pending = unfinished
-        if group and not unfinished:
-            self.table.mark(full, _loop_phase([node for member in expanded if (node := self.node(member["name"]))]))
+            unfinished_members += [] if is_complete else [member]
+        expansion.pending_members = unfinished_members
+        if group and not unfinished_members:
+            self.table.mark(full_name, _loop_phase([node for member in members if (node := self.node(member["name"]))]))
         return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Run one expanded task. Return True if it and its exit hook completed, None where Argo ends the pass.
+        """Run one member of a loop. Return True if it and its exit hook completed, None if Argo ends the pass.
 
         The node is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
         """
-        full, options = f"{self.name}.{member['name']}", self.options()
+        full_name, options = f"{self.name}.{member['name']}", self.options()
         node = self.node(member["name"])
         if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.context.started:
             return fulfilled(node)
         if not node:
-            self.connect(name, full, group)
+            self.connect(name, full_name, group)
             try:
-                runs, reason = should_execute(member.get("when", "")), f"when '{member.get('when')}' evaluated false"
+                may_run, reason = should_execute(member.get("when", "")), f"when '{member.get('when')}' evaluated false"
             except WhenError as error:
-                self.table.create(full, "Skipped", "Error", task, options, str(error))
+                self.table.create(full_name, "Skipped", "Error", task, options, str(error))
                 return True
-            if not runs:
-                self.table.create(full, "Skipped", "Skipped", task, options, reason)
+            if not may_run:
+                self.table.create(full_name, "Skipped", "Skipped", task, options, reason)
                 return True
         try:
-            result = self.context.execute(full, member, member.get("arguments") or {}, options)
-        except Parallel:
+            result = self.context.execute(full_name, member, member.get("arguments") or {}, options)
+        except LimitReached:
             return False if node else None
         except TimedOut:
             return None
         except NodeError as error:
-            self.table.mark(full, "Error", f"task '{full}' errored: {error}")
+            self.table.mark(full_name, "Error", f"task '{full_name}' errored: {error}")
             return None
         if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
             return self._exit_hook_completed(name, result) or None
@@ -244,21 +252,21 @@ class Dag:
         return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Run the exit hook of a completed task. Return True if it completed; a hook that cannot run never does."""
+        """Run the exit hook of a completed task. Return True if the hook completed (never, if it cannot run)."""
         try:
-            return hooks.run_exit(self.context, self.tasks[name], node, self.scope(name), self.options())
+            return hooks.run_exit_hook(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
     def assess_phase(self) -> str:
         """Return the phase of the DAG, from its targets."""
-        live = (self.node(self.order.names[index]) for index in self.order.live)
-        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
+        live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
+        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live_nodes):
             return "Running"
         targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
         queue = [(id, "Succeeded") for id in self.table.nodes[self.boundary].get("children", [])]
-        seen = set(queue)
-        for id, branch in queue:
+        seen_branches = set(queue)
+        for id, branch_phase in queue:
             node = self.table.nodes.get(id)
             if node is None:
                 return "Running"
@@ -267,31 +275,31 @@ class Dag:
                     return "Running"
                 self.table.mark(node["name"], phase)
             if node["phase"] in COMPLETED:
-                branch = node["phase"]
+                branch_phase = node["phase"]
             if id in targets and targets[id] not in FAILED:
-                targets[id] = branch
+                targets[id] = branch_phase
             for child in self._next_nodes(node):
-                if (child, branch) not in seen:
-                    seen.add((child, branch))
-                    queue.append((child, branch))
+                if (child, branch_phase) not in seen_branches:
+                    seen_branches.add((child, branch_phase))
+                    queue.append((child, branch_phase))
         result, fail_fast = "Succeeded", self.template["dag"].get("failFast") is not False
         for name in self.targets:
-            branch = targets[self.table.id(f"{self.name}.{name}")]
-            if not branch:
+            branch_phase = targets[self.table.id(f"{self.name}.{name}")]
+            if not branch_phase:
                 result = "Running"
                 if not fail_fast:
                     break
-            elif branch in FAILED:
+            elif branch_phase in FAILED:
                 continue_on = self.tasks[name].get("continueOn") or {}
-                if continue_on.get("failed" if branch == "Failed" else "error"):
+                if continue_on.get("failed" if branch_phase == "Failed" else "error"):
                     continue
-                result = branch
+                result = branch_phase
                 if fail_fast:
                     break
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """Return the phase of a loop without running items, else ""; items that have not started never will."""
+        """Return the phase of a loop without running items, or "". Items that have not started never start."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not fulfilled(item) for item in nodes):
@@ -309,8 +317,8 @@ class Dag:
 
 def _loop_phase(nodes: list[Node]) -> str:
     """Return the phase of a loop with these items."""
-    failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
-    return failed[-1] if failed else "Succeeded"
+    failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED]
+    return failed_phases[-1] if failed_phases else "Succeeded"
 
 
 def resolve_references(context: Context, task: Task, scope: scopes.Scope, prefix: str = "") -> Task:
@@ -320,21 +328,23 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, prefix
     """
     values = scope.parameters(context.inputs.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}
-    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
+    hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
     if task.get("when"):
         when = substitute(task["when"], values, STEPS)
         try:
             if not should_execute(when):
-                return body | hooks | {"when": when}
+                return body | hook_fields | {"when": when}
         except WhenError:
             if not has_loop(task):
                 raise
     body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
-    files = [scopes.resolve_artifact(scope, artifact, prefix) for artifact in body["arguments"].get("artifacts") or []]
-    if files:
-        body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in files if artifact]}
-    return body | hooks
+    artifacts = [
+        scopes.resolve_artifact(scope, artifact, prefix) for artifact in body["arguments"].get("artifacts") or []
+    ]
+    if artifacts:
+        body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in artifacts if artifact]}
+    return body | hook_fields
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
@@ -346,8 +356,8 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
     if node["phase"] in FULFILLED:
         return node
-    stopped = context.shutdown and not options.on_exit
-    if stopped and all(
+    is_stopped = context.shutdown and not options.on_exit
+    if is_stopped and all(
         context.table.hooks_completed(target_node) for target in dag.targets if (target_node := dag.node(target))
     ):
         phase = "Failed"
@@ -366,12 +376,12 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
-            node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs
+            node["outputs"] = outputs  # only an enclosing DAG exports them, as outputs of its task
         admission.try_save_outputs(context, node)
     node["outboundNodes"] = [  # not set if the DAG's outputs fail to resolve
         out
         for target in dag.targets
         if (target_node := dag.node(target))
-        for out in context.table.outbound(target_node["id"])
+        for out in context.table.outbound_nodes(target_node["id"])
     ]
     return context.table.mark(name, phase)

@@ -10,36 +10,36 @@ from collections.abc import Iterator
 from typing import Any
 
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import NodeError, Options, Parallel, fulfilled
-from argolocal.engine.scope import UNRESOLVED, Scope, add_outputs, mark_absent_arguments, resolve_artifact
+from argolocal.engine.nodes import LimitReached, NodeError, Options, fulfilled
+from argolocal.engine.scope import UNRESOLVED_PREFIX, Scope, add_outputs, mark_absent_arguments, resolve_artifact
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.gofmt import dump_structs
 from argolocal.language.substitute import nest_scope, substitute
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.types import Node, Task
 
-EXIT, HOOKED = "exit", {"hooked": True}
+EXIT_HOOK, HOOK_FLAG = "exit", {"hooked": True}
 
 
 def run_workflow_hooks(context: Context) -> bool:
-    """Run the workflow's hooks except exit. Return True when all started hooks completed."""
-    done = True
+    """Run the workflow's hooks except the exit hook. Return True when all started hooks completed."""
+    all_completed = True
     try:
-        for name, hook in _conditional(context.spec, context.name):
+        for name, hook in _conditional_hooks(context.spec, context.name):
             if _is_true(context, hook, Scope()) or context.table.get(name):
-                done &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOKED))
+                all_completed &= _run(context, name, hook, hook.get("arguments") or {}, Options(flag=HOOK_FLAG))
                 context.table.child(context.name, name)
     except NodeError as error:
         context.table.mark(context.name, "Error", str(error))
         return True
-    return done
+    return all_completed
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
+    """Return the exit hook of the workflow, a step or a task, or None. The workflow's arguments are the default."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
-    hook = (caller.get("hooks") or {}).get(EXIT)
+    hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
     if not hook or any((hook.get("arguments") or {}).values()):
         return hook
     return {**hook, "arguments": context.inputs.arguments()}
@@ -47,7 +47,7 @@ def exit_hook(context: Context, caller: Task) -> Task | None:
 
 def failures(context: Context) -> str:
     """Return the `workflow.failures` of the exit handler: a JSON list."""
-    failed = [
+    failed_nodes = [
         {
             "displayName": node["displayName"],
             "message": node.get("message", ""),
@@ -59,26 +59,30 @@ def failures(context: Context) -> str:
         for node in context.nodes.values()
         if node["phase"] in FAILED
     ]
-    return json.dumps(dump_structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
+    text = dump_structs(failed_nodes, failed_nodes[0]) if failed_nodes else "null"
+    return json.dumps(text, ensure_ascii=False)  # Go also quotes the list
 
 
-def run_conditional(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Run the hooks of a step or task except exit. Return True when all started hooks completed. Raises NodeError."""
-    done, values = True, Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
-    for name, hook in _conditional(caller, node["name"]):
+def run_conditional_hooks(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Run the hooks of a step or task except the exit hook. Return True when all started hooks completed.
+
+    Raises NodeError.
+    """
+    all_completed, values = True, Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    for name, hook in _conditional_hooks(caller, node["name"]):
         if context.table.get(name) or _is_true(context, hook, values):
             outputs, arguments = context.table.last_attempt(node).get("outputs"), hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolve_arguments(context, arguments, values, options.kind, caller["name"], outputs)
-            done &= _run(context, name, hook, arguments, Options(options.boundary, flag=HOOKED))
+            all_completed &= _run(context, name, hook, arguments, Options(options.boundary, flag=HOOK_FLAG))
             context.table.child(node["name"], name)
-    return done
+    return all_completed
 
 
-def run_exit(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
-    """Run the exit hook of a completed step or task. Return True if it completed or does not exist.
+def run_exit_hook(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Run the exit hook of a completed step or task. Return True if the hook completed or does not exist.
 
-    Raises NodeError if it cannot run now: an error for a step group, ignored by a DAG.
+    Raises NodeError if the hook cannot run now; then a step group fails, but a DAG ignores the error.
     """
     hook = exit_hook(context, caller)
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
@@ -90,9 +94,9 @@ def run_exit(context: Context, caller: Task, node: Node, scope: Scope, options: 
     arguments = _resolve_arguments(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
     name = f"{node['name']}.onExit"
     try:
-        return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOKED))
+        return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG))
     finally:
-        context.table.child(node["name"], name)  # even if it cannot start
+        context.table.child(node["name"], name)  # even if the hook cannot start
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
@@ -100,18 +104,18 @@ def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
 
 
 def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], options: Options) -> bool:
-    """Run a hook. Return True if it has completed. Raises NodeError."""
+    """Run a hook. Return True if the hook has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
-    except Parallel as error:  # Argo treats its own limit as an error here
+    except LimitReached as error:  # Argo treats its own limit as an error here
         raise NodeError("Max parallelism reached") from error
     return fulfilled(node)
 
 
-def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield the hooks of a workflow, step or task except exit, with their nodes' names. Raises NodeError."""
+def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
+    """Yield each hook of a workflow, step or task, except the exit hook, with its node's name. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
-        if key == EXIT:
+        if key == EXIT_HOOK:
             continue
         node = f"{name}.hooks.{key}"
         if not hook.get("expression"):
@@ -128,5 +132,5 @@ def _resolve_arguments(
     add_outputs(scope, f"{kind}.{name}", outputs, missing="")
     arguments = mark_absent_arguments(scope, arguments)
     arguments = substitute(arguments, scope.parameters(context.inputs.globals))
-    files = [resolve_artifact(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
-    return {**arguments, "artifacts": [artifact for artifact in files if artifact]}
+    artifacts = [resolve_artifact(scope, artifact, UNRESOLVED_PREFIX) for artifact in arguments.get("artifacts") or []]
+    return {**arguments, "artifacts": [artifact for artifact in artifacts if artifact]}

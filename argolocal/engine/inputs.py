@@ -1,4 +1,4 @@
-"""Values substituted into templates: workflow.* globals, inputs, and outputs with a globalName.
+"""Values that replace tags in templates: workflow.* globals, inputs, and outputs with a globalName.
 
 Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
 """
@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from argolocal.engine.nodes import NodeError
-from argolocal.engine.scope import ABSENT, MARK
+from argolocal.engine.scope import ABSENT_VALUE, MARK
 from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
@@ -19,15 +19,23 @@ from argolocal.manifest.names import SCHEDULED_TIME
 from argolocal.manifest.types import Task, Template
 
 ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")
-LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-STRFTIME = "BbmAadHIMSYypZzL"
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+STRFTIME_LETTERS = "BbmAadHIMSYypZzL"
 
 
-class Filled(dict[str, Any]):
-    """A template without unsubstituted tags."""
+class SubstitutedTemplate(dict[str, Any]):
+    """A template in which all tags are substituted."""
 
 
-PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
+PARAMETER_FIELDS = (
+    "name",
+    "default",
+    "value",
+    "valueFrom",
+    "globalName",
+    "enum",
+    "description",
+)  # in the order of Go's struct
 
 
 class Inputs:
@@ -49,30 +57,33 @@ class Inputs:
         return {**arguments, "parameters": values}
 
     def _globals(self) -> dict[str, str]:
-        meta, spec = self.workflow["metadata"], self.spec
-        created = datetime.fromisoformat(meta["creationTimestamp"])
+        metadata, spec = self.workflow["metadata"], self.spec
+        created = datetime.fromisoformat(metadata["creationTimestamp"])
         parameters = (spec.get("arguments") or {}).get("parameters") or []
         values = {
-            "name": meta["name"],
-            "namespace": meta.get("namespace", "default"),
-            "uid": meta.get("uid", ""),
+            "name": metadata["name"],
+            "namespace": metadata.get("namespace", "default"),
+            "uid": metadata.get("uid", ""),
             "mainEntrypoint": spec.get("entrypoint", ""),
             "serviceAccountName": spec.get("serviceAccountName", ""),
-            "creationTimestamp": meta["creationTimestamp"],
+            "creationTimestamp": metadata["creationTimestamp"],
             "creationTimestamp.s": str(int(created.timestamp())),
-            "creationTimestamp.RFC3339": meta["creationTimestamp"],
+            "creationTimestamp.RFC3339": metadata["creationTimestamp"],
             "status": self.status["phase"],  # empty before the first pass
             "duration": "0.000000",
         }
-        values |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
-        values |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
+        values |= {
+            f"creationTimestamp.{letter}": created.strftime(f"%{letter}" if letter != "L" else "000")
+            for letter in STRFTIME_LETTERS
+        }
+        values |= {"scheduledTime": time} if (time := (metadata.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
         values |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
         values |= {
             f"parameters.{parameter['name']}": parameter["value"] for parameter in parameters if "value" in parameter
         }
-        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER))
+        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.dump_structs(parameters, PARAMETER_FIELDS))
         for key in ("labels", "annotations"):
-            values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
+            values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := metadata.get(key) or {}))
             values |= {f"{key}.{name}": text for name, text in value.items()}
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
         values |= {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
@@ -90,7 +101,7 @@ class Inputs:
                     **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
                     "name": name,
                 }
-                exported[:] = [old for old in exported if old["name"] != name] + [entry]
+                exported[:] = [other for other in exported if other["name"] != name] + [entry]
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
@@ -103,22 +114,26 @@ class Inputs:
             raise NodeError(f"template {caller.get('template')} not template in workflow template")
         return template
 
-    def process_args(self, template: Template, args: dict[str, Any], local: dict[str, str]) -> Template:
+    def process_args(self, template: Template, args: dict[str, Any], local_values: dict[str, str]) -> Template:
         """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
         arguments = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
-        files = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
+        artifact_arguments = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
         inputs = template.get("inputs") or {}
         parameters = [
-            self._input(parameter, arguments.get(parameter["name"])) for parameter in inputs.get("parameters") or []
+            self._bind_parameter(parameter, arguments.get(parameter["name"]))
+            for parameter in inputs.get("parameters") or []
         ]
-        artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
-        bound: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
-        return self.substitute_params(bound, local)
+        artifacts = [
+            _bind_artifact(artifact, artifact_arguments.get(artifact["name"]))
+            for artifact in inputs.get("artifacts") or []
+        ]
+        bound_template: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        return self.substitute_params(bound_template, local_values)
 
-    def _input(self, parameter: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
+    def _bind_parameter(self, parameter: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
         if argument is not None:
-            if argument.get("value") == ABSENT:
+            if argument.get("value") == ABSENT_VALUE:
                 if value is None:
                     raise NodeError(
                         f"inputs.parameters.{parameter['name']}: argument references an absent optional "
@@ -130,28 +145,28 @@ class Inputs:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
-    def substitute_params(self, template: Template, local: dict[str, str]) -> Template:
+    def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
         """Substitute globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
-        scope: dict[str, str | None] = {**self.globals, **local}
+        scope: dict[str, str | None] = {**self.globals, **local_values}
         inputs, outputs = template["inputs"], template.get("outputs") or {}
         text = replace(json.dumps(template), scope)
         if "{{" in repr((inputs, outputs)):
-            new = parse_result(text)
-            inputs, outputs = new["inputs"], new.get("outputs") or {}
+            new_template = parse_result(text)
+            inputs, outputs = new_template["inputs"], new_template.get("outputs") or {}
         scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in inputs["parameters"]}
         if ALL_PARAMETERS.search(text):
-            scope["inputs.parameters"] = gofmt.dump_structs(inputs["parameters"], PARAMETER)
-        for kind, files in (("inputs", inputs["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+            scope["inputs.parameters"] = gofmt.dump_structs(inputs["parameters"], PARAMETER_FIELDS)
+        for kind, artifacts in (("inputs", inputs["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
             scope |= {
                 f"{kind}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
-                for artifact in files
+                for artifact in artifacts
                 if artifact.get("path")
             }
         for parameter in outputs.get("parameters") or []:
             if path := (parameter.get("valueFrom") or {}).get("path"):
                 scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
         text = replace(text, scope)
-        return parse_result(text) if "{{" in text else Filled(parse_result(text))
+        return parse_result(text) if "{{" in text else SubstitutedTemplate(parse_result(text))
 
 
 def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
@@ -162,21 +177,21 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
     metadata, workflow_metadata = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
     if not workflow_metadata.get("labelsFrom"):
         return workflow
-    env, labels = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    scope, labels = nest_scope(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
     for name, source in workflow_metadata["labelsFrom"].items():
         where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:
-            value = evaluate(source["expression"], env)
+            value = evaluate(source["expression"], scope)
         except ExprError as error:
             raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
-        if not isinstance(value, str) or not LABEL.fullmatch(value):
+        if not isinstance(value, str) or not LABEL_VALUE.fullmatch(value):
             rule = "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends"
             raise ConfigError(f"{where} gives {value!r}: {rule}.")
         labels[name] = value
     return {**workflow, "metadata": {**metadata, "labels": labels}}
 
 
-def _artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
+def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
     has_default = has_location(artifact)
     if not artifact.get("optional") and not has_default:
         if argument is None:

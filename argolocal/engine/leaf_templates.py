@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
-from argolocal.engine.inputs import Filled
+from argolocal.engine.inputs import SubstitutedTemplate
 from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
 from argolocal.errors import ConfigError
 from argolocal.language.substitute import substitute
@@ -18,11 +18,11 @@ from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
-RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
+RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Add a Start of the node's pod to `context.actions`, once. Raises NodeError."""
+    """Add a Start of the node's pod to `context.actions`, unless this was done before. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
@@ -31,25 +31,25 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
             node["memoizationStatus"] = admission.memoization_status(memo, hit=False)
     if node["id"] in context.started:
         return node
-    exiting = options.on_exit or context.on_exit(node)
-    if not context.may_run(exiting):
+    is_exit_handler = options.on_exit or context.in_exit_handler(node)
+    if not context.may_run(is_exit_handler):
         return context.table.mark(name, "Failed", f"workflow shutdown with strategy: {context.shutdown}")
-    if context.deadline and context.table.now >= context.deadline and not exiting:
+    if context.deadline and context.table.now >= context.deadline and not is_exit_handler:
         return context.table.mark(name, "Failed", "Step exceeded its deadline")
-    pod = context.table.pod_name(name, template["name"])
+    pod_name = context.table.pod_name(name, template["name"])
     scope = {
         f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]
     }
     try:
-        values = {**context.inputs.globals, **scope, "pod.name": pod}
-        resolved = template if isinstance(template, Filled) else substitute(template, values)
-        patches = substitute(context.spec.get("podSpecPatch"), values), resolved.get("podSpecPatch")
-        resolved = pod_patch.apply_patches(resolved, patches)
+        values = {**context.inputs.globals, **scope, "pod.name": pod_name}
+        resolved_template = template if isinstance(template, SubstitutedTemplate) else substitute(template, values)
+        patches = substitute(context.spec.get("podSpecPatch"), values), resolved_template.get("podSpecPatch")
+        resolved_template = pod_patch.apply_patches(resolved_template, patches)
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
     deadlines = [options.deadline] if options.deadline else []
     try:
-        if (seconds := resolved.get("activeDeadlineSeconds")) is not None:
+        if (seconds := resolved_template.get("activeDeadlineSeconds")) is not None:
             deadlines.append(context.table.now + retry.parse_int(seconds))
         if template.get("timeout"):
             deadlines.append(admission.timeout_at(node, template))
@@ -57,11 +57,11 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         raise NodeError(str(error)) from None
     context.started.add(node["id"])
     if node["type"] == "Pod":
-        context.table.active.add(node["id"])
-    context.table.orphaned.discard(node["id"])
+        context.table.active_pods.add(node["id"])
+    context.table.orphaned_pods.discard(node["id"])
     containers = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
     deadline, capture = min(deadlines, default=None), _captures_result(context, name, options.boundary)
-    context.actions.append(Start(node["id"], pod, resolved, capture, deadline, containers))
+    context.actions.append(Start(node["id"], pod_name, resolved_template, capture, deadline, containers))
     return node
 
 
@@ -74,8 +74,8 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(node["name"])
     if expansion.results_read is None:
-        references = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
-        expansion.results_read = {plain or quoted for plain, quoted in references}
+        references = re.findall(RESULT_REFERENCE.replace("KIND", kind), json.dumps(parent))
+        expansion.results_read = {plain_name or quoted_name for plain_name, quoted_name in references}
     return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
 
 
@@ -93,6 +93,6 @@ def _container_nodes(
         else:
             context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))
     for container in template["containerSet"]["containers"]:
-        for parent in [names[need] for need in container.get("dependencies") or []] or [node["name"]]:
+        for parent in [names[dependency] for dependency in container.get("dependencies") or []] or [node["name"]]:
             context.table.child(parent, names[container["name"]])
-    return {name: context.table.ids[full] for name, full in names.items()}
+    return {name: context.table.ids[full_name] for name, full_name in names.items()}

@@ -26,12 +26,12 @@ def fulfilled(node: Node) -> bool:
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
 
 
-class Parallel(Exception):
-    """A parallelism limit is reached; retry later."""
+class LimitReached(Exception):
+    """A parallelism limit is reached: the node may start later."""
 
 
-class Crashed(Exception):
-    """Argo's controller fails the workflow here: it looks up a child that could not start.
+class ControllerCrash(Exception):
+    """Argo's controller fails the workflow here, because it looks up a child that could not start.
 
     Also raised for more nodes than an Argo status can hold.
     """
@@ -48,7 +48,7 @@ class Start:
     id: str
     pod: str
     template: Any
-    capture: bool = False  # stdout is an output
+    capture: bool = False  # store stdout as outputs.result
     deadline: float | None = None
     containers: dict[str, str] = field(default_factory=dict)  # of a containerSet: container → node id
 
@@ -131,33 +131,40 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed` and `added` collect what changed since the last `drain_changes`."""
+    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
         self.status: dict[str, Any] = status
         self.nodes: dict[str, Node] = status["nodes"]
         self.ids = {node["name"]: id for id, node in self.nodes.items()}
-        self.active = {
+        self.active_pods = {
             id
             for id, node in self.nodes.items()
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
-        self.orphaned = set(self.active)  # pods of a dead runner not restarted yet: they start regardless of limits
-        self.restored = frozenset(self.active)  # pods that were active when this process loaded the status
-        self.changed: dict[str, None] = {}
-        self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
-        self.added: dict[str, list[str]] = {}  # new children of nodes
-        self.tally: Counter[tuple[str, str]] = Counter()  # (boundary id, state of the child) → children
+        # pods of a dead runner that are not restarted yet: they start regardless of limits
+        self.orphaned_pods = set(self.active_pods)
+        self.restored_pods = frozenset(self.active_pods)  # pods that were active when this process loaded the status
+        self.changed_nodes: dict[str, None] = {}
+        self.linked_children = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
+        self.added_children: dict[str, list[str]] = {}  # new children of nodes
+        self.child_counts: Counter[tuple[str, str]] = (
+            Counter()
+        )  # (boundary id, state of the child) → number of children
         for node in self.nodes.values():
             self._count(node, 1)
-        self.now, self.requeue = 0.0, False  # requeue: a node was fulfilled, so walk the templates again
+        self.now, self.needs_requeue = 0.0, False  # needs_requeue: a node was fulfilled, so walk the templates again
 
     def drain_changes(self) -> dict[str, Any]:
         """Return the changes since the last call: whole nodes, and new children of otherwise unchanged nodes."""
-        changed, self.changed, added, self.added = self.changed, {}, self.added, {}
-        nodes = {id: self.nodes[id] for id in changed}
-        return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
+        changed_nodes, self.changed_nodes = self.changed_nodes, {}
+        added_children, self.added_children = self.added_children, {}
+        nodes = {id: self.nodes[id] for id in changed_nodes}
+        return {
+            "nodes": nodes,
+            "children": {id: children for id, children in added_children.items() if id not in changed_nodes},
+        }
 
     def id(self, name: str) -> str:
         return name if name == self.name else f"{self.name}-{fnv32a(name)}"
@@ -171,10 +178,12 @@ class NodeTable:
         return self.nodes[id] if id is not None else None
 
     def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
-        """Create a node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
+        """Create a node that starts now, and also ends now if `phase` is fulfilled. Raises ControllerCrash."""
         if len(self.nodes) >= MAX_NODES:
             hint = "if templates call themselves more than once, end the recursion by a `when`, or use several runs"
-            raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({hint})")
+            raise ControllerCrash(
+                f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({hint})"
+            )
         boundary = self.nodes.get(options.boundary)
         relative = name[len(boundary["name"]) :] if boundary else name
         node: Any = {
@@ -193,16 +202,16 @@ class NodeTable:
         self.nodes[node["id"]] = node
         self._count(node, 1)
         self.ids[name] = node["id"]
-        self.changed[node["id"]] = None
-        self.requeue |= phase in FULFILLED
+        self.changed_nodes[node["id"]] = None
+        self.needs_requeue |= phase in FULFILLED
         if type == "Pod":
-            self.active.add(node["id"])
+            self.active_pods.add(node["id"])
         return node
 
     def get_or_create(
         self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
     ) -> Node:
-        """Return the node, created with the template's inputs if absent."""
+        """Return the node. A missing node is created with the template's inputs."""
         node = self.get(name)
         if not node:
             node = self.create(name, type, phase, caller, options)
@@ -213,8 +222,8 @@ class NodeTable:
         """Set phase and message, and `finishedAt` if the phase is fulfilled."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
-            self.changed[node["id"]] = None
-        self.requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
+            self.changed_nodes[node["id"]] = None
+        self.needs_requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
         self._count(node, -1)
         node["phase"] = phase
         self._count(node, 1)
@@ -224,12 +233,12 @@ class NodeTable:
                 del node["message"]
         if phase in FULFILLED:
             node["finishedAt"] = node.get("finishedAt") or format_time(self.now)
-            self.active.discard(node["id"])
-            self.orphaned.discard(node["id"])
+            self.active_pods.discard(node["id"])
+            self.orphaned_pods.discard(node["id"])
         return node
 
     def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
-        """Mark the node Error, creating it if absent."""
+        """Mark the node as Error. A missing node is created."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -238,44 +247,49 @@ class NodeTable:
         node = self.nodes[self.ids[parent]]
         children = node.setdefault("children", [])
         id = self.ids.get(name) or self.id(name)
-        if (parent, id) not in self.linked:
-            self.linked.add((parent, id))
+        if (parent, id) not in self.linked_children:
+            self.linked_children.add((parent, id))
             children.append(id)
-            self.added.setdefault(node["id"], []).append(id)
+            self.added_children.setdefault(node["id"], []).append(id)
 
-    def outbound(self, id: str) -> list[str]:
-        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises Crashed."""
+    def outbound_nodes(self, id: str) -> list[str]:
+        """Return the outbound nodes of node `id`: the parents of the nodes that follow it. Raises ControllerCrash."""
         if id not in self.nodes:
-            raise Crashed("was unable to obtain node")
+            raise ControllerCrash("was unable to obtain node")
         node = self.nodes[id]
         children = node.get("children", [])
-        named = node.get("templateName") or node.get("templateRef")  # Argo cannot look up an inline template
-        is_container_set = children and named and self.nodes.get(children[0], {}).get("type") == "Container"
+        # Argo cannot look up an inline template
+        has_named_template = node.get("templateName") or node.get("templateRef")
+        is_container_set = (
+            children and has_named_template and self.nodes.get(children[0], {}).get("type") == "Container"
+        )
         is_group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and is_container_set)
         is_cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
         if is_cached or (node["type"] in LEAF_TYPES and not is_group) or (is_group and not children):
             return [id]
         if is_group:
-            return [out for child in children for out in self._outbound_of(node, child)]
+            return [out for child in children for out in self._outbound_nodes_of(node, child)]
         if node["type"] == "Retry" and children:
             return children[-1:]
-        return [out for child in node.get("outboundNodes", []) for out in self.outbound(child)]
+        return [out for child in node.get("outboundNodes", []) for out in self.outbound_nodes(child)]
 
-    def _outbound_of(self, group: Node, child: str) -> list[str]:
+    def _outbound_nodes_of(self, group: Node, child: str) -> list[str]:
         if child not in self.nodes:
-            raise Crashed("was unable to obtain child node for child")
+            raise ControllerCrash("was unable to obtain child node for child")
         if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get("boundaryID"):
             return [group["id"]]
-        return self.outbound(child)
+        return self.outbound_nodes(child)
 
     def attempts(self, node: Node) -> list[Node]:
-        """Return the attempts of a Retry node, without its hooks; attempts of a retried hook are flagged as both.
+        """Return the attempts of a Retry node, without its hooks. An attempt of a retried hook has both flags.
 
-        Raises Crashed.
+        Raises ControllerCrash.
         """
         for index, id in enumerate(node.get("children", [])):
             if id not in self.nodes:
-                raise Crashed(f'could not find node named "{id}", index {index} in Children of node {node["name"]}')
+                raise ControllerCrash(
+                    f'could not find node named "{id}", index {index} in Children of node {node["name"]}'
+                )
         children = (self.nodes[id] for id in node.get("children", []))
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
@@ -291,7 +305,7 @@ class NodeTable:
     def _count(self, node: Node, change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
             state = "failed" if node["phase"] in FAILED else "completed" if node["phase"] in FULFILLED else "active"
-            self.tally[boundary, state] += change
+            self.child_counts[boundary, state] += change
 
 
 def _template_fields(caller: Task, local: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Order of the visits of a pass to the tasks of a DAG: Argo's order, restricted to tasks that can change.
 
-    Order(targets, needs, eager).walk(visit, held)    # visit(task) → (dependents may start, completed) or HELD
+    Order(targets, needs, eager).walk(visit, on_blocked)    # see VisitResult for the result of `visit`
 
 On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task with unfinished
 dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
@@ -14,91 +14,97 @@ from typing import Any
 
 from argolocal.manifest.types import Task
 
-NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
-State = tuple[bool | None, bool]
-HELD: State = (None, False)  # a limit blocks this task and all others not started
+NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
+VisitResult = tuple[bool | None, bool]  # (dependents may start, the task is completed)
+BLOCKED_BY_LIMIT: VisitResult = (None, False)  # a limit blocks this task and all others that have not started
 
 
 class Order:
-    """The order of one DAG. `eager` tasks are visited even while a limit blocks new ones: `when` may skip them."""
+    """The order of one DAG. `eager` tasks are visited even if a limit blocks new tasks: `when` may skip them."""
 
     def __init__(self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager: Collection[str]) -> None:
         self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
-        self.eager, self.passed = eager, set[str]()
-        self.waiting = {name: len(needs[name]) for name in self.names}
-        self.after: dict[str, list[str]] = {name: [] for name in self.names}
+        self.eager, self.passed_tasks = eager, set[str]()
+        self.unfinished_counts = {name: len(needs[name]) for name in self.names}
+        self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
         for name in self.names:
             for need in needs[name]:
-                self.after[need].append(name)
-        self.live: list[int] = []
-        self.fresh: list[int] = []  # a heap of ready tasks
-        self.unseen: list[int] = []
+                self.dependents[need].append(name)
+        self.live_indexes: list[int] = []
+        self.ready_heap: list[int] = []  # a heap of ready tasks
+        self.new_indexes: list[int] = []
         for name in self.names:
-            if not self.waiting[name]:
-                self._push(name, self.live, 0)
+            if not self.unfinished_counts[name]:
+                self._push(name, self.live_indexes, 0)
 
-    def walk(self, visit: Callable[[str], State], on_held: Callable[[str], object]) -> None:
+    def walk(self, visit: Callable[[str], VisitResult], on_blocked: Callable[[str], object]) -> None:
         """Visit all tasks that can change, in order, including tasks that become ready during the pass.
 
-        Calls `on_held` once for each ready task that a limit blocks.
+        Calls `on_blocked` once for each ready task that a limit blocks.
         """
-        live, self.live = self.live, []
-        position, is_held = 0, False
+        live_indexes, self.live_indexes = self.live_indexes, []
+        position, is_blocked = 0, False
         while True:
-            if new := bool(self.fresh) and not is_held and (position == len(live) or self.fresh[0] < live[position]):
-                index = heappop(self.fresh)
-            elif position < len(live):
-                index, position = live[position], position + 1
+            if (
+                is_new := bool(self.ready_heap)
+                and not is_blocked
+                and (position == len(live_indexes) or self.ready_heap[0] < live_indexes[position])
+            ):
+                index = heappop(self.ready_heap)
+            elif position < len(live_indexes):
+                index, position = live_indexes[position], position + 1
             else:
                 break
             name = self.names[index]
             try:
-                passed, completed = visit(name)
-            except Exception:  # the next pass visits it and the tasks after it
-                if new:
-                    heappush(self.fresh, index)
-                self.live += live[position - (not new) :]
+                may_continue, is_complete = visit(name)
+            except Exception:  # the next pass visits this task and the following ones
+                if is_new:
+                    heappush(self.ready_heap, index)
+                self.live_indexes += live_indexes[position - (not is_new) :]
                 raise
-            if new and passed is None:
-                heappush(self.fresh, index)
-                is_held = True
+            if is_new and may_continue is None:
+                heappush(self.ready_heap, index)
+                is_blocked = True
                 continue
-            if passed and name not in self.passed:
-                self.passed.add(name)
-                for dependent in self.after[name]:
-                    self.waiting[dependent] -= 1
-                    if not self.waiting[dependent]:
-                        self._push(dependent, live, position)
-            if not completed:
-                self.live.append(index)
-        unseen, self.unseen = self.unseen, []
-        for index in unseen if is_held else ():
-            on_held(self.names[index])
+            if may_continue and name not in self.passed_tasks:
+                self.passed_tasks.add(name)
+                for dependent in self.dependents[name]:
+                    self.unfinished_counts[dependent] -= 1
+                    if not self.unfinished_counts[dependent]:
+                        self._push(dependent, live_indexes, position)
+            if not is_complete:
+                self.live_indexes.append(index)
+        new_indexes, self.new_indexes = self.new_indexes, []
+        for index in new_indexes if is_blocked else ():
+            on_blocked(self.names[index])
 
-    def _push(self, name: str, live: list[int], position: int) -> None:
+    def _push(self, name: str, live_indexes: list[int], position: int) -> None:
         if name in self.eager:
-            insort(live, self.index[name], position)
+            insort(live_indexes, self.index[name], position)
         else:
-            heappush(self.fresh, self.index[name])
-            self.unseen.append(self.index[name])
+            heappush(self.ready_heap, self.index[name])
+            self.new_indexes.append(self.index[name])
 
 
 def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
     """Return `names` and their ancestors, dependencies first."""
-    ordered: dict[str, None] = {}
+    ordered_names: dict[str, None] = {}
     for target in names:
-        entered = {target}
-        stack = [(target, iter(needs[target]))] if target not in ordered else []
+        entered_names = {target}
+        stack = [(target, iter(needs[target]))] if target not in ordered_names else []
         while stack:
-            rest = stack[-1][1]
-            ancestor = next((need for need in rest if need not in ordered and need not in entered), None)
+            unvisited = stack[-1][1]
+            ancestor = next(
+                (need for need in unvisited if need not in ordered_names and need not in entered_names), None
+            )
             if ancestor is None:
-                ordered[stack.pop()[0]] = None
+                ordered_names[stack.pop()[0]] = None
             else:
-                entered.add(ancestor)
+                entered_names.add(ancestor)
                 stack.append((ancestor, iter(needs[ancestor])))
-    return list(ordered)
+    return list(ordered_names)
 
 
 def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
@@ -114,8 +120,8 @@ def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str
         return f"{alias}.{result}" if result else _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
-    logic = NAMES.sub(to_alias, depends)
-    return list(aliases), logic
+    expression = NAME_OR_RESULT.sub(to_alias, depends)
+    return list(aliases), expression
 
 
 def _default_condition(name: str, continue_on: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Retry nodes: their attempts, and the decision after each failed attempt; template defaults.
 
-Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that the
-policy does not retry still waits for one backoff, and a strategy without a limit never waits.
+The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit, expression. Therefore a
+failure that the policy does not retry still waits for one backoff, and a strategy without a limit never waits.
 Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from argolocal.engine import admission
 from argolocal.engine.context import Context
-from argolocal.engine.nodes import NodeError, Options, Parallel, parse_time, record_inputs
+from argolocal.engine.nodes import LimitReached, NodeError, Options, parse_time, record_inputs
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
@@ -20,37 +20,44 @@ from argolocal.manifest.kinds import FAILED, FULFILLED, RETRIED_PHASES, TEMPLATE
 from argolocal.manifest.patch import merge_over
 from argolocal.manifest.types import Node, Task, Template
 
-TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
+TRANSIENT_MESSAGES = (
+    "i/o timeout",
+    "connection refused",
+    "connection reset",
+    "TLS handshake timeout",
+    "EOF",
+    "transient",
+)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The final `phase`, or another attempt: not before `wait`, killed at `deadline` (unix seconds)."""
+class Decision:
+    """Either the final `phase`, or another attempt from `start_at` until `deadline` (unix seconds)."""
 
     phase: str = ""
     message: str = ""
-    wait: float | None = None
+    start_at: float | None = None
     deadline: float | None = None
 
 
 def execute(
     context: Context, name: str, caller: Task, template: Template, strategy: dict[str, Any], options: Options
 ) -> Node:
-    """Advance a Retry node. Raises Parallel, NodeError."""
+    """Advance a Retry node. Raises LimitReached, NodeError."""
     table = context.table
     parent = table.get(name)
     if not parent:
         parent = table.create(name, "Retry", "Running", caller, options)
         record_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
-    child = None
+    attempt_node = None
     for _ in range(2):  # a second time if an attempt ends immediately
         attempts = table.attempts(parent)
-        if child:
+        if attempt_node:
             try:
                 admission.check_parallelism(context, template, parent, options.boundary)
-            except Parallel:
-                table.mark(child["name"], "Error", "Max parallelism reached")
+            except LimitReached:
+                table.mark(attempt_node["name"], "Error", "Max parallelism reached")
                 raise
         if attempts and attempts[-1]["phase"] in FULFILLED:
             deadline = _next_attempt(context, parent, attempts, strategy)
@@ -62,16 +69,16 @@ def execute(
             number = max(len(attempts) - 1, 0)
         attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
         if not context.template_of(attempt):
-            local = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
-            local |= last_retry_variables(attempts[number - 1] if number else None)
+            local_values = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
+            local_values |= last_retry_variables(attempts[number - 1] if number else None)
             try:
-                context.expansion(attempt).template = context.inputs.substitute_params(template, local)
+                context.expansion(attempt).template = context.inputs.substitute_params(template, local_values)
             except NodeError as error:
                 table.error(attempt, caller, options, str(error))
                 table.child(name, attempt)
                 raise
-        child = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
-        if not child or child["phase"] not in FULFILLED:
+        attempt_node = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
+        if not attempt_node or attempt_node["phase"] not in FULFILLED:
             return parent
     return parent
 
@@ -82,78 +89,78 @@ def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy
     Raises NodeError.
     """
     try:
-        outcome = decide(context, parent, attempts, strategy)
+        decision = decide(context, parent, attempts, strategy)
     except (ExprError, ValueError) as error:
         context.table.mark(parent["name"], "Error", str(error))
         raise NodeError(str(error)) from None
-    if outcome.phase:
+    if decision.phase:
         if attempts[-1].get("outputs") is not None:
             parent["outputs"] = attempts[-1]["outputs"]
-        context.table.mark(parent["name"], outcome.phase, outcome.message or None)
+        context.table.mark(parent["name"], decision.phase, decision.message or None)
         return None
-    context.table.mark(parent["name"], parent["phase"], outcome.message)
-    if outcome.wait:
-        context.wake_at(outcome.wait)
+    context.table.mark(parent["name"], parent["phase"], decision.message)
+    if decision.start_at:
+        context.wake_at(decision.start_at)
         return None
-    return outcome.deadline or 0.0
+    return decision.deadline or 0.0
 
 
 def _execute_attempt(
     context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
 ) -> Node | None:
-    """Run one attempt below its Retry node. Raises Parallel, NodeError."""
+    """Run one attempt below its Retry node. Raises LimitReached, NodeError."""
     table = context.table
     try:
         child = context.execute(attempt, caller, {}, options, retried=True)
     except NodeError:
-        if retry_policy == "OnFailure":  # the error is the caller's
+        if retry_policy == "OnFailure":  # the caller handles this error
             table.child(parent["name"], attempt)
             raise
         child = table.get(attempt)
     if child:
         table.child(parent["name"], attempt)
     if child and child.get("daemoned") and not parent.get("daemoned"):
-        parent["daemoned"] = table.requeue = True
+        parent["daemoned"] = table.needs_requeue = True
         context.daemons[parent["id"]] = None
-        table.changed[parent["id"]] = None
+        table.changed_nodes[parent["id"]] = None
     return child
 
 
-def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
-    """Decide how to continue after an attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
-    last, now = attempts[-1], context.table.now
-    if last["phase"] not in FAILED:
-        return Outcome("Succeeded")
+def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Decision:
+    """Decide how to continue after an attempt. Raises ExprError, ValueError: the caller marks the node as Error."""
+    last_attempt, now = attempts[-1], context.table.now
+    if last_attempt["phase"] not in FAILED:
+        return Decision("Succeeded")
     if context.shutdown:
-        return Outcome(last["phase"], f"Stopped with strategy '{context.shutdown}'")
+        return Decision(last_attempt["phase"], f"Stopped with strategy '{context.shutdown}'")
     if context.deadline and now >= context.deadline:
-        return Outcome(last["phase"], "retry exceeded workflow deadline")
+        return Decision(last_attempt["phase"], "retry exceeded workflow deadline")
     limit = parse_int(strategy["limit"]) if strategy.get("limit") is not None else None
-    backoff, end = strategy.get("backoff") or {}, None
+    backoff, deadline = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
-            end = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(str(backoff["maxDuration"]))
-            if now > end:
-                return Outcome(last["phase"], "Max duration limit exceeded")
+            deadline = parse_time(attempts[0]["startedAt"]) + gofmt.parse_seconds(str(backoff["maxDuration"]))
+            if now > deadline:
+                return Decision(last_attempt["phase"], "Max duration limit exceeded")
         wait = backoff_duration(backoff, len(attempts))
-        until = parse_time(last["finishedAt"]) + wait
-        if end and until > end:
-            return Outcome(last["phase"], "Backoff would exceed max duration limit")
-        if now < until and limit is not None and len(attempts) <= limit:
-            return Outcome(message=f"Backoff for {gofmt.humanize(wait)}", wait=until)
-    if (kind := policy(strategy)) == "OnTransientError":
-        retryable = any(word in last.get("message", "") for word in TRANSIENT)
+        backoff_end = parse_time(last_attempt["finishedAt"]) + wait
+        if deadline and backoff_end > deadline:
+            return Decision(last_attempt["phase"], "Backoff would exceed max duration limit")
+        if now < backoff_end and limit is not None and len(attempts) <= limit:
+            return Decision(message=f"Backoff for {gofmt.humanize(wait)}", start_at=backoff_end)
+    if (retry_policy := policy(strategy)) == "OnTransientError":
+        is_retryable = any(word in last_attempt.get("message", "") for word in TRANSIENT_MESSAGES)
     else:
-        retryable = last["phase"] in RETRIED_PHASES[kind]
-    if not retryable:
-        return Outcome(last["phase"], last.get("message", ""))
+        is_retryable = last_attempt["phase"] in RETRIED_PHASES[retry_policy]
+    if not is_retryable:
+        return Decision(last_attempt["phase"], last_attempt.get("message", ""))
     if limit is not None and len(attempts) > limit:
-        return Outcome(last["phase"], "No more retries left")
+        return Decision(last_attempt["phase"], "No more retries left")
     if strategy.get("expression"):
-        scope = last_retry_variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
+        scope = last_retry_variables(last_attempt, missing="-1") | {"retries": str(len(attempts) - 1)}
         if not evaluate_bool(strategy["expression"], nest_scope(scope)):
-            return Outcome(last["phase"], "retryStrategy.expression evaluated to false")
-    return Outcome(deadline=end)
+            return Decision(last_attempt["phase"], "retryStrategy.expression evaluated to false")
+    return Decision(deadline=deadline)
 
 
 def policy(strategy: dict[str, Any]) -> str:
@@ -179,16 +186,18 @@ def parse_int(value: Any) -> int:
     return int(value)
 
 
-def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str]:
-    """Return lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
-    if last is None:
+def last_retry_variables(last_attempt: Node | None, missing: str = "0") -> dict[str, str]:
+    """Return lastRetry.* for the next attempt. All values are strings; before the first attempt they are "0" or ""."""
+    if last_attempt is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    times = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
+    times = [
+        parse_time(last_attempt[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last_attempt.get(key)
+    ]  # whole seconds
     return {
-        "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
+        "lastRetry.exitCode": (last_attempt.get("outputs") or {}).get("exitCode", missing),
         "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),
-        "lastRetry.status": last["phase"],
-        "lastRetry.message": last.get("message", ""),
+        "lastRetry.status": last_attempt["phase"],
+        "lastRetry.message": last_attempt.get("message", ""),
     }
 
 
@@ -196,6 +205,6 @@ def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
     """Merge the template over `templateDefaults`, without defaults for other template types."""
     if not defaults:
         return template
-    kinds = {kind for kind in TEMPLATE_TYPES if kind in template}
-    applicable = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
-    return merge_over(applicable, template)
+    types = {kind for kind in TEMPLATE_TYPES if kind in template}
+    applicable_defaults = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in types}
+    return merge_over(applicable_defaults, template)

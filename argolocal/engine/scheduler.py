@@ -3,8 +3,8 @@
     scheduler = Scheduler(workflow, status={})
     actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
 
-Each call walks the templates from the entrypoint over the node table, as Argo's controller does, so a table read from
-disk resumes where it stopped. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
+Each call walks the templates from the entrypoint over the node table, as Argo's controller does, so a run can resume
+from a table on disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
 (v4.1).
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 from argolocal.engine import admission, dag, hooks, leaf_templates, retry, steps, suspend
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import (
-    Crashed,
+    ControllerCrash,
     Kill,
+    LimitReached,
     NodeError,
     Options,
-    Parallel,
     PodEnded,
     PodStarted,
     Resumed,
@@ -35,13 +35,13 @@ from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
 MAX_DEPTH = 100  # nested templates; each level takes about a dozen Python calls
-TOO_DEEP = (
+TOO_DEEP_MESSAGE = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
 )
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * MAX_DEPTH))
 Event = PodStarted | PodEnded | Resumed
-WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
+WORKFLOW_PHASES = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler(Context):
@@ -58,27 +58,31 @@ class Scheduler(Context):
         if "volumeClaimTemplates" in self.spec and not self.done:
             self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
         for event in events:
-            self._apply(event)
+            self._apply_event(event)
         if not admission.admit(self):
             return []
         self._apply_limits()
         if self.spec.get("suspend") and not self.shutdown:
             return self.actions
-        self.table.requeue = True
-        while self.table.requeue and self.status["phase"] == "Running":
-            self.table.requeue, self.blocked_reason = False, ""
+        self.table.needs_requeue = True
+        while self.table.needs_requeue and self.status["phase"] == "Running":
+            self.table.needs_requeue, self.blocked_reason = False, ""
             admission.release_locks(self)
             try:
                 self._reconcile()
-            except Crashed as error:
+            except ControllerCrash as error:
                 self.finish("Error", str(error))
-            if self.table.orphaned and not self.table.requeue and not self._can_progress(excluding=self.table.orphaned):
-                for node in [self.nodes[id] for id in self.table.orphaned]:
+            if (
+                self.table.orphaned_pods
+                and not self.table.needs_requeue
+                and not self._can_progress(excluding=self.table.orphaned_pods)
+            ):
+                for node in [self.nodes[id] for id in self.table.orphaned_pods]:
                     self._restart_orphan(node)
         if self.status["phase"] == "Running" and not self._can_progress():
             duration = "until the deadline" if self.deadline else "for ever"
             message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait for it {duration}"
-            self.finish("Error", message, deadlocked=True)
+            self.finish("Error", message, is_deadlocked=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
@@ -86,23 +90,25 @@ class Scheduler(Context):
     def _restart_orphan(self, node: Node) -> None:
         """Restart a pod of a dead runner whose completed parent does not restart it."""
         retries = (retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry")
-        top = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
-        options = Options(top.get("boundaryID", ""), self.on_exit(top), flag=dict(top.get("nodeFlag", {})))
-        if (caller := self.caller(top))["template"] in self.inputs.templates:
-            with contextlib.suppress(NodeError, Parallel, Crashed):
-                self.execute(top["name"], caller, top.get("inputs", {}), options)
-        if node["id"] in self.table.orphaned:
+        top_node = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
+        options = Options(
+            top_node.get("boundaryID", ""), self.in_exit_handler(top_node), flag=dict(top_node.get("nodeFlag", {}))
+        )
+        if (caller := self.caller(top_node))["template"] in self.inputs.templates:
+            with contextlib.suppress(NodeError, LimitReached, ControllerCrash):
+                self.execute(top_node["name"], caller, top_node.get("inputs", {}), options)
+        if node["id"] in self.table.orphaned_pods:
             self.table.mark(node["name"], "Failed", "its runner died")
 
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
-        types = ("Suspend", "HTTP")
+        waiting_types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active - self.daemons.keys() - excluding)  # a daemon is killed with its template
+            bool(self.table.active_pods - self.daemons.keys() - excluding)  # a daemon is killed with its template
             or self.wake is not None
-            or any(node["type"] in types and node["phase"] not in FULFILLED for node in self.nodes.values())
+            or any(node["type"] in waiting_types and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
 
-    def _apply(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         if isinstance(event, Resumed):
             suspend.resume(self, event)
             return
@@ -151,11 +157,11 @@ class Scheduler(Context):
         for id, node in list(self.nodes.items()):
             if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
-            exiting = self.on_exit(node)
-            if self.shutdown and not self.may_run(exiting):
+            is_exit_handler = self.in_exit_handler(node)
+            if self.shutdown and not self.may_run(is_exit_handler):
                 text = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
                 self.table.mark(node["name"], "Failed", text.format(self.shutdown))
-            elif is_overdue and not exiting:
+            elif is_overdue and not is_exit_handler:
                 self.table.mark(node["name"], "Failed", "Step exceeded its deadline")
             else:
                 continue
@@ -164,26 +170,26 @@ class Scheduler(Context):
     def _reconcile(self) -> None:
         try:
             node = self.execute(self.name, {"template": self.spec["entrypoint"]}, self.inputs.arguments(), Options())
-        except Parallel:
+        except LimitReached:
             return
         except NodeError as error:
             self.finish("Error", f"error in entry template execution: {error}")
             return
-        phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
+        phase: str = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         self.inputs.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
             self.inputs.globals["workflow.failures"] = hooks.failures(self)
         if not hooks.run_workflow_hooks(self) or node["phase"] not in FULFILLED:
             return
-        phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
+        phase = WORKFLOW_PHASES.get(node["phase"]) or node["phase"]
         exit_node = None
         if hook := hooks.exit_hook(self, self.spec):
             name = f"{self.name}.onExit"
             if self.table.get(name) or self.may_run(True):
                 try:
-                    options = Options(on_exit=True, flag=hooks.HOOKED)
+                    options = Options(on_exit=True, flag=hooks.HOOK_FLAG)
                     exit_node = self.execute(name, hook, hook.get("arguments") or {}, options)
-                except Parallel:
+                except LimitReached:
                     return
                 except NodeError as error:
                     self.finish("Error", f"error in exit template execution : {error}")
@@ -203,7 +209,7 @@ class Scheduler(Context):
         self.depth += not retried
         try:
             if self.depth >= MAX_DEPTH:
-                return self.table.error(name, caller, options, TOO_DEEP)
+                return self.table.error(name, caller, options, TOO_DEEP_MESSAGE)
             return self._execute(name, caller, arguments, options, retried)
         finally:
             self.depth -= not retried
@@ -211,16 +217,20 @@ class Scheduler(Context):
     def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
-            self.release_deferred.discard(node["id"])
+            self.deferred_releases.discard(node["id"])
             return node
         try:
-            template = self.template_of(name) or self._enter(name, caller, arguments, options)
+            template = self.template_of(name) or self._bind_template(name, caller, arguments, options)
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
         if not retried:
-            pending = node if node and node["phase"] == "Pending" and node["id"] not in self.started else None
-            if pending and template.get("timeout") and self.table.now >= admission.timeout_at(pending, template):
+            pending_node = node if node and node["phase"] == "Pending" and node["id"] not in self.started else None
+            if (
+                pending_node
+                and template.get("timeout")
+                and self.table.now >= admission.timeout_at(pending_node, template)
+            ):
                 self.table.mark(name, "Failed", "timeout")
                 raise TimedOut("timeout")
             admission.check_parallelism(self, template, node, options.boundary)
@@ -242,16 +252,16 @@ class Scheduler(Context):
             self.table.error(name, caller, options, str(error))
             raise
 
-    def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
+    def _bind_template(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
         template = retry.with_defaults(self.inputs.template(caller), self.spec.get("templateDefaults"))
-        if declared_volumes := volumes.mounted_volumes(self.spec, self.status, template):
-            template = {**template, "volumes": declared_volumes}
+        if mounted_volumes := volumes.mounted_volumes(self.spec, self.status, template):
+            template = {**template, "volumes": mounted_volumes}
         if self.spec.get("archiveLogs"):
             template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
-        local = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
+        local_values = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
         if any(kind in template for kind in leaf_templates.KINDS) and self.strategy(template) is None:
-            local["pod.name"] = self.table.pod_name(name, template["name"])
-        return self.inputs.process_args(template, arguments, local)
+            local_values["pod.name"] = self.table.pod_name(name, template["name"])
+        return self.inputs.process_args(template, arguments, local_values)
 
     def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node:
         for kind, module in (("dag", dag), ("steps", steps)):

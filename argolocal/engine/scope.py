@@ -14,8 +14,8 @@ from argolocal.language.expr import evaluate
 from argolocal.language.substitute import TemplateError, nest_scope, substitute
 from argolocal.manifest.types import Node, Template
 
-UNRESOLVED = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
-ABSENT = "__argo__internal__absent-optional"
+UNRESOLVED_PREFIX = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
+ABSENT_VALUE = "__argo__internal__absent-optional"
 MARK = "\ue000"  # prefix of paths substituted for a placeholder: the executor relocates them
 
 
@@ -28,7 +28,7 @@ class Scope(dict[str, Any]):
 
 
 class Texts(Mapping[str, str | None]):
-    """A view of the texts, not a copy: of a thousand tags a step uses one or two."""
+    """A view of the texts, because a copy would be slow: a step uses one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope, self.globals = scope, globals
@@ -61,7 +61,7 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """Add the tags `tasks.NAME.*` of one node; for a Retry node, of its last attempt."""
+    """Add the tags `tasks.NAME.*` of one node, or of the last attempt of a Retry node."""
     node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
@@ -79,14 +79,14 @@ def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -
     add_outputs(scope, prefix, outputs)
 
 
-def check_named(caller: Mapping[str, Any]) -> None:
+def reject_inline(caller: Mapping[str, Any]) -> None:
     """Raise ValueError for an inline template: Argo looks up the template of a completed loop by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
 
 def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
-    """Add `tasks.NAME.outputs.parameters.*` and artifacts; all that a hook can read of its node (exit_handler.go)."""
+    """Add `tasks.NAME.outputs.parameters.*` and artifacts. A hook can read no other outputs of its node."""
     for parameter in outputs.get("parameters") or []:
         if (value := parameter.get("value", missing)) is not None:
             scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
@@ -94,7 +94,7 @@ def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: 
         scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
-def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
+def add_skipped_outputs(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
     """Add the declared outputs of a node that never ran: their defaults, or None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
@@ -106,14 +106,14 @@ def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Templa
         scope[f"{kind}.{name}.outputs.artifacts.{artifact['name']}"] = {}
 
 
-def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
+def add_loop_outputs(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
     """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
     items = (node for node in nodes if not node.get("nodeFlag"))
-    ordered = sorted(items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
-    if not ordered:
+    ordered_nodes = sorted(items, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+    if not ordered_nodes:
         return
     rows, columns, results = [], {}, []
-    for node in ordered:
+    for node in ordered_nodes:
         outputs = node.get("outputs")
         if not outputs or node["phase"] != "Succeeded":
             continue
@@ -128,16 +128,16 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None
     scope[f"{prefix}.result"] = f"[{','.join(results)}]"
     scope[f"{prefix}.parameters"] = gofmt.dumps(rows)
     for key, values in columns.items():
-        scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_structured(values))
+        scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_parse_if_structured(values))
 
 
-def _structured(values: list[str]) -> list[Any]:
+def _parse_if_structured(values: list[str]) -> list[Any]:
     """Return the parsed values if all are JSON lists or maps, else the strings unchanged."""
     try:
-        parsed = [gofmt.parse_json(value, whole=float) for value in values]
+        parsed_values = [gofmt.parse_json(value, convert_int=float) for value in values]
     except ValueError:
         return values
-    return parsed if all(isinstance(value, (list, dict)) for value in parsed) else values
+    return parsed_values if all(isinstance(value, (list, dict)) for value in parsed_values) else values
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
         if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
             tag = value[2:-2].strip()
             if tag in scope and scope[tag] is None:
-                return {**parameter, "value": ABSENT}
+                return {**parameter, "value": ABSENT_VALUE}
         return parameter
 
     if not arguments.get("parameters"):
@@ -157,7 +157,7 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
 
 
 def resolve_artifact(scope: Scope, artifact: dict[str, Any], prefix: str = "") -> dict[str, Any] | None:
-    """Return the artifact referenced by `from` or `fromExpression`; None if optional and absent.
+    """Return the artifact that `from` or `fromExpression` refers to, or None if it is optional and missing.
 
     Raises TemplateError, whose message starts with `prefix`.
     """
@@ -165,21 +165,24 @@ def resolve_artifact(scope: Scope, artifact: dict[str, Any], prefix: str = "") -
     if not source and not expression:
         return artifact
     try:
-        resolved = evaluate(expression, nest_scope(scope)) if expression else _read(scope, source)
+        resolved_artifact = evaluate(expression, nest_scope(scope)) if expression else _read_tag(scope, source)
     except NodeError as error:
         if artifact.get("optional"):
             return None
         raise TemplateError(f"{prefix}{error}") from None
-    if not isinstance(resolved, dict):
+    if not isinstance(resolved_artifact, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
-    resolved = {**resolved, "name": artifact["name"]}
-    if artifact.get("subPath") and resolved.get("s3"):
-        sub = substitute(artifact["subPath"], scope.parameters())
-        resolved["s3"] = {**resolved["s3"], "key": f"{resolved['s3']['key'].rstrip('/')}/{sub}"}
-    return resolved
+    resolved_artifact = {**resolved_artifact, "name": artifact["name"]}
+    if artifact.get("subPath") and resolved_artifact.get("s3"):
+        sub_path = substitute(artifact["subPath"], scope.parameters())
+        resolved_artifact["s3"] = {
+            **resolved_artifact["s3"],
+            "key": f"{resolved_artifact['s3']['key'].rstrip('/')}/{sub_path}",
+        }
+    return resolved_artifact
 
 
-def _read(scope: Scope, source: str) -> Any:
+def _read_tag(scope: Scope, source: str) -> Any:
     """Return the value of a tag, or of an expression in braces. Raises NodeError."""
     tag = source.removeprefix("{{").removesuffix("}}").strip()
     if tag.startswith("="):
@@ -191,23 +194,23 @@ def _read(scope: Scope, source: str) -> Any:
 
 def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
     """Return the outputs of a DAG or steps template. Raises TemplateError."""
-    declared = template.get("outputs") or {}
+    declared_outputs = template.get("outputs") or {}
     outputs: dict[str, Any] = {}
-    for parameter in declared.get("parameters") or []:
-        value = _value(parameter, scope)
+    for parameter in declared_outputs.get("parameters") or []:
+        value = _output_value(parameter, scope)
         outputs.setdefault("parameters", []).append(
             {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
         )
-    for artifact in declared.get("artifacts") or []:
-        resolved = resolve_artifact(scope, artifact, "unable to resolve outputs from scope: ")
-        if resolved and (artifact.get("from") or artifact.get("fromExpression")):
+    for artifact in declared_outputs.get("artifacts") or []:
+        resolved_artifact = resolve_artifact(scope, artifact, "unable to resolve outputs from scope: ")
+        if resolved_artifact and (artifact.get("from") or artifact.get("fromExpression")):
             global_name = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
-            resolved = {key: value for key, value in resolved.items() if key != "globalName"}
-            outputs.setdefault("artifacts", []).append(resolved | global_name)
+            resolved_artifact = {key: value for key, value in resolved_artifact.items() if key != "globalName"}
+            outputs.setdefault("artifacts", []).append(resolved_artifact | global_name)
     return outputs or None
 
 
-def _value(parameter: dict[str, Any], scope: Scope) -> str:
+def _output_value(parameter: dict[str, Any], scope: Scope) -> str:
     if "valueFrom" not in parameter:
         raise TemplateError("output parameters must have a valueFrom specified")
     source = parameter["valueFrom"] or {}
@@ -218,7 +221,7 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
             if value is None:
                 raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
         else:
-            value = _read(scope, source.get("parameter", ""))
+            value = _read_tag(scope, source.get("parameter", ""))
     except NodeError as error:
         if default is None:
             raise TemplateError(str(error)) from None

@@ -1,14 +1,14 @@
 """Steps templates: groups run in sequence, the steps of a group in parallel.
 
-A group completes when all its steps have. A group in phase Failed or Error fails the template, unless `continueOn`
-allows it; the template's phase is Failed in both cases. Source: Argo's steps.go.
+A group completes when all its steps have completed. A group in phase Failed or Error fails the template, unless
+`continueOn` allows it; the template's phase is Failed in both cases. Source: Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
 from argolocal.engine.dag import resolve_references
-from argolocal.engine.nodes import Crashed, NodeError, Options, Parallel, TimedOut, fulfilled
+from argolocal.engine.nodes import ControllerCrash, LimitReached, NodeError, Options, TimedOut, fulfilled
 from argolocal.language.govaluate import WhenError, should_execute
 from argolocal.language.substitute import Missing, TemplateError
 from argolocal.manifest.kinds import FAILED, FULFILLED
@@ -22,33 +22,33 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
     scope |= scopes.template_scope(context.status, template)
-    inner = Options(node["id"], options.on_exit, "steps")
-    complete = expansion.complete_groups
-    group, previous = node, f"{name}[{complete - 1}]" if complete else ""
-    for index, steps in enumerate(template["steps"][complete:], complete):
+    step_options = Options(node["id"], options.on_exit, "steps")
+    complete_groups = expansion.complete_groups
+    group, previous_group = node, f"{name}[{complete_groups - 1}]" if complete_groups else ""
+    for index, steps in enumerate(template["steps"][complete_groups:], complete_groups):
         group_name = f"{name}[{index}]"
         if not (group := context.table.get(group_name)):
-            group = context.table.create(group_name, "StepGroup", "Running", {}, inner)
-            _connect(context, name, previous, group_name)
-        previous = group_name
+            group = context.table.create(group_name, "StepGroup", "Running", {}, step_options)
+            _connect_group(context, name, previous_group, group_name)
+        previous_group = group_name
         is_fulfilled = group["phase"] in FULFILLED and _children_fulfilled(context, group)
-        if not is_fulfilled and Group(context, group_name, scope, inner).run(steps):
+        if not is_fulfilled and Group(context, group_name, scope, step_options).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the template
             return node
         if group["phase"] not in FULFILLED:
             return node
         if group["phase"] in FAILED:
-            node["outboundNodes"] = _outbound(context, group)
+            node["outboundNodes"] = _outbound_nodes(context, group)
             return context.table.mark(name, "Failed", group.get("message", ""))
         try:
             for step in steps:
-                _add(context, scope, group, step, inner)
+                _add_step_outputs(context, scope, group, step, step_options)
         except ValueError as error:
             raise NodeError(str(error)) from None
         expansion.complete_groups = index + 1
-    group = context.nodes[context.table.ids[previous]] if previous else node
-    node["outboundNodes"] = _outbound(context, group)
+    group = context.nodes[context.table.ids[previous_group]] if previous_group else node
+    node["outboundNodes"] = _outbound_nodes(context, group)
     if outputs := scopes.resolve_outputs(template, scope):
         node["outputs"] = outputs
         context.inputs.export(outputs)
@@ -64,37 +64,37 @@ def _children_fulfilled(context: Context, node: Node) -> bool:
     )
 
 
-def _connect(context: Context, name: str, previous: str, group: str) -> None:
-    if not previous:
+def _connect_group(context: Context, name: str, previous_group: str, group: str) -> None:
+    if not previous_group:
         context.table.child(name, group)
         return
-    previous_node = context.nodes[context.table.ids[previous]]
+    previous_node = context.nodes[context.table.ids[previous_group]]
     if not previous_node.get("children"):
-        context.table.child(previous, group)
+        context.table.child(previous_group, group)
     for child in previous_node.get("children", []):
-        for out in context.table.outbound(child):
+        for out in context.table.outbound_nodes(child):
             if out not in context.nodes:
-                raise Crashed(f"could not obtain the out noden name for {out}")
+                raise ControllerCrash(f"could not obtain the out noden name for {out}")
             context.table.child(context.nodes[out]["name"], group)
 
 
-def _outbound(context: Context, group: Node) -> list[str]:
-    return [out for child in group.get("children", []) for out in context.table.outbound(child)]
+def _outbound_nodes(context: Context, group: Node) -> list[str]:
+    return [out for child in group.get("children", []) for out in context.table.outbound_nodes(child)]
 
 
-def _add(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
+def _add_step_outputs(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
     """Add a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
     node = context.table.get(name)
     if node:
         scopes.add_node(context.table, scope, "steps", step["name"], node)
-        scopes.add_skipped(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
+        scopes.add_skipped_outputs(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
         return
     children = (context.nodes[id] for id in group.get("children", []))
     items = [child for child in children if child["name"].startswith(name + "(") and child["type"] != "Skipped"]
     if items:
-        scopes.check_named(step)
-    scopes.aggregate(scope, "steps", step["name"], items)
+        scopes.reject_inline(step)
+    scopes.add_loop_outputs(scope, "steps", step["name"], items)
     scopes.add_node(context.table, scope, "steps", step["name"], group)
 
 
@@ -106,13 +106,16 @@ class Group:
         self.table, self.inputs = context.table, context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group and mark it when it completes. Return True if an exit hook could not run."""
-        expanded = self._expand_steps(steps)
-        if expanded is None:
+        """Advance the group, and mark the group when it completes. Return True if an exit hook could not run."""
+        expanded_steps = self._expand_steps(steps)
+        if expanded_steps is None:
             return False
         expansion = self.context.expansion(self.name)
-        pending, unfinished = expanded if expansion.pending is None else expansion.pending, []
-        for index, step in enumerate(pending):
+        pending_steps, unfinished_steps = (
+            expanded_steps if expansion.pending_members is None else expansion.pending_members,
+            [],
+        )
+        for index, step in enumerate(pending_steps):
             name = f"{self.name}.{step['name']}"
             node = self.table.get(name)
             if not node:
@@ -129,9 +132,11 @@ class Group:
                     return False
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
-            except Parallel:
-                if not node and not self.table.orphaned:  # a limit: the following steps have not started either
-                    unfinished += pending[index:]
+            except LimitReached:
+                if (
+                    not node and not self.table.orphaned_pods
+                ):  # a limit is reached: the following steps have not started either
+                    unfinished_steps += pending_steps[index:]
                     break
             except TimedOut as error:
                 self.table.mark(self.name, "Failed", str(error))
@@ -142,71 +147,71 @@ class Group:
                 return False
             if node := self.table.get(name):
                 self.table.child(self.name, name)
-            unfinished += [] if node and fulfilled(node) else [step]
-        expansion.pending = unfinished
-        if not unfinished or any(step.get("hooks") or step.get("onExit") for step in steps):
-            return self._assess({f"{self.name}.{step['name']}": step for step in expanded})
+            unfinished_steps += [] if node and fulfilled(node) else [step]
+        expansion.pending_members = unfinished_steps
+        if not unfinished_steps or any(step.get("hooks") or step.get("onExit") for step in steps):
+            return self._assess({f"{self.name}.{step['name']}": step for step in expanded_steps})
         return False
 
     def _expand_steps(self, steps: list[Task]) -> list[Task] | None:
         expansion = self.context.expansion(self.name)
         if expansion.members is not None:
             return expansion.members
-        expanded: list[Task] = []
-        resolved, missing = list[Task](), ""
+        expanded_steps: list[Task] = []
+        resolved_steps, missing_message = list[Task](), ""
         try:
             for step in steps:
                 try:
-                    resolved.append(resolve_references(self.context, step, self.scope, scopes.UNRESOLVED))
-                except Missing as error:  # Argo retries this until another step's error comes first
-                    missing = str(error)
+                    resolved_steps.append(resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX))
+                except Missing as error:  # Argo retries this until another step fails
+                    missing_message = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None
-            if missing:
-                self.context.blocked_reason = missing
+            if missing_message:
+                self.context.blocked_reason = missing_message
                 return None
-            for step in resolved:
+            for step in resolved_steps:
                 items = expand(step, self.scope.parameters(self.inputs.globals))
                 if has_loop(step) and not items:
                     name = f"{self.name}.{step['name']}"
                     self.table.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
                     self.table.child(self.name, name)
-                expanded += items
+                expanded_steps += items
         except (TemplateError, WhenError, ValueError) as error:
             self.table.mark(self.name, "Error", str(error))
             return None
-        expansion.members = expanded
-        return expanded
+        expansion.members = expanded_steps
+        return expanded_steps
 
     def _assess(self, steps: dict[str, Task]) -> bool:
-        complete = True
+        all_completed = True
         group = self.table.nodes[self.table.ids[self.name]]
         children = [self.table.nodes[id] for id in group.get("children", [])]
         for node in children:
             step: Task = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
-            hooked = step.get("hooks") or step.get("onExit")
+            has_hooks = step.get("hooks") or step.get("onExit")
             try:
-                if hooked and not hooks.run_conditional(self.context, step, node, self.scope, self.options):
+                if has_hooks and not hooks.run_conditional_hooks(self.context, step, node, self.scope, self.options):
                     return False
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
                 return False
             try:
                 if not fulfilled(node):
-                    complete = False
-                elif hooked:
-                    complete &= hooks.run_exit(self.context, step, node, self.scope, self.options)
+                    all_completed = False
+                elif has_hooks:
+                    all_completed &= hooks.run_exit_hook(self.context, step, node, self.scope, self.options)
             except NodeError as error:
                 self.table.mark(self.name, "Error", str(error))
                 return True
-        if not complete:
+        if not all_completed:
             self.table.mark(self.name, "Running")
             return False
         for node in children:
             step = steps.get(node["name"], {})
             continue_on = step.get("continueOn") or {}
-            allowed = continue_on.get("failed") if node["phase"] == "Failed" else continue_on.get("error")
-            if node["phase"] in FAILED and not allowed:
+            is_allowed = continue_on.get("failed") if node["phase"] == "Failed" else continue_on.get("error")
+            if node["phase"] in FAILED and not is_allowed:
                 self.table.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return False
         self.table.mark(self.name, "Succeeded")

@@ -2,9 +2,10 @@
 
     suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; a missing value is the default of the output, or of the
-input of the same name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
-(ResumeWorkflow, updateSuspendedNode); v4.1.
+Values fill the outputs with `valueFrom: {supplied: {}}`; without a value, the default of the output is used, or the
+default of the input of the same name.
+Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go (ResumeWorkflow,
+updateSuspendedNode); v4.1.
 """
 
 from collections.abc import Mapping
@@ -22,15 +23,15 @@ from argolocal.manifest.types import Node, Task, Template
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
-    if node["phase"] == "Pending":  # it waited for a lock
+    if node["phase"] == "Pending":  # the node waited for a lock
         context.table.mark(name, "Running")
-    if "outputs" not in node and (expected := _expected(template)):
-        node["outputs"] = {"parameters": expected}
+    if "outputs" not in node and (expected_parameters := _expected_parameters(template)):
+        node["outputs"] = {"parameters": expected_parameters}
     if duration := (template["suspend"] or {}).get("duration"):
-        until = parse_time(node["startedAt"]) + gofmt.parse_seconds(str(duration))
-        if context.table.now >= until:
+        resume_time = parse_time(node["startedAt"]) + gofmt.parse_seconds(str(duration))
+        if context.table.now >= resume_time:
             return _complete(context, node)
-        context.wake_at(until)
+        context.wake_at(resume_time)
     return node
 
 
@@ -58,7 +59,8 @@ def suspended(status: Mapping[str, Any]) -> list[Node]:
 def resume_hint(name: str, node: Node) -> str:
     """Return a sentence that says how to resume a suspended node of run `name`."""
     values = "".join(
-        f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
+        f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}"
+        for parameter in _missing_parameters(node)
     )
     return f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal resumes it"
 
@@ -66,40 +68,54 @@ def resume_hint(name: str, node: Node) -> str:
 def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return {node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and missing values."""
     nodes = suspended(status)
-    expected = {parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _supplied(node)}
+    expected_sources = {
+        parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _missing_parameters(node)
+    }
     for name in values:
-        if name not in expected:
-            hint = f"It waits for {', '.join(expected)}." if expected else "It does not wait for values."
-            raise ConfigError(f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected))} {hint}")
-    missing = [name for name, source in expected.items() if name not in values and source.get("default") is None]
-    if missing:
-        raise ConfigError(f"a step waits for the value of {missing[0]!r}: pass it with -p {missing[0]}=VALUE.")
+        if name not in expected_sources:
+            hint = (
+                f"The suspended steps wait for {', '.join(expected_sources)}."
+                if expected_sources
+                else "The suspended steps do not wait for values."
+            )
+            raise ConfigError(
+                f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected_sources))} {hint}"
+            )
+    missing_names = [
+        name for name, source in expected_sources.items() if name not in values and source.get("default") is None
+    ]
+    if missing_names:
+        raise ConfigError(
+            f"a step waits for the value of {missing_names[0]!r}: pass it with -p {missing_names[0]}=VALUE."
+        )
     return {
         node["id"]: {
-            parameter["name"]: values[parameter["name"]] for parameter in _supplied(node) if parameter["name"] in values
+            parameter["name"]: values[parameter["name"]]
+            for parameter in _missing_parameters(node)
+            if parameter["name"] in values
         }
         for node in nodes
     }
 
 
-def _expected(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     inputs = template["inputs"]["parameters"]
     defaults = {parameter["name"]: parameter["default"] for parameter in inputs if "default" in parameter}
-    expected: list[dict[str, Any]] = []
+    expected_parameters: list[dict[str, Any]] = []
     for parameter in (template.get("outputs") or {}).get("parameters") or []:
         source = dict(parameter["valueFrom"])
         if source.get("default") is None and parameter["name"] in defaults:
             source["default"] = defaults[parameter["name"]]
-        expected.append({**parameter, "valueFrom": source})
-    return expected
+        expected_parameters.append({**parameter, "valueFrom": source})
+    return expected_parameters
 
 
-def _supplied(node: Node) -> list[dict[str, Any]]:
+def _missing_parameters(node: Node) -> list[dict[str, Any]]:
     return [parameter for parameter in (node.get("outputs") or {}).get("parameters") or [] if "valueFrom" in parameter]
 
 
 def _complete(context: Context, node: Node) -> Node:
-    for parameter in _supplied(node):
+    for parameter in _missing_parameters(node):
         source = parameter.pop("valueFrom")
         if source.get("default") is None:
             parameter["valueFrom"] = source
@@ -113,9 +129,11 @@ def _complete(context: Context, node: Node) -> Node:
 def check(template: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
-        supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
-        if supplied != ("suspend" in template):
+        is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
+        if is_supplied != ("suspend" in template):
             rule = (
-                "is only for suspend templates" if supplied else "is missing: suspend templates have only such outputs"
+                "is only for suspend templates"
+                if is_supplied
+                else "is missing: suspend templates have only such outputs"
             )
             raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")

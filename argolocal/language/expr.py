@@ -8,20 +8,20 @@ from typing import Any
 
 from argolocal.language import regexp
 from argolocal.language.functions import (
-    BUDGET,
     BUILTINS,
     MEMORY,
+    MEMORY_BUDGET,
     PREDICATES,
     ExprError,
     Numeric,
     as_indexable,
     compare,
     equal,
-    grow,
     is_nil,
     is_number,
     remainder,
     require_bool,
+    reserve_memory,
     series,
     slice_bytes,
 )
@@ -33,7 +33,7 @@ __all__ = ["ExprError", "evaluate", "evaluate_bool", "find_calls", "identifiers"
 
 def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
     """Return the value of `source` in `scope` (nested plain data, functions as callables). Raises ExprError."""
-    MEMORY.remaining = BUDGET
+    MEMORY.remaining = MEMORY_BUDGET
     try:
         return _eval(parse(source), scope, ())
     except (TypeError, ValueError, AttributeError, LookupError, RecursionError, ArithmeticError) as error:
@@ -76,8 +76,8 @@ def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
         function = _eval(node[1], scope, frame)
         if not callable(function):
             raise ExprError("this value is not a function")
-        inner = {**scope, UNTYPED: True}
-        return function(*(_eval(operand, inner, frame) for operand in node[2]))
+        inner_scope = {**scope, SKIP_TYPE_CHECK: True}
+        return function(*(_eval(operand, inner_scope, frame) for operand in node[2]))
     if kind == "predicate":
         return _predicate(node, scope, frame)
     if kind == "pointer":
@@ -107,11 +107,11 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
-TYPED = ("name", "const", "list", "map")  # nodes with a type that expr-lang knows before evaluation
-UNTYPED = ""  # key in a scope: in arguments of a method (sprig.x), expr-lang does not check types
+TYPED_NODES = ("name", "const", "list", "map")  # nodes with a type that expr-lang knows before evaluation
+SKIP_TYPE_CHECK = ""  # key in a scope: in arguments of a method (sprig.x), expr-lang does not check types
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "nil" if value is None else "bool"
     if is_number(value):
@@ -132,14 +132,14 @@ def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any
     lhs = _eval(left_node, scope, frame)
     if operator == "??":
         return _eval(right_node, scope, frame) if is_nil(lhs) else lhs
-    if operator in ("==", "!=") and UNTYPED not in scope:
-        kinds = [_kind(lhs)] if left_node[0] in TYPED else []
-        kinds += [_kind(_eval(right_node, scope, frame))] if right_node[0] in TYPED else []
+    if operator in ("==", "!=") and SKIP_TYPE_CHECK not in scope:
+        kinds = [_type_name(lhs)] if left_node[0] in TYPED_NODES else []
+        kinds += [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
         if len({*kinds} - {"nil"}) > 1:
             raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(kinds)})")
     if operator in ("||", "or", "&&", "and"):
-        stops = operator in ("||", "or")
-        return stops if require_bool(lhs) is stops else require_bool(_eval(right_node, scope, frame))
+        stop_value = operator in ("||", "or")
+        return stop_value if require_bool(lhs) is stop_value else require_bool(_eval(right_node, scope, frame))
     return OPERATORS[operator](lhs, _eval(right_node, scope, frame))
 
 
@@ -157,11 +157,11 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
         return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
 
     result = PREDICATES[name](collection, test, *accumulator)
-    grow(len(result) if name == "map" else 0)
+    reserve_memory(len(result) if name == "map" else 0)
     return result
 
 
-def _text(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
+def _text_operator(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
     def apply(lhs: Any, rhs: Any) -> bool:
         if lhs is None or rhs is None:
             return False
@@ -172,7 +172,7 @@ def _text(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any
     return apply
 
 
-def _math(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[Any, Any], Any]:
+def _math_operator(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[Any, Any], Any]:
     def calculate(lhs: Any, rhs: Any) -> Any:
         if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
             return lhs + rhs
@@ -206,16 +206,16 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": lambda a, b: compare(a, b) <= 0,
     ">=": lambda a, b: compare(a, b) >= 0,
     "in": _in,
-    "matches": _text("matches", lambda a, b: regexp.matches(b, a)),
-    "contains": _text("contains", lambda a, b: b in a),
-    "startsWith": _text("startsWith", str.startswith),
-    "endsWith": _text("endsWith", str.endswith),
-    "..": _math("..", lambda a, b: series(int(a), int(b) + 1)),
-    "+": _math("+", lambda a, b: a + b),
-    "-": _math("-", lambda a, b: a - b),
-    "*": _math("*", lambda a, b: a * b),
-    "/": _math("/", divide),
-    "%": _math("%", _modulo),
-    "**": _math("**", power),
-    "^": _math("^", power),
+    "matches": _text_operator("matches", lambda a, b: regexp.matches(b, a)),
+    "contains": _text_operator("contains", lambda a, b: b in a),
+    "startsWith": _text_operator("startsWith", str.startswith),
+    "endsWith": _text_operator("endsWith", str.endswith),
+    "..": _math_operator("..", lambda a, b: series(int(a), int(b) + 1)),
+    "+": _math_operator("+", lambda a, b: a + b),
+    "-": _math_operator("-", lambda a, b: a - b),
+    "*": _math_operator("*", lambda a, b: a * b),
+    "/": _math_operator("/", divide),
+    "%": _math_operator("%", _modulo),
+    "**": _math_operator("**", power),
+    "^": _math_operator("^", power),
 }

@@ -17,7 +17,7 @@ from argolocal.language import json_path
 from argolocal.language.gofmt import Keyed, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
-BUDGET = 1_000_000  # elements and bytes that one evaluation may allocate; as in expr-lang
+MEMORY_BUDGET = 1_000_000  # elements and bytes that one evaluation may allocate; as in expr-lang
 
 
 class ExprError(NodeError):
@@ -25,13 +25,13 @@ class ExprError(NodeError):
 
 
 class _Memory(threading.local):
-    remaining = BUDGET
+    remaining = MEMORY_BUDGET
 
 
 MEMORY = _Memory()
 
 
-def grow(size: int) -> None:
+def reserve_memory(size: int) -> None:
     """Reserve `size` of this evaluation's memory budget. Raises ExprError if it is exceeded."""
     MEMORY.remaining -= size
     if MEMORY.remaining <= 0:
@@ -42,7 +42,7 @@ def series(start: int, stop: int, step: int = 1) -> list[int]:
     """Return the numbers from `start` up to but excluding `stop`. Raises ExprError."""
     numbers = range(start, stop, step) if step else range(0)
     if numbers:
-        grow((numbers[-1] - numbers[0]) // step + 1)
+        reserve_memory((numbers[-1] - numbers[0]) // step + 1)
     return list(numbers)
 
 
@@ -133,7 +133,7 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    return parse_json(text, whole=float)  # Go reads all JSON numbers of unknown type as floats
+    return parse_json(text, convert_int=float)  # Go reads all JSON numbers of unknown type as floats
 
 
 def slice_bytes(text: str, start: int | None, end: int | None) -> str:
@@ -141,17 +141,19 @@ def slice_bytes(text: str, start: int | None, end: int | None) -> str:
     return text.encode()[start:end].decode(errors="replace")
 
 
-def split(text: str, separator: str, most: int = -1) -> list[str]:
-    """Apply Go's SplitN: at most `most` parts, or all if it is negative; "" separates all letters."""
-    if most == 0:
+def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
+    """Apply Go's SplitN: at most `max_parts` parts, or all if it is negative; "" separates all letters."""
+    if max_parts == 0:
         return Nil()
     if separator:
-        return text.split(separator, max(most - 1, -1))
-    return list(text) if most < 0 else [piece for piece in (*text[: most - 1], text[most - 1 :]) if piece]
+        return text.split(separator, max(max_parts - 1, -1))
+    return (
+        list(text) if max_parts < 0 else [piece for piece in (*text[: max_parts - 1], text[max_parts - 1 :]) if piece]
+    )
 
 
-def _split_after(text: str, separator: str, most: int = -1) -> list[str]:
-    parts = split(text, separator, most)
+def _split_after(text: str, separator: str, max_parts: int = -1) -> list[str]:
+    parts = split(text, separator, max_parts)
     return [*(piece + separator for piece in parts[:-1]), parts[-1]] if parts else parts
 
 
@@ -175,7 +177,7 @@ def _take(values: Any, count: int) -> list[Any]:
 def _repeat(text: str, times: int) -> str:
     if times < 0:
         raise ExprError(f"expected positive integer, got {times}")
-    grow(len(text.encode()) * times)
+    reserve_memory(len(text.encode()) * times)
     return text * times
 
 
@@ -185,12 +187,12 @@ def _byte_index(text: str, index: int) -> int:
 
 def _unbase64(text: str) -> str:
     text = re.sub(r"[\r\n]", "", text)
-    valid = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
-    if valid and valid.end() == len(text) and "_" not in text:
+    valid_prefix = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
+    if valid_prefix and valid_prefix.end() == len(text) and "_" not in text:
         return base64.b64decode(text).decode(errors="replace")
-    end = valid.end() if valid else 0
-    illegal = re.search(r"[^A-Za-z0-9+/=]", text[end:])
-    raise ExprError(f"illegal base64 data at input byte {end + (illegal.start() if illegal else 0)}")
+    end = valid_prefix.end() if valid_prefix else 0
+    illegal_byte = re.search(r"[^A-Za-z0-9+/=]", text[end:])
+    raise ExprError(f"illegal base64 data at input byte {end + (illegal_byte.start() if illegal_byte else 0)}")
 
 
 def _is_descending(order: str) -> bool:
@@ -208,15 +210,23 @@ def _unique(values: list[Any]) -> list[Any]:
 
 
 def _numbers(*values: Any) -> list[Numeric]:
-    flat = _flatten(list(values))
-    if not all(map(is_number, flat)):
-        raise ExprError(f"expected numbers, not {flat!r}")
-    return flat
+    numbers = _flatten(list(values))
+    if not all(map(is_number, numbers)):
+        raise ExprError(f"expected numbers, not {numbers!r}")
+    return numbers
 
 
 def _median(*values: Any) -> float:
-    ordered, half = sorted(_numbers(*values)), len(_flatten(list(values))) // 2
-    return (ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2) if ordered else 0.0
+    ordered_numbers, middle = sorted(_numbers(*values)), len(_flatten(list(values))) // 2
+    return (
+        (
+            ordered_numbers[middle]
+            if len(ordered_numbers) % 2
+            else (ordered_numbers[middle - 1] + ordered_numbers[middle]) / 2
+        )
+        if ordered_numbers
+        else 0.0
+    )
 
 
 def _length(value: Any) -> int:
@@ -288,17 +298,19 @@ def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, li
 
 
 def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
-    rest = list(enumerate(elements))
-    accumulator = start[0] if start else rest.pop(0)[1]
-    for i, element in rest:
+    remaining_elements = list(enumerate(elements))
+    accumulator = start[0] if start else remaining_elements.pop(0)[1]
+    for i, element in remaining_elements:
         accumulator = test(element, i, accumulator)
     return accumulator
 
 
 def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
-    keyed = [(test(element, i), element) for i, element in enumerate(elements)]
-    ordered = sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=_is_descending(order))
-    return [value for _, value in ordered]
+    keyed_elements = [(test(element, i), element) for i, element in enumerate(elements)]
+    ordered_elements = sorted(
+        keyed_elements, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=_is_descending(order)
+    )
+    return [value for _, value in ordered_elements]
 
 
 PREDICATES: dict[str, Callable[..., Any]] = {

@@ -16,14 +16,17 @@ from typing import Any
 MAX_WIDTH = 1_000_000  # Go stops reading a format at a larger width
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
-VERB, VERBS = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S), {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
-TOKENS, DECODER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+'), json.JSONDecoder()
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+VERB_PATTERN, VERBS = (
+    re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S),
+    {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"},
+)
+JSON_TOKENS, JSON_DECODER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+'), json.JSONDecoder()
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
 }  # fmt: skip
 ESCAPED_CHARACTERS = dict(zip("ntrabfv\\", "\n\t\r\a\b\f\v\\", strict=True))
-QUOTES = {char: f"\\{letter}" for letter, char in ESCAPED_CHARACTERS.items()} | {'"': '\\"'}
-DATE = {  # token of Go's reference time → strftime's
+QUOTE_ESCAPES = {char: f"\\{letter}" for letter, char in ESCAPED_CHARACTERS.items()} | {'"': '\\"'}
+DATE_TOKENS = {  # token of Go's reference time → strftime's
     **{"January": "%B", "Monday": "%A", "Jan": "%b", "Mon": "%a", "MST": "%Z", "PM": "%p", "_2": "%e", "15": "%H"},
     **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
     **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
@@ -69,16 +72,16 @@ def format_date(layout: str, moment: datetime) -> str:
         token = match[0]
         if token[0] in ".,":
             return token[0] + f"{moment.microsecond:06}000"[: len(token) - 1]
-        return values[token] if token in values else moment.strftime(DATE[token])
+        return values[token] if token in values else moment.strftime(DATE_TOKENS[token])
 
-    return re.sub("|".join([*map(re.escape, [*values, *DATE]), r"(?<=05)[.,]0+"]), format_token, layout)
+    return re.sub("|".join([*map(re.escape, [*values, *DATE_TOKENS]), r"(?<=05)[.,]0+"]), format_token, layout)
 
 
-def humanize(wait: float) -> str:
+def humanize(seconds: float) -> str:
     """Format seconds as Argo's humanize.Duration: "10 seconds", "2 minutes 5 seconds"."""
-    rest, words = int(wait), []
+    remaining_seconds, words = int(seconds), []
     for name, size in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
-        count, rest = divmod(rest, size)
+        count, remaining_seconds = divmod(remaining_seconds, size)
         if count:
             words.append(f"{count} {name}" + ("s" if count != 1 else ""))
     return " ".join(words[:2]) or "0 seconds"
@@ -147,15 +150,17 @@ def dumps(value: Any, margin: str | None = None) -> str:
 
     Raises ValueError for NaN and Inf.
     """
-    inner, colon = (None, ":") if margin is None else (margin + "  ", ": ")
+    inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, Keyed):
         raise ValueError(f"json: unsupported type: map[interface {{}}]{value.of}")
     if isinstance(value, dict):
-        return _within("{}", [dumps(str(key)) + colon + dumps(value[key], inner) for key in sorted(value)], margin)
+        return _join_rows(
+            "{}", [dumps(str(key)) + colon + dumps(value[key], inner_margin) for key in sorted(value)], margin
+        )
     if isinstance(value, Nil):
         return "null"
     if isinstance(value, (list, tuple)):
-        return _within("[]", [dumps(member, inner) for member in value], margin)
+        return _join_rows("[]", [dumps(member, inner_margin) for member in value], margin)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"json: unsupported value: {format_f(value)}")
@@ -163,11 +168,11 @@ def dumps(value: Any, margin: str | None = None) -> str:
     return json.dumps(value, ensure_ascii=False).translate(ESCAPES)
 
 
-def _within(ends: str, rows: list[str], margin: str | None) -> str:
+def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
     if margin is None or not rows:
-        return ends[0] + ",".join(rows) + ends[1]
-    gap = f"\n{margin}  "
-    return f"{ends[0]}{gap}{f',{gap}'.join(rows)}\n{margin}{ends[1]}"
+        return brackets[0] + ",".join(rows) + brackets[1]
+    separator = f"\n{margin}  "
+    return f"{brackets[0]}{separator}{f',{separator}'.join(rows)}\n{margin}{brackets[1]}"
 
 
 def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
@@ -195,8 +200,8 @@ def quote(text: str) -> str:
     """Format a string as `%q`."""
 
     def escape(char: str) -> str:
-        if char in QUOTES or char.isprintable():
-            return QUOTES.get(char, char)
+        if char in QUOTE_ESCAPES or char.isprintable():
+            return QUOTE_ESCAPES.get(char, char)
         code = ord(char)
         return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -205,38 +210,40 @@ def quote(text: str) -> str:
 
 def sprintf(form: str, number: int) -> str:
     """Apply `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag or precision."""
-    used = 0
+    verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
-        nonlocal used
+        nonlocal verb_count
         flags, width, letter = match.groups()
         if letter == "%":
             return "%"
         if letter not in VERBS:
             raise ValueError(f'the format "{form}": {match[0]} is not supported; use one of %{" %".join(VERBS)}')
-        used += 1
+        verb_count += 1
         is_left_aligned = "-" in flags
         sign = "+" if "+" in flags else " " if " " in flags else ""
         zeros = "0" if "0" in flags and not is_left_aligned else ""
         text = format(number, ("<" if is_left_aligned else "") + sign + zeros + width + VERBS[letter])
-        return text if used == 1 else f"%!{letter}(MISSING)"
+        return text if verb_count == 1 else f"%!{letter}(MISSING)"
 
-    cut = next((match.start() for match in VERB.finditer(form) if int(match[2][:-1][:8] or 0) > MAX_WIDTH), None)
-    text = VERB.sub(format_verb, form[:cut]) + ("" if cut is None else "%!(NOVERB)")
-    return text if used else f"{text}%!(EXTRA int={number})"
+    cut_position = next(
+        (match.start() for match in VERB_PATTERN.finditer(form) if int(match[2][:-1][:8] or 0) > MAX_WIDTH), None
+    )
+    text = VERB_PATTERN.sub(format_verb, form[:cut_position]) + ("" if cut_position is None else "%!(NOVERB)")
+    return text if verb_count else f"{text}%!(EXTRA int={number})"
 
 
 def compact(text: str) -> str:
     """Remove the spaces of a JSON text, without changing 1.50 or \\u00fc. Raises ValueError."""
     parse_json(text)
-    return TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
+    return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
 
 
 def list_members(text: str) -> list[str]:
     """Return the texts of the members of a compact JSON list; of an object alternating keys and values; [] for null."""
     members, start = [], 1
     while start < len(text) - 1 and text != "null":
-        _, end = DECODER.raw_decode(text, start)
+        _, end = JSON_DECODER.raw_decode(text, start)
         members.append(text[start:end])
         start = end + 1
     return members
@@ -248,10 +255,10 @@ def item_text(text: str) -> str:
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
-def parse_json(text: str, whole: Callable[[str], Any] = int) -> Any:
-    """Parse JSON with Go's error messages; `whole` converts the text of whole numbers. Raises ValueError."""
+def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
+    """Parse JSON with Go's error messages; `convert_int` converts the text of whole numbers. Raises ValueError."""
     try:
-        return json.loads(text, parse_int=whole, parse_constant=_reject_constant)
+        return json.loads(text, parse_int=convert_int, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as error:

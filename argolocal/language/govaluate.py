@@ -25,7 +25,7 @@ SYMBOLS = {
 }
 OPERAND = {"NUMERIC", "BOOLEAN", "VARIABLE", "ACCESSOR", "STRING", "TIME", "CLAUSE"}
 AFTER_OPERAND = {"MODIFIER", "COMPARATOR", "LOGICALOP", "CLAUSE_CLOSE", "TERNARY", "SEPARATOR"}
-NEXT: dict[str, set[str]] = {
+NEXT_TOKENS: dict[str, set[str]] = {
     "UNKNOWN": OPERAND | {"PREFIX"},
     "CLAUSE": OPERAND | {"PREFIX", "CLAUSE_CLOSE"},
     "CLAUSE_CLOSE": AFTER_OPERAND | OPERAND - {"ACCESSOR"},
@@ -38,9 +38,9 @@ NEXT: dict[str, set[str]] = {
     "TIME": AFTER_OPERAND - {"TERNARY"},
     "ACCESSOR": AFTER_OPERAND | {"CLAUSE"},
 } | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), AFTER_OPERAND)
-ENDS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
-LEVELS = [{"?", ":", "??"}, {"||"}, {"&&"}, SYMBOLS["COMPARATOR"], {"&", "|", "^"}, {">>", "<<"}]
-LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
+END_TOKENS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
+PRECEDENCE_LEVELS = [{"?", ":", "??"}, {"||"}, {"&&"}, SYMBOLS["COMPARATOR"], {"&", "|", "^"}, {">>", "<<"}]
+PRECEDENCE_LEVELS += [{"+", "-"}, {"*", "/", "%"}, {"**"}]
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
 UINT64 = (1 << 64) - 1
 Token = tuple[str, Any]
@@ -56,7 +56,7 @@ def should_execute(when: str) -> bool:
         return True
     try:
         tokens = _tokens(when)
-        _check(tokens)
+        _check_order(tokens)
     except WhenError as error:
         hint = ' (hint: try wrapping the affected expression in quotes ("))' if "Invalid token" in str(error) else ""
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
@@ -91,7 +91,7 @@ def _read(text: str, position: int, state: str) -> tuple[Token, int]:
             if (number := int(match[1], 16)) > UINT64:
                 raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
             return ("NUMERIC", float(number)), match.end()
-        digits, position = _span(text, position, lambda c: c.isdigit() or c == ".")
+        digits, position = _read_span(text, position, lambda c: c.isdigit() or c == ".")
         try:
             return ("NUMERIC", float(digits)), position
         except ValueError:
@@ -99,22 +99,22 @@ def _read(text: str, position: int, state: str) -> tuple[Token, int]:
     if char == ",":
         return ("SEPARATOR", ","), position + 1
     if char == "[":
-        name, end = _span(text, position + 1, lambda c: c != "]", spaces=True)
+        name, end = _read_span(text, position + 1, lambda c: c != "]", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed parameter bracket")
         return ("VARIABLE", name), end + 1
     if char.isalpha():
-        word, position = _span(text, position, lambda c: c.isalnum() or c in "_.")
-        return _word(word), position
+        word, position = _read_span(text, position, lambda c: c.isalnum() or c in "_.")
+        return _word_token(word), position
     if char in "'\"":
-        value, end = _span(text, position + 1, lambda c: c not in "'\"", spaces=True)
+        value, end = _read_span(text, position + 1, lambda c: c not in "'\"", spaces=True)
         if end >= len(text):
             raise WhenError("Unclosed string literal")
-        return _text(value), end + 1
+        return _text_token(value), end + 1
     if char in "()":
         return ("CLAUSE" if char == "(" else "CLAUSE_CLOSE", char), position + 1
-    symbol, position = _span(text, position, lambda c: not (c.isalnum() or c in "()[]'\""))
-    if "PREFIX" in NEXT[state] and symbol in ("-", "!", "~"):
+    symbol, position = _read_span(text, position, lambda c: not (c.isalnum() or c in "()[]'\""))
+    if "PREFIX" in NEXT_TOKENS[state] and symbol in ("-", "!", "~"):
         return ("PREFIX", symbol), position
     for kind, symbols in SYMBOLS.items():
         if symbol in symbols:
@@ -122,7 +122,7 @@ def _read(text: str, position: int, state: str) -> tuple[Token, int]:
     raise WhenError(f"Invalid token: '{symbol}'")
 
 
-def _span(text: str, position: int, accept: Callable[[str], bool], spaces: bool = False) -> tuple[str, int]:
+def _read_span(text: str, position: int, accept: Callable[[str], bool], spaces: bool = False) -> tuple[str, int]:
     characters: list[str] = []
     while position < len(text):
         if text[position] == "\\":
@@ -136,7 +136,7 @@ def _span(text: str, position: int, accept: Callable[[str], bool], spaces: bool 
     return "".join(characters), position
 
 
-def _word(word: str) -> Token:
+def _word_token(word: str) -> Token:
     if word in ("true", "false"):
         return "BOOLEAN", word == "true"
     if word in ("in", "IN"):
@@ -151,7 +151,7 @@ def _word(word: str) -> Token:
     return "ACCESSOR", word.split(".")
 
 
-def _text(value: str) -> Token:
+def _text_token(value: str) -> Token:
     if not DATE.fullmatch(value):
         return "STRING", value
     try:
@@ -160,16 +160,16 @@ def _text(value: str) -> Token:
         return "STRING", value
 
 
-def _check(tokens: list[Token]) -> None:
+def _check_order(tokens: list[Token]) -> None:
     state, last = "UNKNOWN", None
     for kind, value in tokens:
-        if kind not in NEXT[state]:
+        if kind not in NEXT_TOKENS[state]:
             if state == "VARIABLE" and kind == "CLAUSE":
                 raise WhenError(f"Undefined function {last}")
-            was = "<nil>" if last is None else format_v(last)
-            raise WhenError(f"Cannot transition token types from {state} [{was}] to {kind} [{format_v(value)}]")
+            last_text = "<nil>" if last is None else format_v(last)
+            raise WhenError(f"Cannot transition token types from {state} [{last_text}] to {kind} [{format_v(value)}]")
         state, last = kind, value
-    if state not in ENDS:
+    if state not in END_TOKENS:
         raise WhenError("Unexpected end of expression")
 
 
@@ -180,44 +180,44 @@ class _Evaluator:
         self.tokens, self.position = tokens, 0
 
     def run(self) -> Any:
-        value = self.separated(False)
+        value = self.comma_list(False)
         if self.position < len(self.tokens):
             raise WhenError(f"unexpected {format_v(self.tokens[self.position][1])}")
         return value
 
-    def separated(self, skip: bool) -> Any:
-        values = [self.level(0, skip)]
+    def comma_list(self, skip: bool) -> Any:
+        values = [self.binary(0, skip)]
         while self.peek() == ("SEPARATOR", ","):
             self.position += 1
-            values.append(self.level(0, skip))
+            values.append(self.binary(0, skip))
         return values[0] if len(values) == 1 else values
 
     def peek(self) -> Token:
         return self.tokens[self.position] if self.position < len(self.tokens) else ("END", None)
 
-    def level(self, index: int, skip: bool) -> Any:
-        if index == len(LEVELS):
-            return self.value(skip)
-        lhs = self.level(index + 1, skip)
-        while self.peek()[0] in SYMBOLS and self.peek()[1] in LEVELS[index]:
+    def binary(self, index: int, skip: bool) -> Any:
+        if index == len(PRECEDENCE_LEVELS):
+            return self.operand(skip)
+        lhs = self.binary(index + 1, skip)
+        while self.peek()[0] in SYMBOLS and self.peek()[1] in PRECEDENCE_LEVELS[index]:
             symbol = self.peek()[1]
             self.position += 1
-            short = {"&&": lhs is False, "||": lhs is True, "?": lhs is False, ":": lhs is not None}
-            short["??"] = lhs is not None
-            rhs = self.level(index + 1, skip or short.get(symbol, False))
+            short_circuits = {"&&": lhs is False, "||": lhs is True, "?": lhs is False, ":": lhs is not None}
+            short_circuits["??"] = lhs is not None
+            rhs = self.binary(index + 1, skip or short_circuits.get(symbol, False))
             if not skip:
-                lhs = _apply(symbol, lhs, rhs, short.get(symbol, False))
+                lhs = _apply(symbol, lhs, rhs, short_circuits.get(symbol, False))
         return lhs
 
-    def value(self, skip: bool) -> Any:
+    def operand(self, skip: bool) -> Any:
         kind, value = self.peek()
         self.position += 1
         if kind == "CLAUSE":
-            inner = None if self.peek()[0] == "CLAUSE_CLOSE" else self.separated(skip)
+            inner = None if self.peek()[0] == "CLAUSE_CLOSE" else self.comma_list(skip)
             self.position += 1
             return inner
         if kind == "PREFIX":
-            operand = self.value(skip)
+            operand = self.operand(skip)
             expected_type = bool if value == "!" else float
             if skip:
                 return None
@@ -231,16 +231,16 @@ class _Evaluator:
         return value
 
 
-def _apply(symbol: str, lhs: Any, rhs: Any, short: bool) -> Any:
+def _apply(symbol: str, lhs: Any, rhs: Any, short_circuits: bool) -> Any:
     if symbol in ("&&", "||"):
-        if not short:
+        if not short_circuits:
             _require_type(bool, symbol, "logical operator", "bool", lhs, rhs)
-        return lhs if short else rhs
+        return lhs if short_circuits else rhs
     if symbol == "?":
         _require_type(bool, symbol, "ternary operator", "bool", lhs)
         return rhs if lhs else None
     if symbol in (":", "??"):
-        return lhs if short else rhs
+        return lhs if short_circuits else rhs
     if symbol in ("==", "!="):
         return (type(lhs) is type(rhs) and lhs == rhs) == (symbol == "==")
     if symbol in ("=~", "!~"):

@@ -11,21 +11,21 @@ Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 import re
 from typing import Any
 
-from argolocal.language.gofmt import COMPARE, format_v
+from argolocal.language.gofmt import COMPARISONS, format_v
 
 
 class PathError(ValueError):
     """The path does not lead to a value."""
 
 
-NAMED = r"\['(?:[^'\\]+)'\]|\[\"(?:[^\"\\]+)\"\]"
+QUOTED_NAME = r"\['(?:[^'\\]+)'\]|\[\"(?:[^\"\\]+)\"\]"
 TOKEN = re.compile(
-    rf"(?P<all>\.\*|\[\*\])|(?P<name>\.[\w-]+|{NAMED})|\[(?P<index>-?\d+)\]|\[(?P<slice>-?\d*:-?\d*(?::-?\d*)?)\]"
+    rf"(?P<all>\.\*|\[\*\])|(?P<name>\.[\w-]+|{QUOTED_NAME})|\[(?P<index>-?\d+)\]|\[(?P<slice>-?\d*:-?\d*(?::-?\d*)?)\]"
     r"|\[\?\((?P<filter>(?:'[^']*'|\"[^\"]*\"|\[(?:'[^']*'|\"[^\"]*\")\]|[^'\"\[\]])+)\)\]"
 )
-TEXT = r"'[^']*'|\"[^\"]*\""
-OPERAND = rf"@(?:\.\w+|{NAMED})*|{TEXT}|-?\d+(?:\.\d+)?|true|false|null"
-ATOM = re.compile(rf"\s*({OPERAND})\s*(?:([=!<>]=|[<>])\s*({OPERAND})\s*)?")
+QUOTED_TEXT = r"'[^']*'|\"[^\"]*\""
+OPERAND = rf"@(?:\.\w+|{QUOTED_NAME})*|{QUOTED_TEXT}|-?\d+(?:\.\d+)?|true|false|null"
+FILTER_COMPARISON = re.compile(rf"\s*({OPERAND})\s*(?:([=!<>]=|[<>])\s*({OPERAND})\s*)?")
 Token = tuple[str, str]  # kind, text
 
 
@@ -57,13 +57,13 @@ def tokens(path: str) -> list[Token]:
 def _apply(value: Any, path_tokens: list[Token]) -> Any:
     if not path_tokens:
         return value
-    (kind, text), rest = path_tokens[0], path_tokens[1:]
+    (kind, text), next_tokens = path_tokens[0], path_tokens[1:]
     if kind == "name":
-        return _apply(_member(value, text), rest)
+        return _apply(_member(value, text), next_tokens)
     if kind == "index":
         if not isinstance(value, list) or not -len(value) <= int(text) < len(value):
             raise PathError(f"index: invalid token out of range: [{text}]")
-        return _apply(value[int(text)], rest)
+        return _apply(value[int(text)], next_tokens)
     if not isinstance(value, list) and not (kind != "slice" and isinstance(value, dict)):
         raise PathError(f"{kind}: invalid token target")
     elements = [value[key] for key in sorted(value)] if isinstance(value, dict) else value
@@ -72,14 +72,14 @@ def _apply(value: Any, path_tokens: list[Token]) -> Any:
     elif kind == "filter":
         alternatives = _parse_filter(text)
         elements = [element for element in elements if _matches(element, alternatives)]
-    if not rest:
+    if not next_tokens:
         return elements
-    if rest[0][0] == "index" and kind != "all":
-        return _apply(elements, rest)
+    if next_tokens[0][0] == "index" and kind != "all":
+        return _apply(elements, next_tokens)
     results: list[Any] = []
     for element in elements:
         try:
-            results.append(_apply(element, rest))
+            results.append(_apply(element, next_tokens))
         except PathError:
             continue
     return [element for element in results if element is not None]
@@ -104,41 +104,47 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
 
 def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
     """Return the alternatives of a filter (||), each a list of comparisons that must all hold. Raises ValueError."""
-    masked = re.sub(TEXT, lambda text: "_" * len(text[0]), text)
+    masked_text = re.sub(QUOTED_TEXT, lambda text: "_" * len(text[0]), text)
     alternatives: list[list[tuple[str, str, str]]] = [[]]
     position = 0
-    for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked)), len(text)]:
-        atom = ATOM.fullmatch(text, position, end)
-        if not atom or re.search(r"\.\w*in", re.sub(NAMED, "", atom[1])):  # Argo would read `in` as an operator
+    for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
+        comparison = FILTER_COMPARISON.fullmatch(text, position, end)
+        if not comparison or re.search(
+            r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])
+        ):  # Argo would read `in` as an operator
             raise ValueError(
                 f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare @.name or "
                 "@['name'] with 'text', numbers, true, false and null, with && and || between comparisons"
             )
-        alternatives[-1].append((atom[1], atom[2] or "", atom[3] or ""))
+        alternatives[-1].append((comparison[1], comparison[2] or "", comparison[3] or ""))
         alternatives += [[]] if text[end : end + 2] == "||" else []
         position = end + 2
     return alternatives
 
 
 def _matches(element: Any, alternatives: list[list[tuple[str, str, str]]]) -> bool:
-    is_only = len(alternatives) == len(alternatives[0]) == 1
+    is_single = len(alternatives) == len(alternatives[0]) == 1
     try:
-        results = [[_holds(element, *atom, is_only) for atom in atoms] for atoms in alternatives]
+        results = [
+            [_is_true(element, *comparison, is_single) for comparison in comparisons] for comparisons in alternatives
+        ]
     except (PathError, ValueError):
         return False
     return any(map(all, results))
 
 
-def _holds(element: Any, lhs: str, compare: str, rhs: str, is_only: bool) -> bool:
-    first = _operand(element, lhs)
-    if not compare:
-        return bool(first) if is_only else _require_bool(first)
-    second = _operand(element, rhs)
-    if all(isinstance(operand, (int, float)) and not isinstance(operand, bool) for operand in (first, second)):
-        return COMPARE[compare](first, second)
-    if compare not in ("==", "!="):
+def _is_true(element: Any, lhs: str, operator: str, rhs: str, is_single: bool) -> bool:
+    left_value = _operand(element, lhs)
+    if not operator:
+        return bool(left_value) if is_single else _require_bool(left_value)
+    right_value = _operand(element, rhs)
+    if all(
+        isinstance(operand, (int, float)) and not isinstance(operand, bool) for operand in (left_value, right_value)
+    ):
+        return COMPARISONS[operator](left_value, right_value)
+    if operator not in ("==", "!="):
         raise PathError("expected a number")
-    return COMPARE[compare](_text(first), _text(second))
+    return COMPARISONS[operator](_text(left_value), _text(right_value))
 
 
 def _require_bool(value: Any) -> bool:

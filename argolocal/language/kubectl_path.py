@@ -61,8 +61,8 @@ def parse(template: str) -> list[Node]:
         else:
             open_ranges[-1].append(("action", nodes))
     while len(open_ranges) > 1:  # without {end}, the rest is printed for each element, and once more
-        rest = open_ranges.pop()
-        open_ranges[-1] += rest
+        unclosed_body = open_ranges.pop()
+        open_ranges[-1] += unclosed_body
     if words:
         raise KubectlPathError(f"unrecognized identifier {words[0]}")
     return open_ranges[0]
@@ -87,7 +87,7 @@ def _action(text: str, position: int) -> tuple[list[Node], int]:
     return nodes, position + 1
 
 
-def _inner(text: str) -> list[Node]:
+def _parse_inner(text: str) -> list[Node]:
     nodes, end = _action(text + "}", 0)
     if end != len(text) + 1:
         raise KubectlPathError(f"unexpected }} in {text!r}")
@@ -124,25 +124,25 @@ def _text(text: str) -> list[Node]:
 def _filter(text: str) -> list[Node]:
     comparison = COMPARISON.fullmatch(text)
     if not comparison:
-        return [("filter", (_inner(text), "exists", []))]
-    if comparison[2] not in gofmt.COMPARE:
+        return [("filter", (_parse_inner(text), "exists", []))]
+    if comparison[2] not in gofmt.COMPARISONS:
         raise KubectlPathError(f"unrecognized filter operator {comparison[2]}")
-    return [("filter", (_inner(comparison[1]), comparison[2], _inner(comparison[3])))]
+    return [("filter", (_parse_inner(comparison[1]), comparison[2], _parse_inner(comparison[3])))]
 
 
 def _array(text: str) -> list[Node]:
     if "," in text:
         return [("union", [_array(index.strip(" ")) for index in text.split(",")])]
     if key := KEY.fullmatch(text):
-        return _inner(f".{key[1]}")
+        return _parse_inner(f".{key[1]}")
     if not (parts := SLICE.fullmatch(":" if text == "*" else text)):
         raise KubectlPathError(f"invalid array index {text}")
     try:
         start, end, step = (int(index.strip(":")) if index and index.strip(":") else None for index in parts.groups())
     except ValueError:
         raise KubectlPathError(f"array index {text} is not a number") from None
-    single = parts[2] is None
-    return [("array", (start, (start or 0) + 1 if single else end, step, single))]
+    is_single = parts[2] is None
+    return [("array", (start, (start or 0) + 1 if is_single else end, step, is_single))]
 
 
 NODES: dict[str, Any] = {
@@ -209,31 +209,31 @@ def _descendants(value: Any) -> list[Any]:
     return [value, *deeper] if children else []
 
 
-def _slice(value: Any, start: int | None, end: int | None, step: int | None, single: bool) -> list[Any]:
+def _slice(value: Any, start: int | None, end: int | None, step: int | None, is_single: bool) -> list[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{_type(value)} is not array or slice")
-    size, first = len(value), start or 0
-    first += size if first < 0 else 0
-    last = size if end is None else end
-    last += size if last < 0 or (last == 0 and single) else 0
-    if first == last:
+    size, first_index = len(value), start or 0
+    first_index += size if first_index < 0 else 0
+    last_index = size if end is None else end
+    last_index += size if last_index < 0 or (last_index == 0 and is_single) else 0
+    if first_index == last_index:
         return []
-    if not 0 <= first < size:
-        raise KubectlPathError(f"array index out of bounds: index {first}, length {size}")
-    if not 0 <= last <= size:
-        raise KubectlPathError(f"array index out of bounds: index {last - 1}, length {size}")
-    if first > last:
-        raise KubectlPathError(f"starting index {first} is greater than ending index {last}")
+    if not 0 <= first_index < size:
+        raise KubectlPathError(f"array index out of bounds: index {first_index}, length {size}")
+    if not 0 <= last_index <= size:
+        raise KubectlPathError(f"array index out of bounds: index {last_index - 1}, length {size}")
+    if first_index > last_index:
+        raise KubectlPathError(f"starting index {first_index} is greater than ending index {last_index}")
     if step is not None and step <= 0:
         raise KubectlPathError("step must be > 0")
-    return value[first:last:step]
+    return value[first_index:last_index:step]
 
 
-def _select_elements(value: Any, lhs: list[Node], sign: str, rhs: list[Node]) -> Iterator[Any]:
+def _select_elements(value: Any, lhs: list[Node], operator: str, rhs: list[Node]) -> Iterator[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{gofmt.format_v(value)} is not array or slice and cannot be filtered")
     for element in value:
-        if sign == "exists":
+        if operator == "exists":
             try:
                 operands = _walk([element], lhs)
             except KubectlPathError:
@@ -241,21 +241,21 @@ def _select_elements(value: Any, lhs: list[Node], sign: str, rhs: list[Node]) ->
             if operands:
                 yield element
             continue
-        sides = [_walk([element], lhs)]
-        sides += [_walk([element], rhs)] if sides[0] else []
-        if any(len(side) > 1 for side in sides):
+        compared_values = [_walk([element], lhs)]
+        compared_values += [_walk([element], rhs)] if compared_values[0] else []
+        if any(len(side) > 1 for side in compared_values):
             raise KubectlPathError("can only compare one element at a time")
-        if all(sides) and _holds(sides[0][0], sign, sides[1][0]):
+        if all(compared_values) and _is_true(compared_values[0][0], operator, compared_values[1][0]):
             yield element
 
 
-def _holds(lhs: Any, sign: str, rhs: Any) -> bool:
-    kinds = {type(lhs), type(rhs)}
-    if kinds - {bool, int, float, str} or (kinds == {bool} and sign[0] in "<>"):
+def _is_true(lhs: Any, operator: str, rhs: Any) -> bool:
+    types = {type(lhs), type(rhs)}
+    if types - {bool, int, float, str} or (types == {bool} and operator[0] in "<>"):
         raise KubectlPathError("invalid type for comparison")
-    if len(kinds) > 1:
+    if len(types) > 1:
         raise KubectlPathError("incompatible types for comparison")
-    return gofmt.COMPARE[sign](lhs, rhs)
+    return gofmt.COMPARISONS[operator](lhs, rhs)
 
 
 def _type(value: Any) -> str:

@@ -36,10 +36,10 @@ def matches(pattern: str, text: str) -> bool:
     return next(find_matches(pattern, text), None) is not None
 
 
-def find_all(pattern: str, text: str, most: int = -1) -> list[str]:
-    """Return the first `most` matches, or all if it is negative."""
+def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
+    """Return the first `max_count` matches, or all if it is negative."""
     texts = [match.group() for match in find_matches(pattern, text)]
-    return texts if most < 0 else texts[:most]
+    return texts if max_count < 0 else texts[:max_count]
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
@@ -59,13 +59,13 @@ def _group(match: Any, name: re.Match[str]) -> str:
     return (match.group(index) or "") if index <= match.re.groups else ""
 
 
-def split(pattern: str, text: str, most: int = -1) -> list[str]:
-    """Return the texts between matches: at most `most`, or all if it is negative."""
-    if not text or not most:
-        return [text] if most else []
+def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
+    """Return the texts between matches: at most `max_count`, or all if it is negative."""
+    if not text or not max_count:
+        return [text] if max_count else []
     parts, start, end = [], 0, 0
     for match in find_matches(pattern, text):
-        if 0 < most <= len(parts) + 1:
+        if 0 < max_count <= len(parts) + 1:
             break
         end = match.start()
         if match.end():  # an empty match at the start of the text does not split it

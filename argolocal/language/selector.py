@@ -66,14 +66,14 @@ def parse(condition: str) -> list[Requirement]:
 
 
 def _requirement(tokens: list[str]) -> Requirement:
-    negated = tokens[0] == "!"
-    if negated:
+    is_negated = tokens[0] == "!"
+    if is_negated:
         tokens.pop(0)
     key = tokens.pop(0) if tokens else ""
     if not KEY.fullmatch(key):
         raise SelectorError(f'"{key}" is not a key: only letters, digits, ".", "_" and "-" are allowed')
-    if negated or not tokens or tokens[0] == ",":
-        return Requirement(key, "!" if negated else "exists")
+    if is_negated or not tokens or tokens[0] == ",":
+        return Requirement(key, "!" if is_negated else "exists")
     operator = tokens.pop(0)
     if operator in ("in", "notin"):
         return Requirement(key, operator, tuple(_values(tokens)))
@@ -88,15 +88,15 @@ def _requirement(tokens: list[str]) -> Requirement:
 def _values(tokens: list[str]) -> list[str]:
     if not tokens or tokens.pop(0) != "(":
         raise SelectorError('"in" and "notin" need their values in parentheses')
-    values, last = [], ","
+    values, last_token = [], ","
     while tokens and (token := tokens.pop(0)) != ")":
         if token != ",":
             values.append(token)
-        elif last == ",":
+        elif last_token == ",":
             values.append("")
-        last = token
+        last_token = token
     else:
-        if last == "(":
+        if last_token == "(":
             raise SelectorError("the list of values is not closed")
     return values
 
@@ -136,5 +136,5 @@ def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool
         if requirement.matches(lookup(document, requirement.key)):
             text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
             return False, f"failure condition '{text}' evaluated true"
-    done = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
-    return True if done else None, ""
+    is_fulfilled = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
+    return True if is_fulfilled else None, ""

@@ -67,7 +67,7 @@ def _div(lhs: Any, rhs: Any) -> int:
     return int64((lhs - remainder(lhs, rhs)) // rhs)
 
 
-def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
+def _decimal_operator(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
     return lambda *v: float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0  # no -0
 
 
@@ -96,8 +96,8 @@ def _seq(*numbers: int) -> str:
     if not 1 <= len(numbers) <= 3:
         return ""
     first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
-    unit = 1 if first <= last else -1
-    return " ".join(map(str, series(first, last + unit, numbers[1] if numbers[2:] else unit)))
+    default_step = 1 if first <= last else -1
+    return " ".join(map(str, series(first, last + default_step, numbers[1] if numbers[2:] else default_step)))
 
 
 def _deep_equal(lhs: Any, rhs: Any) -> bool:
@@ -152,7 +152,7 @@ def _texts(value: Any) -> list[str]:
     return [format_v(value) for value in values if value is not None]
 
 
-def _parts(pieces: list[str]) -> dict[str, str]:
+def _number_pieces(pieces: list[str]) -> dict[str, str]:
     return {f"_{index}": piece for index, piece in enumerate(pieces)}
 
 
@@ -163,12 +163,12 @@ def _matches(pattern: str, text: str) -> bool:
         return False
 
 
-def _catch_errors(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -> Callable[[str], Any]:
+def _catch_errors(function: Callable[[str], Any], on_error: Callable[[Exception], Any]) -> Callable[[str], Any]:
     def call(text: str) -> Any:
         try:
             return function(text)
         except (ExprError, ValueError) as error:
-            return failed(error)
+            return on_error(error)
 
     return call
 
@@ -249,8 +249,8 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "cat": lambda *v: " ".join(format_v(value) for value in v if value is not None),
     "nindent": lambda n, s: "\n" + _indent(n, s),
     "plural": lambda singular, many, count: singular if count == 1 else many,
-    "split": lambda sep, s: _parts(split(s, sep)),
-    "splitn": lambda sep, n, s: _parts(split(s, sep, n)),
+    "split": lambda sep, s: _number_pieces(split(s, sep)),
+    "splitn": lambda sep, n, s: _number_pieces(split(s, sep, n)),
     "toStrings": _texts,
     "sortAlpha": lambda v: sorted(_texts(v)),
     "until": lambda n: series(0, n, 1 if n >= 0 else -1),
@@ -259,11 +259,11 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "ceil": lambda v: float(math.ceil(_to_float64(v))),
     "floor": lambda v: float(math.floor(_to_float64(v))),
     "round": _round,
-    "add1f": lambda v: _decimals(operator.add)(v, 1),
-    "addf": lambda *v: _decimals(operator.add)(0, *v),
-    "subf": _decimals(operator.sub),
-    "mulf": _decimals(operator.mul),
-    "divf": _decimals(operator.truediv),
+    "add1f": lambda v: _decimal_operator(operator.add)(v, 1),
+    "addf": lambda *v: _decimal_operator(operator.add)(0, *v),
+    "subf": _decimal_operator(operator.sub),
+    "mulf": _decimal_operator(operator.mul),
+    "divf": _decimal_operator(operator.truediv),
     "maxf": lambda *v: max(map(_to_float64, v)),
     "minf": lambda *v: min(map(_to_float64, v)),
     "tuple": lambda *v: list(v),
@@ -294,11 +294,17 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "isAbs": lambda s: s.startswith("/"),
     "randAlphaNum": lambda n: "".join(secrets.choice(ascii_letters + digits) for _ in range(n)),
 }
-TEXTS = (
+TEXT_FUNCTIONS = (
     "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace contains hasPrefix"
     " hasSuffix indent nindent splitList split splitn atoi b64enc b64dec b32enc sha1sum sha256sum sha512sum adler32sum"
     " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta"
     " base dir clean ext isAbs"
 )
-SPRIG |= {name: _nil_as_empty(SPRIG[name]) for name in TEXTS.split()}
-ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}
+SPRIG |= {name: _nil_as_empty(SPRIG[name]) for name in TEXT_FUNCTIONS.split()}
+ARGO_FUNCTIONS: dict[str, Any] = {
+    "asInt": to_int,
+    "asFloat": to_float,
+    "jsonpath": jsonpath,
+    "toJson": dumps,
+    "sprig": SPRIG,
+}

@@ -15,7 +15,7 @@ from argolocal.errors import NodeError
 from argolocal.language.expr import evaluate, identifiers
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import dumps
-from argolocal.language.sprig import ARGO
+from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")
@@ -130,21 +130,21 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     for name in missing:
         if strict and strict.match(name):
             raise Missing(f"failed to evaluate expression: {name} is missing")
-    tolerant = bool(missing) or strict is None
-    if tolerant and RESOLVED_LATER.intersection(missing):
+    is_tolerant = bool(missing) or strict is None
+    if is_tolerant and RESOLVED_LATER.intersection(missing):
         return literal
-    failed = "evaluate"
+    failed_action = "evaluate"
     try:
-        if (result := evaluate(source, env)) is None and not tolerant:
+        if (result := evaluate(source, env)) is None and not is_tolerant:
             raise TemplateError(f"failed to evaluate expression {json.dumps(tag, ensure_ascii=False)}")
         if result is None:
             return literal
-        failed = "marshal evaluated"
+        failed_action = "marshal evaluated"
         text = dumps(result)
     except (ExprError, TypeError, ValueError) as error:
-        if tolerant:
+        if is_tolerant:
             return literal
-        raise TemplateError(f"failed to {failed} expression: {error}") from None
+        raise TemplateError(f"failed to {failed_action} expression: {error}") from None
     return text[1:-1] if text.startswith('"') else json.dumps(text)[1:-1]
 
 
@@ -170,4 +170,4 @@ def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
             inner = node.setdefault(key, {})
             node = inner if isinstance(inner, dict) else node.__setitem__(key, {}) or node[key]
         node[last] = scope[name]
-    return env | ARGO
+    return env | ARGO_FUNCTIONS

@@ -24,15 +24,15 @@ TOKEN = re.compile(
     |(?P<symbol>\?\?|\?\.|\*\*|\.\.|==|!=|<=|>=|&&|\|\||[-+*/%^<>!?:.,()\[\]{}|\#=;])""",
     re.X | re.S,
 )
-BINARY = (
+BINARY_PRECEDENCE = (
     {"|": 0, "||": 10, "or": 10, "&&": 15, "and": 15, "..": 25, "+": 30, "-": 30, "*": 60, "/": 60, "%": 60}
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
 MAX_DIGITS = 400  # of a number: a float has at most 309 before its decimal point
-ORDERED = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
-NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
-UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
+ORDER_OPERATORS = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
+NEGATABLE_OPERATORS = ("in", "matches", "contains", "startsWith", "endsWith")
+UNARY_PRECEDENCE = {"not": 50, "!": 50, "-": 90, "+": 90}
 ESCAPES = ESCAPED_CHARACTERS | {"'": "'", '"': '"'}
 Node = tuple[Any, ...]
 
@@ -92,41 +92,45 @@ class _Parser:
         self.position += 1
         return self.tokens[self.position - 1][1]
 
-    def expression(self, floor: int) -> Node:
-        if floor == 0 and self.accept("let"):
+    def expression(self, min_precedence: int) -> Node:
+        if min_precedence == 0 and self.accept("let"):
             name = self.name()
             self.expect("=")
             value = self.expression(0)
             self.expect(";")
             return "let", name, value, self.expression(0)
-        lhs, previous = self.unary(), ""
+        lhs, previous_operator = self.unary(), ""
         while self.kind in ("symbol", "name"):
             start = self.position
-            negated = bool(self.accept("not"))
+            is_negated = bool(self.accept("not"))
             operator = self.value
-            level = BINARY.get(operator, -1)
-            if level < floor or self.kind not in ("symbol", "name") or (negated and operator not in NEGATABLE):
+            precedence = BINARY_PRECEDENCE.get(operator, -1)
+            if (
+                precedence < min_precedence
+                or self.kind not in ("symbol", "name")
+                or (is_negated and operator not in NEGATABLE_OPERATORS)
+            ):
                 self.position = start
                 break
             self.position += 1
-            if previous == "??" and operator != "??":
+            if previous_operator == "??" and operator != "??":
                 raise ExprError(f"?? and {operator} cannot be mixed without parentheses in {self.source!r}")
             if operator == "|":
                 lhs = self.call(self.name(), [lhs])
-            elif operator in ORDERED:
-                lhs = self.ordered(lhs, operator, level + 1)
+            elif operator in ORDER_OPERATORS:
+                lhs = self.comparison_chain(lhs, operator, precedence + 1)
             else:
-                rhs = self.expression(level if operator in ("**", "^") else level + 1)
+                rhs = self.expression(precedence if operator in ("**", "^") else precedence + 1)
                 lhs = ("binary", operator, lhs, rhs)
-            lhs = ("unary", "not", lhs) if negated else lhs
-            previous = operator
-        return self.conditional(lhs) if floor == 0 else lhs
+            lhs = ("unary", "not", lhs) if is_negated else lhs
+            previous_operator = operator
+        return self.conditional(lhs) if min_precedence == 0 else lhs
 
-    def ordered(self, lhs: Node, operator: str, floor: int) -> Node:
-        rhs = self.expression(floor)
+    def comparison_chain(self, lhs: Node, operator: str, min_precedence: int) -> Node:
+        rhs = self.expression(min_precedence)
         node: Node = ("binary", operator, lhs, rhs)
-        while following := self.accept(*ORDERED):
-            lhs, rhs = rhs, self.expression(floor)
+        while following := self.accept(*ORDER_OPERATORS):
+            lhs, rhs = rhs, self.expression(min_precedence)
             node = ("binary", "&&", node, ("binary", following, lhs, rhs))
         return node
 
@@ -135,16 +139,16 @@ class _Parser:
             if self.accept(":"):  # a ?: b
                 test = ("if", test, test, self.expression(0))
                 continue
-            yes = self.expression(0)
+            then_node = self.expression(0)
             self.expect(":")
-            test = ("if", test, yes, self.expression(0))
+            test = ("if", test, then_node, self.expression(0))
         return test
 
     def unary(self) -> Node:
-        if self.kind in ("symbol", "name") and self.value in UNARY:
+        if self.kind in ("symbol", "name") and self.value in UNARY_PRECEDENCE:
             operator = self.value
             self.position += 1
-            return "unary", operator, self.expression(UNARY[operator])
+            return "unary", operator, self.expression(UNARY_PRECEDENCE[operator])
         return self.postfix(self.primary())
 
     def primary(self) -> Node:
@@ -214,22 +218,22 @@ class _Parser:
             entries.append((key, self.expression(0)))
         return entries
 
-    def call(self, name: str, first: list[Node]) -> Node:
+    def call(self, name: str, first_arguments: list[Node]) -> Node:
         if self.kind == "symbol":
             self.expect("(")
         if name not in PREDICATES:
-            return "call", name, [*first, *self.items(")")]
-        arguments = list(first)
+            return "call", name, [*first_arguments, *self.items(")")]
+        arguments = list(first_arguments)
         while not self.accept(")"):
-            if len(arguments) > len(first):
+            if len(arguments) > len(first_arguments):
                 self.expect(",")
             if not arguments or (name == "reduce" and len(arguments) == 2):
                 arguments.append(self.expression(0))
                 continue
             self.depth += 1
-            braced = self.accept("{")
+            has_brace = self.accept("{")
             arguments.append(self.expression(0))
-            if braced:
+            if has_brace:
                 self.expect("}")
             self.depth -= 1
         return "predicate", name, arguments
@@ -296,17 +300,17 @@ def _path(node: Node) -> str | None:
     return None
 
 
-def _collect(node: Any, names: dict[str, None], guarded: bool) -> None:
+def _collect(node: Any, names: dict[str, None], is_guarded: bool) -> None:
     if not isinstance(node, (tuple, list)):
         return
     kind = node[0] if isinstance(node, tuple) and node and isinstance(node[0], str) else ""
     if kind == "const":
         return
     if kind == "binary":
-        _collect(node[2], names, guarded or node[1] == "??")
-        _collect(node[3], names, guarded)
+        _collect(node[2], names, is_guarded or node[1] == "??")
+        _collect(node[3], names, is_guarded)
         return
     for child in node:  # inner names first: Argo reports the first missing name
-        _collect(child, names, guarded or (kind == "member" and node[3]))
-    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
+        _collect(child, names, is_guarded or (kind == "member" and node[3]))
+    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not is_guarded and _path(node))):
         names[_path(node) or ""] = None

@@ -24,13 +24,13 @@ NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 def schedule_error(schedule: str) -> str:
     """Return the reason why Argo rejects a schedule, or ""."""
-    zone, _, rest = schedule.partition(" ")
+    zone, _, expression = schedule.partition(" ")
     if zone.startswith(("TZ=", "CRON_TZ=")):
         if reason := timezone_error(zone.partition("=")[2]):
             return f'the time zone "{zone.partition("=")[2]}": {reason}'
-        schedule = rest.strip()
+        schedule = expression.strip()
     if schedule.startswith("@every "):
-        return "" if _duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be such as @every 1h30m'
+        return "" if _is_duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be such as @every 1h30m'
     if schedule.startswith("@"):
         choices = (*DESCRIPTORS, "@every 1h30m")
         return "" if schedule in DESCRIPTORS else f'"{schedule}" must be one of {", ".join(choices)}'
@@ -39,7 +39,7 @@ def schedule_error(schedule: str) -> str:
         names = ", ".join(name for name, _, _ in FIELDS)
         return f"it must have five fields ({names}), as in 0 3 * * 1, not {len(fields)}"
     for value, (name, low, high) in zip(fields, FIELDS, strict=True):
-        if _numbers(value, name, low, high) is None:
+        if _parse_field(value, name, low, high) is None:
             return f'the {name} is "{value}": it must be * or {low}-{high}, with lists, ranges and /steps'
     return ""
 
@@ -57,8 +57,8 @@ def timezone_error(name: str) -> str:
 
 def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
     """Yield the times, in UTC, of a five-field schedule on the days from `first` to `last` of its time zone."""
-    sets = [_numbers(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
-    minutes, hours, days, months, weekdays = sets
+    number_sets = [_parse_field(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
+    minutes, hours, days, months, weekdays = number_sets
     are_wildcards = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
     day = first
     while day <= last:
@@ -70,7 +70,7 @@ def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator
         day += timedelta(days=1)
 
 
-def _numbers(field: str, name: str, low: int, high: int) -> set[int] | None:
+def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
     """Return the numbers in a field (a list of numbers, ranges and *, with optional steps), None if it is invalid."""
     numbers: set[int] = set()
     for term in filter(None, field.split(",")):
@@ -79,8 +79,8 @@ def _numbers(field: str, name: str, low: int, high: int) -> set[int] | None:
         start: int | None = low
         end: int | None = high
         if first not in ("*", "?"):  # a range that starts with * or ? is read as *
-            start = _number(first, name)
-            end = _number(last, name) if dash else high if slash else start
+            start = _parse_number(first, name)
+            end = _parse_number(last, name) if dash else high if slash else start
         if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
             return None
         if start is None or end is None or not low <= start <= end <= high:
@@ -89,7 +89,7 @@ def _numbers(field: str, name: str, low: int, high: int) -> set[int] | None:
     return numbers
 
 
-def _duration(text: str) -> bool:
+def _is_duration(text: str) -> bool:
     try:
         parse_seconds(text)
     except ValueError:
@@ -97,6 +97,6 @@ def _duration(text: str) -> bool:
     return text == "0" or (text[-1:].isalpha() and text == text.strip())  # unlike parse_seconds, Go needs a unit
 
 
-def _number(text: str, name: str) -> int | None:
+def _parse_number(text: str, name: str) -> int | None:
     number = VALUE_NAMES.get(name, {}).get(text.lower())
     return int(text) if number is None and NUMBER.fullmatch(text) else number

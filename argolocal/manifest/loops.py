@@ -27,9 +27,9 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
     if not has_loop(step):
         return [step]
     try:
-        items = _items(step)
+        items = _loop_items(step)
     except (ValueError, TypeError) as error:
-        if not _runs(step.get("when", "")):
+        if not _may_run(step.get("when", "")):
             items = []
         elif isinstance(error, TemplateError) or not step.get("withParam"):
             raise TemplateError(str(error)) from None
@@ -41,7 +41,7 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
     return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
 
-def _items(step: Task) -> list[str]:
+def _loop_items(step: Task) -> list[str]:
     """Return the items as compact JSON."""
     if step.get("withItems"):
         return gofmt.list_members(gofmt.dumps(step["withItems"]))  # as an API server stores it
@@ -51,30 +51,30 @@ def _items(step: Task) -> list[str]:
             raise ValueError("json: cannot unmarshal it into a list")
         return gofmt.list_members(items)
     sequence = step["withSequence"]
-    start = whole(sequence.get("start") or 0)
+    start = parse_int(sequence.get("start") or 0)
     if sequence.get("end") is not None:
-        end = whole(sequence["end"])
+        end = parse_int(sequence["end"])
     elif sequence.get("count") is not None:
-        if whole(sequence["count"]) == 0:
+        if parse_int(sequence["count"]) == 0:
             return []
-        end = start + whole(sequence["count"]) - 1
+        end = start + parse_int(sequence["count"]) - 1
     else:
         raise ValueError("neither end nor count was specified in withSequence")
-    form = sequence.get("format") or "%d"
+    number_format = sequence.get("format") or "%d"
     numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
     if numbers[MAX_ITEMS:]:
         raise ValueError(f"withSequence from {start} to {end}: a loop may have at most {MAX_ITEMS} items")
-    return [gofmt.compact(f'"{gofmt.sprintf(form, number)}"') for number in numbers]
+    return [gofmt.compact(f'"{gofmt.sprintf(number_format, number)}"') for number in numbers]
 
 
-def whole(text: Any) -> int:
+def parse_int(text: Any) -> int:
     """Parse an integer. Raises ValueError with Go's message."""
     if not re.fullmatch(r"[+-]?[0-9]+", str(text)):
         raise ValueError(f'strconv.Atoi: parsing "{text}": invalid syntax')
     return int(text)
 
 
-def _runs(when: str) -> bool:
+def _may_run(when: str) -> bool:
     try:
         return should_execute(when)
     except WhenError:
@@ -99,8 +99,12 @@ def _expand_item(step: dict[str, Any], index: int, item: str, scope: Mapping[str
     except WhenError:
         is_skipped = False
     if is_skipped:
-        present = {key: value for key, value in values.items() if value is not None}
-        new = substitute(step, present)
+        defined_values = {key: value for key, value in values.items() if value is not None}
+        new_step = substitute(step, defined_values)
     else:
-        new = substitute(step, values, ALL, artifacts=False)
-    return {**new, "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})", "template": step.get("template", "")}
+        new_step = substitute(step, values, ALL, artifacts=False)
+    return {
+        **new_step,
+        "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})",
+        "template": step.get("template", ""),
+    }

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 # merge keys of lists, as apimachinery's patchMergeKey; any other list is replaced
-KEYS: dict[str, tuple[str, ...]] = {
+MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
     "volumeMounts": ("mountPath",),
     "ports": ("containerPort", "port"),
@@ -21,9 +21,9 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 
 # the same for Argo's lists, in addition to Kubernetes'; but the containers of a set are replaced
-ARGO_KEYS = {name: keys[0] for name, keys in KEYS.items() if name != "containers"}
-ARGO_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
-ARGO_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}
+ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
+ARGO_MERGE_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
+ARGO_MERGE_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}
 
 
 class PatchError(Exception):
@@ -32,7 +32,7 @@ class PatchError(Exception):
 
 def strategic(base: Any, patch: Any) -> Any:
     """Apply a strategic merge patch, without directives. Raises PatchError."""
-    return merge(base, patch, KEYS)
+    return merge(base, patch, MERGE_KEYS)
 
 
 def merge(base: Any, patch: Any, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> Any:
@@ -56,30 +56,30 @@ def _merge_lists(base: list[Any], patch: list[Any], name: str, keys: Mapping[str
     key = next((key for key in keys[name] if any(key in item for item in patch)), keys[name][0])
     base_items = {item.get(key): item for item in base}
     positions, result = {name: index for index, name in enumerate(base_items)}, list[Any]()
-    untouched = [name for name in base_items if name not in [item.get(key) for item in patch]]
+    untouched_names = [name for name in base_items if name not in [item.get(key) for item in patch]]
     for item in patch:  # new items precede items that the patch does not mention
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
-        while untouched and positions[untouched[0]] < positions.get(item[key], 0):
-            result.append(base_items[untouched.pop(0)])
+        while untouched_names and positions[untouched_names[0]] < positions.get(item[key], 0):
+            result.append(base_items[untouched_names.pop(0)])
         result.append(merge(base_items.get(item[key]), item, keys))
-    return result + [base_items[name] for name in untouched]
+    return result + [base_items[name] for name in untouched_names]
 
 
 def merge_over(base: Any, over: Any, field: str = "") -> Any:
     """Merge `over` into `base` as a strategic merge patch: maps, and lists with a merge key."""
     if isinstance(base, dict) and isinstance(over, dict):
-        both = {**base, **over}
-        return {k: merge_over(base.get(k), v, k) if k in over else copy.deepcopy(v) for k, v in both.items()}
-    key = ARGO_KEYS.get(field)
-    lists = isinstance(base, list) and isinstance(over, list)
-    if key and lists and all(isinstance(item, dict) and key in item for item in (*base, *over)):
+        merged_map = {**base, **over}
+        return {k: merge_over(base.get(k), v, k) if k in over else copy.deepcopy(v) for k, v in merged_map.items()}
+    key = ARGO_MERGE_KEYS.get(field)
+    are_lists = isinstance(base, list) and isinstance(over, list)
+    if key and are_lists and all(isinstance(item, dict) and key in item for item in (*base, *over)):
         base_items = {item[key]: item for item in base}
         return [merge_over(base_items.pop(item[key], None), item) for item in over] + list(base_items.values())
     return over if over is not None else base
 
 
-def operations(base: Any, patch: Any) -> Any:
+def apply_operations(base: Any, patch: Any) -> Any:
     """Apply a JSON patch (RFC 6902). Raises PatchError."""
     import jsonpatch  # pyright: ignore[reportMissingImports]
 
@@ -99,4 +99,4 @@ def operations(base: Any, patch: Any) -> Any:
     return document
 
 
-PATCHES: dict[str, Callable[[Any, Any], Any]] = {"strategic": strategic, "merge": merge, "json": operations}
+PATCHES: dict[str, Callable[[Any, Any], Any]] = {"strategic": strategic, "merge": merge, "json": apply_operations}

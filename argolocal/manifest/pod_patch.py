@@ -23,7 +23,7 @@ Template = dict[str, Any]
 def apply_patches(template: Template, texts: Iterable[str | None]) -> Template:
     """Return the template with the patches applied. Raises ConfigError, PatchError."""
     for text in filter(None, texts):
-        patch = _load(text, "podSpecPatch")
+        patch = _load_patch(text, "podSpecPatch")
         list(walk(patch, "PodPatch", "podSpecPatch"))
         template = {**template, **{key: patch[key] for key in POD_FIELDS if key in patch}}
         for kind in ("containers", "initContainers"):
@@ -40,14 +40,18 @@ def _patch_container(template: Template, kind: str, patch: dict[str, Any]) -> Te
     group, list_field = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
     for holder, key in ((group, "containers"), (template, list_field)) if kind == "containers" else ((template, kind),):
         if any(container["name"] == name for container in holder.get(key) or []):
-            new = [strategic(member, fields) if member["name"] == name else member for member in holder[key]]
-            return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
+            new_list = [strategic(member, fields) if member["name"] == name else member for member in holder[key]]
+            return (
+                {**template, "containerSet": {**group, key: new_list}}
+                if holder is group
+                else {**template, key: new_list}
+            )
     if name not in ARGO_CONTAINERS and (name != "main" or "containerSet" in template):
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
     return template
 
 
-def _load(text: str, where: str) -> dict[str, Any]:
+def _load_patch(text: str, where: str) -> dict[str, Any]:
     patch = parse_one(text, where)
     if not isinstance(patch, dict):
         raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
@@ -63,8 +67,8 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
     errors: list[ConfigError] = []
     for value in ("0", "text", "{}"):  # possible values of a tag
         try:
-            ignored = walk(_load(TAG.sub(value, text), where), "PodPatch", where)
-            return [f"podSpecPatch.{field}" for field in ignored]
+            ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
+            return [f"podSpecPatch.{field}" for field in ignored_fields]
         except ConfigError as error:
             errors.append(error)
     raise errors[0]

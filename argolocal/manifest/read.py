@@ -58,11 +58,11 @@ def _items(document: Any) -> list[Any]:
 def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the object to run, and the other objects. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
-        main = [item for item in objects if item.get("kind") in kinds]
-        if len(main) == 1 or len(objects) == 1:
-            main = main or objects
-            return main[0], [item for item in objects if item is not main[0]]
-        if main:
+        main_objects = [item for item in objects if item.get("kind") in kinds]
+        if len(main_objects) == 1 or len(objects) == 1:
+            main_objects = main_objects or objects
+            return main_objects[0], [item for item in objects if item is not main_objects[0]]
+        if main_objects:
             break
     pairs = [(item.get("kind"), item.get("metadata")) for item in objects]
     titles = [f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip() for kind, meta in pairs]
@@ -147,7 +147,7 @@ def workflow(
     metadata |= {"uid": identity.uid, "creationTimestamp": created}
     metadata.setdefault("namespace", "default")
     stringify_parameters(spec)
-    _set(spec, parameters or {})
+    _set_parameters(spec, parameters or {})
     fill_from_config_maps(spec, find)
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
         if isinstance(choices := parameter.get("enum"), list) and parameter.get("value") not in choices:
@@ -156,16 +156,16 @@ def workflow(
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
-def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
-    declared = (spec.get("arguments") or {}).get("parameters") or []
+def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
+    declared_parameters = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
-        for parameter in declared:
+        for parameter in declared_parameters:
             if parameter.get("name") == name:
                 parameter.pop("valueFrom", None)
                 parameter["value"] = value
                 break
         else:
-            hint = did_you_mean(name, {parameter.get("name", "") for parameter in declared})
+            hint = did_you_mean(name, {parameter.get("name", "") for parameter in declared_parameters})
             raise ConfigError(
                 f'the workflow does not have a parameter "{name}": declare it in spec.arguments.parameters.{hint}'
             )

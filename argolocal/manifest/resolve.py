@@ -20,7 +20,7 @@ from argolocal.manifest.shape import shape_errors, without_nulls
 from argolocal.manifest.tag_scope import has_value
 from argolocal.manifest.types import Find, Object
 
-OBJECTS = {
+REFERENCE_FIELDS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
     **dict.fromkeys(("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret"), ("Secret", "name")),
     "secret": ("Secret", "secretName"),
@@ -39,11 +39,13 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
     if spec.get("templates"):
         raise ConfigError("spec has both templates and workflowTemplateRef, which Argo rejects: remove one of them.")
     base = _load_template(reference, "spec.workflowTemplateRef", find)
-    over = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
-    merged_spec = merge_over(base, over)
-    if base.get("hooks") and over.get("hooks"):
-        merged_spec["hooks"] = {**base["hooks"], **over["hooks"]}
-    own_parameters = {each.get("name"): each for each in (over.get("arguments") or {}).get("parameters") or []}
+    override_spec = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
+    merged_spec = merge_over(base, override_spec)
+    if base.get("hooks") and override_spec.get("hooks"):
+        merged_spec["hooks"] = {**base["hooks"], **override_spec["hooks"]}
+    own_parameters = {
+        parameter.get("name"): parameter for parameter in (override_spec.get("arguments") or {}).get("parameters") or []
+    }
     parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
         if "value" in (override := own_parameters.get(parameter.get("name"), {})):
@@ -52,15 +54,17 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
     return merged_spec
 
 
-def check_exit_handler(spec: dict[str, Any], passed: Collection[str | None]) -> None:
-    """Raise ConfigError unless `passed` has all inputs of the exit handler: Argo ignores the template's arguments.
+def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
+    """Raise ConfigError unless `passed_names` has all inputs of the exit handler.
+
+    Argo ignores the template's arguments there.
 
     Source: validate.go, Workflow.
     """
     handler = next((body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {})
     for parameter in (handler.get("inputs") or {}).get("parameters") or []:
         name = parameter.get("name")
-        if name not in passed and not has_value(parameter):
+        if name not in passed_names and not has_value(parameter):
             raise ConfigError(
                 f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not read "
                 f"from the arguments of a WorkflowTemplate: give it a default there, or pass -p {name}=VALUE."
@@ -69,22 +73,22 @@ def check_exit_handler(spec: dict[str, Any], passed: Collection[str | None]) -> 
 
 def store_templates(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> Object:
     """Return the workflow with all referenced templates in `storedTemplates`, after `check`. Raises ConfigError."""
-    workflow, stored, waiting = copy.deepcopy(workflow), {}, []
+    workflow, stored_templates, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
-    seen: set[str] = set()
+    seen_scopes: set[str] = set()
     while waiting:
         scope, reference, path = waiting.pop()
-        if scope in seen:
+        if scope in seen_scopes:
             continue
-        seen.add(scope)
+        seen_scopes.add(scope)
         spec = _load_template(reference, path, find)
         check(spec, f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}: spec")
         qualify(spec, scope, f"{scope}.spec", waiting)
-        stored |= {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
+        stored_templates |= {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
         name = str(reference.get("template"))
-        if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored:
+        if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored_templates:
             raise ConfigError(f"{path}.template is {name!r}, which {reference['name']} does not have.")
-    return {**workflow, "storedTemplates": stored} if stored else workflow
+    return {**workflow, "storedTemplates": stored_templates} if stored_templates else workflow
 
 
 def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
@@ -126,21 +130,21 @@ def required_objects(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str 
                     where = f"{holder_path}.{kind}" + (f"[{index}]" if isinstance(containers, list) else "")
                     sources += [(container.get("env"), f"{where}.env"), (container.get("envFrom"), f"{where}.envFrom")]
     for source, path in sources:
-        yield from _objects(source, path)
+        yield from _referenced_objects(source, path)
 
 
-def _objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]]:
+def _referenced_objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]]:
     if isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _objects(item, f"{path}[{index}]")
+            yield from _referenced_objects(item, f"{path}[{index}]")
     for key, item in value.items() if isinstance(value, dict) else ():
-        if isinstance(item, dict) and key in OBJECTS and not item.get("optional"):
-            kind, field = OBJECTS[key]
+        if isinstance(item, dict) and key in REFERENCE_FIELDS and not item.get("optional"):
+            kind, field = REFERENCE_FIELDS[key]
             name = item.get(field) or item.get("name")
             if name and "{{" not in f"{name}{item.get('key')}":
                 yield f"{path}.{key}", kind, str(name), item.get("key")
         else:
-            yield from _objects(item, f"{path}.{key}")
+            yield from _referenced_objects(item, f"{path}.{key}")
 
 
 def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:

@@ -153,7 +153,7 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     TABLES[words[0]] = flags
     TYPES[words[0]] = {name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs}
     REQUIRED[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
-WHY = (
+REASONS_UNSUPPORTED = (
     {
         "plugin": "the local runner does not run plugins",
         "auth": "give the header",
@@ -174,25 +174,29 @@ WHY = (
 Rule = Callable[[Any], str]  # takes a value, returns the requirement that it violates, or ""
 MAX_DURATION_S = 2**63 // 10**9  # of Go's time.Duration
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
-QUOTE = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
+QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
 
-def _is(kind: Any, words: str) -> Rule:
+def _type_rule(kind: Any, words: str) -> Rule:
     return lambda value: "" if isinstance(value, kind) else f"it must be {words}"
 
 
-def _each(rule: Rule, words: str) -> Rule:
+def _list_of(rule: Rule, words: str) -> Rule:
     return lambda value: (
         "" if isinstance(value, list) and not any(map(rule, value)) else f"it must be a list of {words}"
     )
 
 
-def _map(value: Any) -> str:
-    wrong = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
-    return f"it must be a mapping of texts{f', but {wrong[0]} is not one' * bool(wrong[0])}. {QUOTE}" if wrong else ""
+def _check_map(value: Any) -> str:
+    wrong_keys = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
+    return (
+        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not one' * bool(wrong_keys[0])}. {QUOTE_HINT}"
+        if wrong_keys
+        else ""
+    )
 
 
-def _number(lowest: int, highest: int, text: bool = False) -> Rule:
+def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
     """Return the rule for a whole number; with `text`, also for a Kubernetes IntOrString, which may contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
@@ -207,9 +211,9 @@ def _number(lowest: int, highest: int, text: bool = False) -> Rule:
     return rule
 
 
-def _duration(value: Any) -> str:
+def _check_duration(value: Any) -> str:
     if not isinstance(value, str):
-        return f"it must be a text like 1m30s. {QUOTE}"
+        return f"it must be a text like 1m30s. {QUOTE_HINT}"
     try:
         if value and "{{" not in value and not -MAX_DURATION_S <= parse_seconds(value) <= MAX_DURATION_S:
             return f"it must be a duration of at most {MAX_DURATION_S} seconds"
@@ -218,13 +222,13 @@ def _duration(value: Any) -> str:
     return ""
 
 
-def _timeout(value: Any) -> str:
-    if (problem := _duration(value)) or not INTEGER.fullmatch(value):
+def _check_timeout(value: Any) -> str:
+    if (problem := _check_duration(value)) or not INTEGER.fullmatch(value):
         return problem
     return "give a unit, as in 30s"
 
 
-def _quantities(value: Any) -> str:
+def _check_quantities(value: Any) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
     for name, text in value.items():
@@ -237,37 +241,39 @@ def _quantities(value: Any) -> str:
     return ""
 
 
-def _choice(*choices: str) -> Rule:
-    words = f"it must be one of {', '.join(filter(None, choices))}"
-    return lambda value: "" if isinstance(value, str) and value in choices else words
+def _choice_rule(*choices: str) -> Rule:
+    requirement = f"it must be one of {', '.join(filter(None, choices))}"
+    return lambda value: "" if isinstance(value, str) and value in choices else requirement
 
 
-_text = _is(str, f"a text. {QUOTE}")
-_any = _is(str | int | float, f"a text. {QUOTE}")  # of a parameter: Argo converts numbers and booleans to texts
+_text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
+_scalar_rule = _type_rule(
+    str | int | float, f"a text. {QUOTE_HINT}"
+)  # of a parameter: Argo converts numbers and booleans to texts
 RULES: dict[str, Rule] = {
-    "text": _text,
-    "filled": lambda value: _text(value) or ("" if value else "it must not be empty"),
-    "texts": _each(_text, f"texts. {QUOTE}"),
-    "any": _any,
-    "anys": _each(_any, "texts"),
-    "bool": _is(bool, "true or false"),
-    "list": _is(list, "a list"),
-    "map": _map,
-    "int32": _number(*INT32),
-    "int64": _number(*INT64),
-    "atleast1": _number(1, INT64[1]),
-    "seconds": _number(0, MAX_DURATION_S),
-    "mode": _number(0, 0o777),
-    "intstr": _number(*INT32, text=True),
-    "deadline": _number(0, INT32[1], text=True),
-    "port": _is(int | str, "a number or a name"),
-    "duration": _duration,
-    "timeout": _timeout,
-    "quantities": _quantities,
-    "policy": _choice(*RETRY_POLICIES),
-    "gc": _choice(*ARTIFACT_GC),
-    "concurrency": _choice("Allow", "Forbid", "Replace", ""),
-    "fact": _choice(*DOWNWARD_FIELDS),
+    "text": _text_rule,
+    "filled": lambda value: _text_rule(value) or ("" if value else "it must not be empty"),
+    "texts": _list_of(_text_rule, f"texts. {QUOTE_HINT}"),
+    "any": _scalar_rule,
+    "anys": _list_of(_scalar_rule, "texts"),
+    "bool": _type_rule(bool, "true or false"),
+    "list": _type_rule(list, "a list"),
+    "map": _check_map,
+    "int32": _number_rule(*INT32),
+    "int64": _number_rule(*INT64),
+    "atleast1": _number_rule(1, INT64[1]),
+    "seconds": _number_rule(0, MAX_DURATION_S),
+    "mode": _number_rule(0, 0o777),
+    "intstr": _number_rule(*INT32, text=True),
+    "deadline": _number_rule(0, INT32[1], text=True),
+    "port": _type_rule(int | str, "a number or a name"),
+    "duration": _check_duration,
+    "timeout": _check_timeout,
+    "quantities": _check_quantities,
+    "policy": _choice_rule(*RETRY_POLICIES),
+    "gc": _choice_rule(*ARTIFACT_GC),
+    "concurrency": _choice_rule("Allow", "Forbid", "Replace", ""),
+    "fact": _choice_rule(*DOWNWARD_FIELDS),
 }
 
 
@@ -289,17 +295,17 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
     for key, item in (value or {}).items():
         where = f"{path}.{key}" if path else key
         label = where if path else f"{key} of the {table}"
-        rule, type = TABLES[table].get(key), TYPES[table].get(key, "")
-        if rule is None:
+        field_rule, field_type = TABLES[table].get(key), TYPES[table].get(key, "")
+        if field_rule is None:
             hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
             raise ConfigError(f"{label} is not supported by the local runner.{hint}")
-        if rule == "!" and item:
-            raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
-        if type.strip("[]{}") in TABLES:
-            yield from walk(item, type, where)
-        elif item is not None and type in RULES and (problem := RULES[type](item)):
+        if field_rule == "!" and item:
+            raise ConfigError(f"{where} is not supported by the local runner: {REASONS_UNSUPPORTED[key]}.")
+        if field_type.strip("[]{}") in TABLES:
+            yield from walk(item, field_type, where)
+        elif item is not None and field_type in RULES and (problem := RULES[field_type](item)):
             raise ConfigError(f"{label} is {item!r:.200}: {problem}.")
-        if rule == "-":
+        if field_rule == "-":
             yield key
     for key in REQUIRED[table]:
         if (value or {}).get(key) is None:

@@ -8,16 +8,16 @@ from typing import Any
 
 Data = Mapping[str, Any]
 
-WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
-WORKFLOW += ("labels", "annotations", "creationTimestamp", "scheduledTime")
-NODE = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
-RESULT = ("exitCode", "outputs.result")
-WITH_RESULT = ("container", "script", "data", "http", "plugin")  # template types with outputs.result
-ANY_NODE = (*NODE, *RESULT, "ip", "outputs.parameters")
+WORKFLOW_FIELDS = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
+WORKFLOW_FIELDS += ("labels", "annotations", "creationTimestamp", "scheduledTime")
+NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
+RESULT_FIELDS = ("exitCode", "outputs.result")
+TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # template types with outputs.result
+ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
 # tags below these may have any name; `outputs`: of a template that is not in the manifest
-OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
+OPEN_TAG = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
-PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
+PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
 
 
 def names(items: Any) -> list[str]:
@@ -32,7 +32,7 @@ def has_value(parameter: Data) -> bool:
 
 def workflow_tags(spec: Data) -> set[str]:
     """Return the tags that have a value everywhere in the workflow; names with a leading = only in expressions."""
-    tags = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}
+    tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"workflow.parameters.json"}
     tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
     tags |= {"workflow.failures"} if spec.get("onExit") else set()
     tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
@@ -64,13 +64,13 @@ class Names:
         self.names = frozenset(names)
 
     @cached_property
-    def maps(self) -> set[str]:
+    def parent_tags(self) -> set[str]:
         return {parent for name in self.names for parent in _parents(name)}
 
     def __contains__(self, name: str) -> bool:
-        if name in self.names or name in self.maps:
+        if name in self.names or name in self.parent_tags:
             return True
-        return any(parent in self.names and OPEN.fullmatch(parent) for parent in _parents(name))
+        return any(parent in self.names and OPEN_TAG.fullmatch(parent) for parent in _parents(name))
 
 
 class Items(Names):
@@ -80,12 +80,12 @@ class Items(Names):
     """
 
     def __init__(self, task: Data) -> None:
-        self.open = bool(task.get("withParam"))
+        self.is_open = bool(task.get("withParam"))
         # Argo does not check `item` itself, which is the JSON of a map or list
         super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
 
     def __contains__(self, name: str) -> bool:
-        return name in self.names or (self.open and _head(name) == "item")
+        return name in self.names or (self.is_open and _head(name) == "item")
 
 
 def _item_tags(item: Any) -> list[str]:
@@ -97,35 +97,43 @@ def _item_tags(item: Any) -> list[str]:
 class Nodes:
     """Tags of the finished tasks or steps (`kind`) of a template.
 
-    Argo's validation allows only the tags that the type of the called template has (`exactly`), but does not check
-    expressions (`of`). `quiet`: tasks whose status it does not allow.
+    Argo's validation allows only the tags that the type of the called template has (`allowed_tags`), but does not check
+    expressions (`tags_of`). `tasks_without_status`: tasks whose status it does not allow.
     Source: validate.go, addOutputsToScope.
     """
 
     def __init__(
-        self, kind: str, tasks: Mapping[str, Data], templates: Mapping[str, Data], quiet: Collection[str] = ()
+        self,
+        kind: str,
+        tasks: Mapping[str, Data],
+        templates: Mapping[str, Data],
+        tasks_without_status: Collection[str] = (),
     ) -> None:
         self.kind, self.tasks, self.templates = kind, tasks, templates
-        self.quiet = quiet
+        self.tasks_without_status = tasks_without_status
         self.cache: dict[str, Names] = {}
 
-    def exactly(self, name: str) -> Container[str]:
+    def allowed_tags(self, name: str) -> Container[str]:
         """Return the tags of this task that Argo's validation allows."""
         task = self.tasks[name]
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
-            return self.of(name)
-        tags = {*NODE, *declared_tags("outputs", template)} - {"outputs.parameters"}
-        loops = any(task.get(key) for key in ("withItems", "withParam"))
-        tags |= {"outputs.parameters"} if loops else set()
-        tags -= {"status"} if name in self.quiet else set()
+            return self.tags_of(name)
+        tags = {*NODE_FIELDS, *declared_tags("outputs", template)} - {"outputs.parameters"}
+        has_loop = any(task.get(key) for key in ("withItems", "withParam"))
+        tags |= {"outputs.parameters"} if has_loop else set()
+        tags -= {"status"} if name in self.tasks_without_status else set()
         tags |= {"ip"} if template.get("daemon") else set()
-        group = (template.get("containerSet") or {}).get("containers") or []
-        if "main" in names(group) or (loops and group) or any(key in template for key in WITH_RESULT):
-            tags |= {*RESULT}
+        containers = (template.get("containerSet") or {}).get("containers") or []
+        if (
+            "main" in names(containers)
+            or (has_loop and containers)
+            or any(key in template for key in TYPES_WITH_RESULT)
+        ):
+            tags |= {*RESULT_FIELDS}
         return tags
 
-    def of(self, name: str) -> Names:
+    def tags_of(self, name: str) -> Names:
         task = self.tasks[name]
         if "inline" in task:
             return self._names(task["inline"])
@@ -135,7 +143,7 @@ class Nodes:
         return self.cache[template]
 
     def _names(self, template: Data | None) -> Names:
-        return Names({*ANY_NODE, *({"outputs"} if template is None else declared_tags("outputs", template))})
+        return Names({*ANY_NODE_FIELDS, *({"outputs"} if template is None else declared_tags("outputs", template))})
 
 
 @dataclass(frozen=True)
@@ -144,27 +152,27 @@ class Scope:
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None
-    done: Callable[[str], bool] = field(default=lambda name: False)
+    is_done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
         kind, node, rest = self._parts(tag.removeprefix("="))
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
         if tag.startswith("="):
-            return self._done(node) and (not rest or rest in kind.of(node))
-        return self._done(node) and rest in kind.exactly(node)
+            return self._is_done(node) and (not rest or rest in kind.tags_of(node))
+        return self._is_done(node) and rest in kind.allowed_tags(node)
 
-    def near(self, tag: str) -> tuple[str, set[str]]:
+    def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
         """Return the part of `tag` that may be misspelt, and its alternatives."""
         kind, node, _ = self._parts(tag)
         if not kind:
             return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
-        if self._done(node):
-            return tag, {f"{kind.kind}.{node}.{name}" for name in kind.of(node).names}
-        return node, {name for name in kind.tasks if self.done(name)}
+        if self._is_done(node):
+            return tag, {f"{kind.kind}.{node}.{name}" for name in kind.tags_of(node).names}
+        return node, {name for name in kind.tasks if self.is_done(name)}
 
-    def _done(self, node: str) -> bool:
-        return self.nodes is not None and node in self.nodes.tasks and self.done(node)
+    def _is_done(self, node: str) -> bool:
+        return self.nodes is not None and node in self.nodes.tasks and self.is_done(node)
 
     def _parts(self, tag: str) -> tuple[Nodes | None, str, str]:
         head, _, rest = tag.partition(".")

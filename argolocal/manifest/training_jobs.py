@@ -10,15 +10,17 @@ from dataclasses import dataclass
 class JobKind:
     """A job kind."""
 
-    replicas: str  # key of its roles in `spec`
-    container: str  # name of its container
+    replicas_field: str  # key of its roles in `spec`
+    container_name: str  # name of its container
     roles: tuple[str, ...]  # the operator's replica types
     port: tuple[str, int]  # name and default of the port that its pods connect to
-    leaders: tuple[str, ...] = ()  # the first existing one decides how the job ends; if none exists, the workers do
-    single: tuple[str, ...] = ()  # roles whose `replicas` must be given as 1
-    needed: tuple[str, ...] = ()  # required roles
-    restart: str = "Never"  # default restartPolicy
-    named: bool = True  # the operator rejects a container with another name
+    leader_roles: tuple[
+        str, ...
+    ] = ()  # the first existing one decides how the job ends; if none exists, the workers do
+    single_roles: tuple[str, ...] = ()  # roles whose `replicas` must be given as 1
+    required_roles: tuple[str, ...] = ()  # required roles
+    restart_policy: str = "Never"  # default restartPolicy
+    requires_container_name: bool = True  # the operator rejects a container with another name
 
 
 JOBS = {
@@ -27,44 +29,44 @@ JOBS = {
         "pytorch",
         ("Master", "Worker"),
         ("pytorchjob-port", 23456),
-        leaders=("Master",),
-        single=("Master",),
-        restart="OnFailure",
+        leader_roles=("Master",),
+        single_roles=("Master",),
+        restart_policy="OnFailure",
     ),
     "TFJob": JobKind(
         "tfReplicaSpecs",
         "tensorflow",
         ("Chief", "Master", "Worker", "PS", "Evaluator"),
         ("tfjob-port", 2222),
-        leaders=("Chief", "Master"),
+        leader_roles=("Chief", "Master"),
     ),
     "XGBoostJob": JobKind(
         "xgbReplicaSpecs",
         "xgboost",
         ("Master", "Worker"),
         ("xgboostjob-port", 9999),
-        leaders=("Master",),
-        single=("Master",),
-        needed=("Master",),
+        leader_roles=("Master",),
+        single_roles=("Master",),
+        required_roles=("Master",),
     ),
     "PaddleJob": JobKind(
         "paddleReplicaSpecs",
         "paddle",
         ("Master", "Worker"),
         ("master", 36543),
-        leaders=("Master",),
-        restart="OnFailure",
+        leader_roles=("Master",),
+        restart_policy="OnFailure",
     ),
-    "JAXJob": JobKind("jaxReplicaSpecs", "jax", ("Worker",), ("jaxjob-port", 6666), needed=("Worker",)),
+    "JAXJob": JobKind("jaxReplicaSpecs", "jax", ("Worker",), ("jaxjob-port", 6666), required_roles=("Worker",)),
     "MPIJob": JobKind(
         "mpiReplicaSpecs",
         "mpi",
         ("Launcher", "Worker"),
         ("", 0),
-        leaders=("Launcher",),
-        single=("Launcher",),
-        needed=("Launcher",),
-        named=False,
+        leader_roles=("Launcher",),
+        single_roles=("Launcher",),
+        required_roles=("Launcher",),
+        requires_container_name=False,
     ),
 }
 REMOVED = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}

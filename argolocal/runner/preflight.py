@@ -15,7 +15,7 @@ from argolocal.engine.retry import with_defaults
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language import expr, gofmt, json_path
 from argolocal.language.functions import BUILTINS, PREDICATES, ExprError
-from argolocal.language.sprig import ARGO, SPRIG
+from argolocal.language.sprig import ARGO_FUNCTIONS, SPRIG
 from argolocal.language.substitute import EXPRESSION
 from argolocal.manifest import pod_patch
 from argolocal.manifest.kinds import TEMPLATE_TYPES
@@ -182,7 +182,7 @@ def _check_functions(source: str, where: str) -> None:
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
             _check_json_path(path, where)
-        known_functions = set(SPRIG) if name.startswith("sprig.") else {*ARGO, *BUILTINS, *PREDICATES}
+        known_functions = set(SPRIG) if name.startswith("sprig.") else {*ARGO_FUNCTIONS, *BUILTINS, *PREDICATES}
         if (function := name.removeprefix("sprig.")) not in known_functions:
             hint = did_you_mean(function, known_functions)
             raise ConfigError(f"{where} calls {name}(), which the local runner does not know.{hint}")

@@ -224,7 +224,7 @@ class LocalRun:
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
         changed = artifacts.collect_garbage(scheduler.status, self.workflow["spec"], self.cluster.store)
-        scheduler.table.changed |= dict.fromkeys(changed)
+        scheduler.table.changed_nodes |= dict.fromkeys(changed)
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:

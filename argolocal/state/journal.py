@@ -2,7 +2,7 @@
 
 The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id, and new `children`
 of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid, start time], null after its exit). Each
-line is one write, made before it takes effect; an incomplete last line is ignored.
+line is one write, made before the change takes effect; an incomplete last line is ignored.
 The manifest is the resolved workflow, as JSON.
 """
 
@@ -46,7 +46,7 @@ class RunFiles:
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
         self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
-        self.journal, self.lock_file = -1, -1
+        self.journal, self.lock_descriptor = -1, -1  # file descriptors
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
@@ -83,8 +83,8 @@ class RunFiles:
 
     def snapshot(self, status: Status) -> None:
         """Start a new journal with all of `status` and no pods."""
-        head = {key: value for key, value in status.items() if key != "nodes"}
-        entry = {"status": head, "nodes": status["nodes"]}
+        status_fields = {key: value for key, value in status.items() if key != "nodes"}
+        entry = {"status": status_fields, "nodes": status["nodes"]}
         try:
             write_atomically(self.root / "journal.jsonl", _line(entry))
         except OSError as error:
@@ -122,43 +122,43 @@ class RunFiles:
                 entry = json.loads(line)
                 status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
                 status["nodes"] |= entry.get("nodes", {})
-                for id, new in entry.get("children", {}).items():
-                    status["nodes"][id].setdefault("children", []).extend(new)
-                for id, process in entry.get("pods", {}).items():
-                    pods[id] = process
+                for id, new_children in entry.get("children", {}).items():
+                    status["nodes"][id].setdefault("children", []).extend(new_children)
+                for id, process_record in entry.get("pods", {}).items():
+                    pods[id] = process_record
             except (ValueError, *WRONG_SHAPE) as error:
                 raise self._corrupt(f"{path}, line {number}", error) from error
         try:
-            _check(status)
+            _check_status(status)
         except (ValueError, *WRONG_SHAPE) as error:
             raise self._corrupt(path, error) from error
-        return status, {id: process for id, process in pods.items() if process}
+        return status, {id: process_record for id, process_record in pods.items() if process_record}
 
     def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
-        shape = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
-        reason = shape if isinstance(error, WRONG_SHAPE) else error
+        shape_problem = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
+        reason = shape_problem if isinstance(error, WRONG_SHAPE) else error
         return ConfigError(
             f"{where} was changed ({reason}): only the runner may change it. Restore it, or remove "
             f"{self.root} and start the run again."
         )
 
     def lock(self) -> None:
-        """Acquire the lock; the kernel releases it when the process exits. Raises Busy if it is held."""
-        self.lock_file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        until = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
-        while not _try_lock(self.lock_file):
-            pid = os.pread(self.lock_file, 32, 0).decode().strip()
-            # a pod that a killed runner was forking holds the lock until its exec
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        """Acquire the lock. The kernel releases it when the process exits. Raises Busy if another process has it."""
+        self.lock_descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
+        while not _try_lock(self.lock_descriptor):
+            pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
+            # a process that a killed runner was forking holds the lock until it calls exec
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
-            os.close(self.lock_file)
+            os.close(self.lock_descriptor)
             raise Busy(
-                f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
+                f'run "{self.name}" is being run by process {pid}: only one process may run it. Follow it with '
                 f"`{program.name} logs -f {self.name}`, or stop it with `{program.name} stop {self.name}`."
             )
-        os.ftruncate(self.lock_file, 0)
-        os.pwrite(self.lock_file, f"{os.getpid()}\n".encode(), 0)
+        os.ftruncate(self.lock_descriptor, 0)
+        os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def runner(self) -> int | None:
         """Return the pid of the process that holds the lock, or None."""
@@ -184,7 +184,7 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full: then this is the cause of any error."""
+        """Raise DiskFull if the disk is almost full: a full disk explains any other error."""
         disk = os.statvfs(self.root)
         free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
         if free < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
@@ -192,18 +192,18 @@ class RunFiles:
             raise write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
-        """Close the journal and releases the lock."""
-        for descriptor in (self.journal, self.lock_file):
+        """Close the journal and release the lock."""
+        for descriptor in (self.journal, self.lock_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.journal = self.lock_file = -1
+        self.journal = self.lock_descriptor = -1
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
 
 
-def _check(status: Status) -> None:
+def _check_status(status: Status) -> None:
     """Raise ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
     nodes = status["nodes"]
     for id, node in nodes.items():
@@ -228,7 +228,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def write_error(error: OSError, root: Path) -> ArgolocalError:
-    """Return an error that says why the state of a run in `root` cannot be written, and how to fix it."""
+    """Return an error that says why the state of a run cannot be written to `root`, and how to fix the cause."""
     if error.errno in DISK_FULL:
         remedy = (
             f"then `{program.name} resume {root.name}`, which deletes the files of failed steps in pods/ if needed"

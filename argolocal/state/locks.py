@@ -2,8 +2,8 @@
 
     locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...)); locks.release("node")
 
-A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiters
-poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
+A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiting
+processes poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
@@ -21,8 +21,8 @@ from argolocal.engine.nodes import NodeError, format_time, parse_time
 from argolocal.language import gofmt
 from argolocal.manifest.names import CONFIG_MAP_TYPE
 
-KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-CACHE = "Cache"
+CACHE_KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+CACHE_TYPE = "Cache"
 Lock = tuple[str, int]
 
 
@@ -35,12 +35,12 @@ class SharedLocks:
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
         """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two empty strings."""
-        held = self.held.setdefault(caller, {})
-        already_held = set(held)
+        held_locks = self.held.setdefault(caller, {})
+        already_held = set(held_locks)
         for name, limit in locks:
-            if name not in held and not self._try_acquire(held, name, limit):
-                for acquired in set(held) - already_held:
-                    os.close(held.pop(acquired))
+            if name not in held_locks and not self._try_acquire(held_locks, name, limit):
+                for acquired in set(held_locks) - already_held:
+                    os.close(held_locks.pop(acquired))
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
@@ -58,7 +58,7 @@ class SharedLocks:
         for caller in list(self.held):
             self.release(caller)
 
-    def _try_acquire(self, held: dict[str, int], name: str, limit: int) -> bool:
+    def _try_acquire(self, held_locks: dict[str, int], name: str, limit: int) -> bool:
         folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         for slot in range(limit):
@@ -68,13 +68,13 @@ class SharedLocks:
             except BlockingIOError:
                 os.close(descriptor)
             else:
-                held[name] = descriptor
+                held_locks[name] = descriptor
                 return True
         return False
 
     def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
         """Return (hit, outputs) of the cache for `key`. Raises NodeError."""
-        if not KEY.fullmatch(key):
+        if not CACHE_KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
             age = gofmt.parse_duration(max_age) if max_age else None
@@ -98,22 +98,22 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Open a cache ConfigMap, created if absent, and write it back if changed. Raises NodeError."""
+        """Open a cache ConfigMap, or create it, and store it if its data has changed. Raises NodeError."""
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f".{name}.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = folder / f"{name}.json"
-            labels = {CONFIG_MAP_TYPE: CACHE}
+            labels = {CONFIG_MAP_TYPE: CACHE_TYPE}
             empty = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
             old_text = path.read_text() if path.exists() else json.dumps(empty)
             configmap = json.loads(old_text)
             label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
                 raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
-            if label != CACHE:
+            if label != CACHE_TYPE:
                 raise NodeError(
-                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE}, refusing to use it"
+                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE_TYPE}, refusing to use it"
                 )
             configmap["data"] = configmap.get("data") or {}
             yield configmap

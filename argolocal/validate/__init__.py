@@ -2,8 +2,8 @@
 
     argolocal lint workflow.yaml templates/ -o json
 
-Hera compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these. Works
-without cluster, network and Hera.
+Hera compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these. The
+checks need no cluster, network or Hera.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ def check(
 
     Raises ConfigError with all fatal findings, one line each.
     """
-    objects_ = [(file, manifest), *((file, item) for item in other_objects)]
-    findings = lint(manifest, file, find) if find else lint_all(objects_)
+    all_objects = [(file, manifest), *((file, item) for item in other_objects)]
+    findings = lint(manifest, file, find) if find else lint_all(all_objects)
     if fatal := [str(finding) for finding in findings if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *fatal]))
     return findings
@@ -48,8 +48,8 @@ def lint(
 ) -> list[Finding]:
     """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as a training job.
 
-    They include findings of objects that it refers to. `reports` (filled here) collects these by object instead, so
-    that the result has only the findings about how these objects are used.
+    The findings of objects that the manifest refers to are included. With `reports`, they are added there instead, and
+    the result has only the findings about how the manifest uses these objects.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
@@ -58,8 +58,8 @@ def lint(
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
     """Add the findings of the manifest, and return the rules if it is a workflow."""
-    other = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
-    if other or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
+    is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
+    if is_other_object or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
     elif problems := list(shape.shape_errors(manifest)):
         for problem in problems:
@@ -72,18 +72,22 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
 
 def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """Yield findings that are not reported for other objects; paths inside their templates name those objects."""
-    reported, root = set[tuple[str, str, bool]](), rules.root
-    for path, other in rules.others.items():
-        name = other.get("kind"), other["metadata"]["name"]
-        if name not in reports:
-            reports[name] = lint(other, find=rules.find)
-        reported |= {(finding.path.replace("spec", path, 1), finding.rule, finding.fatal) for finding in reports[name]}
-    base = (rules.others.get(root) or {}).get("metadata", {}).get("name")
-    inside = f"{root}.workflowTemplateRef[{base}].templates" if base else f"{root}.templates"
-    others = tuple(rules.others.keys() - {root})  # their warnings are reported with the object itself
+    """Yield the findings that are not reported for other objects. Paths in their templates name the object."""
+    reported_findings, root = set[tuple[str, str, bool]](), rules.root
+    for path, other_object in rules.other_objects.items():
+        identity = other_object.get("kind"), other_object["metadata"]["name"]
+        if identity not in reports:
+            reports[identity] = lint(other_object, find=rules.find)
+        reported_findings |= {
+            (finding.path.replace("spec", path, 1), finding.rule, finding.fatal) for finding in reports[identity]
+        }
+    base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
+    templates_path = f"{root}.workflowTemplateRef[{base_name}].templates" if base_name else f"{root}.templates"
+    other_paths = tuple(
+        rules.other_objects.keys() - {root}
+    )  # warnings about these objects are reported with the objects
     for finding in findings:
-        if (finding.path, finding.rule, finding.fatal) not in reported and (
-            finding.fatal or not finding.path.startswith(others)
+        if (finding.path, finding.rule, finding.fatal) not in reported_findings and (
+            finding.fatal or not finding.path.startswith(other_paths)
         ):
-            yield replace(finding, path=finding.path.replace(f"{root}.templates", inside, 1))
+            yield replace(finding, path=finding.path.replace(f"{root}.templates", templates_path, 1))

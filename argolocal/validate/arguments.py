@@ -8,14 +8,14 @@ from collections import Counter
 from argolocal.errors import did_you_mean
 from argolocal.language.gofmt import INTEGER, anystring
 from argolocal.manifest import tag_scope
-from argolocal.manifest.tag_scope import PARAMETER, Data, names
+from argolocal.manifest.tag_scope import PARAMETER_NAME, Data, names
 from argolocal.validate import tag_rules
 from argolocal.validate.findings import Findings
 
 KINDS = ("parameters", "artifacts")
-LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
-ARTIFACT_SOURCES = (*LOCATIONS, "from", "fromExpression")
-SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+STORAGE_LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
+ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
+PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
@@ -23,14 +23,14 @@ OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
 VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # of an argument
 
 
-def check(findings: Findings, path: str, arguments: Data, later: bool = False) -> None:
-    """Check `arguments`; `later`: values may be supplied later, as by -p."""
+def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
+    """Check `arguments`; `allow_later`: a later argument, such as -p, may supply missing values."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
-        _check_parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, later)
+        _check_parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, allow_later)
     for artifact in arguments.get("artifacts") or []:
         where = f"{path}.artifacts[{artifact.get('name')}]"
-        has_location = any(kind in artifact for kind in LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
+        has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
         if artifact.get("from") and artifact.get("fromExpression"):
             findings.add(where, "argument", "it has both from and fromExpression: give one of them.")
         elif not artifact.get("from") and not has_location:
@@ -43,51 +43,64 @@ def check_names(findings: Findings, path: str, fields: Data) -> None:
     """Check that names of parameters and artifacts are valid and unique."""
     for kind in KINDS:
         for name, count in Counter(names(fields.get(kind))).items():
-            if not PARAMETER.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
+            if not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
                 findings.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and unique.')
 
 
 def check_inputs(
-    findings: Findings, path: str, title: str, template: Data, passed: Data, extra: bool = False, later: bool = False
+    findings: Findings,
+    path: str,
+    title: str,
+    template: Data,
+    passed_arguments: Data,
+    allow_extra: bool = False,
+    allow_later: bool = False,
 ) -> None:
-    """Check the inputs of a template, called `title` in messages. Allows `extra` arguments, or to add some `later`."""
+    """Check the inputs of a template, which messages call `title`.
+
+    `allow_extra`: there may be arguments without an input. `allow_later`: missing arguments may be supplied later.
+    """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
-        passed_names, input_names = dict.fromkeys(names(passed.get(kind))), set(names(inputs))
-        for name in [] if extra else [name for name in passed_names if name not in input_names]:
-            suggestion = did_you_mean(name, input_names)  # without one it is only superfluous, which Argo accepts
+        passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
+        for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
+            suggestion = did_you_mean(
+                name, input_names
+            )  # without a suggestion the argument is only superfluous, which Argo accepts
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
-        for name in [] if later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:
+        for name in [] if allow_later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:
             if name not in passed_names:
                 message = f'{title} needs the input "{name}": add it to the arguments.'
                 findings.add(path, "input", message + findings.suggest(name, passed_names))
 
 
-def check_outputs(findings: Findings, path: str, outputs: Data, type: str) -> None:
-    """Check that each output parameter has exactly one source, and that this type of template supports it."""
-    allowed = OUTPUT_SOURCES.get(type, SOURCES)
+def check_outputs(findings: Findings, path: str, outputs: Data, template_type: str) -> None:
+    """Check that each output parameter has exactly one source, which this type of template supports."""
+    allowed_sources = OUTPUT_SOURCES.get(template_type, PARAMETER_SOURCES)
     for kind in ("parameters", "artifacts"):
         for output in outputs.get(kind) or []:
             where, name = f"{path}.outputs.{kind}[{output.get('name')}]", output.get("globalName")
-            if name and not PARAMETER.fullmatch(tag_rules.TAG.sub("x", str(name))):
+            if name and not PARAMETER_NAME.fullmatch(tag_rules.TAG.sub("x", str(name))):
                 findings.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
     for output in outputs.get("parameters") or []:
         where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
-        sources = ["value"] * ("value" in output) + [key for key in SOURCES if source.get(key, "") != ""]
+        sources = ["value"] * ("value" in output) + [key for key in PARAMETER_SOURCES if source.get(key, "") != ""]
         if len(sources) != 1 or ("value" in output and "valueFrom" in output):
             message = f"it has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
-            findings.add(where, "output", f"{message}, with {' or '.join(allowed)}.")
-        elif sources[0] not in (*allowed, "value"):
-            message = f"{sources[0]} is not for this type of template: give {' or '.join(allowed)}."
+            findings.add(where, "output", f"{message}, with {' or '.join(allowed_sources)}.")
+        elif sources[0] not in (*allowed_sources, "value"):
+            message = f"{sources[0]} is not for this type of template: give {' or '.join(allowed_sources)}."
             findings.add(f"{where}.valueFrom.{sources[0]}", "output", message)
 
 
-def check_timeout(findings: Findings, path: str, template: Data, passed: Data, workflow_arguments: Data) -> None:
-    """Check that a timeout from arguments has a unit: Argo's validation substitutes the values that it knows."""
+def check_timeout(
+    findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
+) -> None:
+    """Check that a timeout from arguments has a unit: Argo substitutes known values before it checks the timeout."""
     values: dict[str, str] = {}
     inputs = template.get("inputs") or {}
-    for prefix, holder in (("workflow", workflow_arguments), ("inputs", inputs), ("inputs", passed)):
+    for prefix, holder in (("workflow", workflow_arguments), ("inputs", inputs), ("inputs", passed_arguments)):
         for parameter in holder.get("parameters") or []:
             value = parameter.get("value", parameter.get("default", ""))
             values[f"{prefix}.parameters.{parameter.get('name')}"] = anystring(value)
@@ -100,18 +113,18 @@ def check_timeout(findings: Findings, path: str, template: Data, passed: Data, w
         )
 
 
-def _check_parameter(findings: Findings, path: str, parameter: Data, later: bool) -> None:
+def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
     source, choices = parameter.get("valueFrom"), parameter.get("enum")
     if source is not None and not any(key in source for key in VALUE_SOURCES):
         message = "in arguments it must have a configMapKeyRef (and may have a default). Give that, or a value."
         findings.add(f"{path}.valueFrom", "argument", message)
-    elif source is None and "value" not in parameter and not later:
+    elif source is None and "value" not in parameter and not allow_later:
         findings.add(path, "argument", "its value is missing: give one.")
-    if not later and isinstance(choices, list) and choices:
-        allowed, value = [anystring(choice) for choice in choices], parameter.get("value")
-        if value is None or ("{{" not in (value := anystring(value)) and value not in allowed):
+    if not allow_later and isinstance(choices, list) and choices:
+        allowed_values, value = [anystring(choice) for choice in choices], parameter.get("value")
+        if value is None or ("{{" not in (value := anystring(value)) and value not in allowed_values):
             findings.add(
-                f"{path}.value", "argument", f'"{value}" is not in its enum: it must be {" or ".join(allowed)}.'
+                f"{path}.value", "argument", f'"{value}" is not in its enum: it must be {" or ".join(allowed_values)}.'
             )
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from argolocal.errors import did_you_mean
 
 MAX_HINTS = 50
-MAX_NAMES = 6  # listed in a hint
+MAX_NAMES = 6  # number of names in a hint
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: path, rule, and a message with the fix. If it is not `fatal`, the workflow runs, perhaps wrongly."""
+    """A problem: path, rule, and a message with the fix. A workflow with a problem that is not `fatal` runs."""
 
     file: str
     path: str
@@ -29,8 +29,8 @@ class Findings:
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.findings: dict[Finding, None] = {}
-        self.hints = 0
-        self.images: dict[tuple[str, str], list[str]] = {}
+        self.hint_count = 0
+        self.image_paths: dict[tuple[str, str], list[str]] = {}
 
     def add(self, path: str, rule: str, message: str, fatal: bool = True) -> None:
         self.findings[Finding(self.file, path, rule, message, fatal)] = None
@@ -39,24 +39,24 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, word: str, names: Iterable[str]) -> str:
-        """Return `did_you_mean` for the first MAX_HINTS mistakes: its cost grows with the number of names."""
-        self.hints += 1
-        return did_you_mean(word, set(names)) if self.hints <= MAX_HINTS else ""
+        """Return `did_you_mean` for the first MAX_HINTS mistakes, as its cost grows with the number of names."""
+        self.hint_count += 1
+        return did_you_mean(word, set(names)) if self.hint_count <= MAX_HINTS else ""
 
     def hint(self, word: str, choices: Iterable[str]) -> str:
         """Return a hint for an unknown name: a similar name, or the existing names."""
-        if (suggestion := self.suggest(word, choices)) or self.hints > MAX_HINTS:
+        if (suggestion := self.suggest(word, choices)) or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
         names = sorted(set(choices))
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         return f" Available: {', '.join(names[:MAX_NAMES])}{more}." if names else " Define it, or remove this."
 
     def add_image(self, path: str, image: str, problem: str) -> None:
-        self.images.setdefault((image, problem), []).append(path)
+        self.image_paths.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
-        for (image, problem), paths in self.images.items():
+        for (image, problem), paths in self.image_paths.items():
             others = f" {len(paths)} containers run it." if len(paths) > 1 else ""
             self.warn(paths[0], "image", f'"{image}" {problem}{others}')
-        self.images.clear()
+        self.image_paths.clear()
         return list(self.findings)

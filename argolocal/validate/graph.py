@@ -9,9 +9,12 @@ from argolocal.manifest.loops import has_loop
 from argolocal.manifest.tag_scope import Data
 from argolocal.validate.findings import Findings
 
-RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
-LOOP_RESULTS = {"AnySucceeded": "Succeeded", "AllFailed": "Failed"}  # → the same for a task without a loop
-TASK = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
+TASK_RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
+LOOP_RESULTS = {
+    "AnySucceeded": "Succeeded",
+    "AllFailed": "Failed",
+}  # → the corresponding result of a task without a loop
+TASK_REFERENCE = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
 
 Predecessors = Mapping[str, Set[str]]
 
@@ -21,10 +24,10 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
     for name in str(dag.get("target") or "").split():
         if name not in tasks and "{{" not in str(dag["target"]):
             findings.add(f"{path}.target", "depends", f'the task "{name}" does not exist.{findings.hint(name, tasks)}')
-    depends = any("depends" in t for t in tasks.values())
-    if depends and any("dependencies" in t for t in tasks.values()):
+    has_depends = any("depends" in t for t in tasks.values())
+    if has_depends and any("dependencies" in t for t in tasks.values()):
         findings.add(path, "depends", "it has both depends and dependencies: a DAG must use one of them.")
-    for name in [name for name, task in tasks.items() if depends and "continueOn" in task]:
+    for name in [name for name, task in tasks.items() if has_depends and "continueOn" in task]:
         message = "a DAG with depends must not have it: write the results in depends, as A.Succeeded || A.Failed."
         findings.add(f"{path}.tasks[{name}].continueOn", "depends", message)
     predecessors = {name: _predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name) for name in tasks}
@@ -36,42 +39,44 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
         TopologicalSorter(predecessors).prepare()
     except CycleError as error:
         *cycle, _ = reversed(error.args[1])
-        first = cycle.index(min(cycle, key=list(tasks).index))
-        around = " → ".join([*cycle[first:], *cycle[: first + 1]])
-        findings.add(path, "depends", f"{around} is a cycle: remove one of these from `depends`.")
+        first_index = cycle.index(min(cycle, key=list(tasks).index))
+        cycle_text = " → ".join([*cycle[first_index:], *cycle[: first_index + 1]])
+        findings.add(path, "depends", f"{cycle_text} is a cycle: remove one of these from `depends`.")
         return None
     return predecessors
 
 
 def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function of two tasks: has the second certainly finished when the first starts?
+    """Return a function f(task)(other) that is True if `other` has certainly finished when `task` starts.
 
-    An integer bit set per task: sets of all ancestors would need quadratic memory.
+    Each task has an integer as a bit set: sets of all ancestors would need more memory.
     """
-    bit = {name: 1 << number for number, name in enumerate(predecessors)}
-    seen: dict[str, int] = {}
+    bits = {name: 1 << number for number, name in enumerate(predecessors)}
+    ancestor_bits: dict[str, int] = {}
     for name in TopologicalSorter(predecessors).static_order():
-        seen[name] = 0
+        ancestor_bits[name] = 0
         for predecessor in predecessors[name]:
-            seen[name] |= seen[predecessor] | bit[predecessor]
-    return lambda task: lambda other: bool(seen[task] & bit.get(other, 0))
+            ancestor_bits[name] |= ancestor_bits[predecessor] | bits[predecessor]
+    return lambda task: lambda other: bool(ancestor_bits[task] & bits.get(other, 0))
 
 
 def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task: str) -> set[str]:
     """Return the tasks that `task` waits for."""
     text = str(tasks[task].get("depends") or "")
-    references = [*TASK.findall(text), *((str(name), "") for name in tasks[task].get("dependencies") or [])]
+    references = [*TASK_REFERENCE.findall(text), *((str(name), "") for name in tasks[task].get("dependencies") or [])]
     for name, result in references:
         if name not in tasks:
             findings.add(path, "depends", f'this DAG does not have a task "{name}".{findings.hint(name, tasks)}')
         elif result in LOOP_RESULTS and (name, "") not in references and not has_loop(tasks[name]):
             reason = f"but {name} does not loop, or over nothing: use {name}.{LOOP_RESULTS[result]}."
             findings.add(path, "depends", f'"{name}.{result}" is a result of loops, {reason}')
-        if result and result not in RESULTS:
-            findings.add(path, "depends", f'"{result}" is not a result of tasks.{findings.hint(result, RESULTS)}')
+        if result and result not in TASK_RESULTS:
+            findings.add(path, "depends", f'"{result}" is not a result of tasks.{findings.hint(result, TASK_RESULTS)}')
     try:
-        python = TASK.sub("a", text).replace("&&", " and ").replace("||", " or ").replace("!", " not ")
-        ast.parse(python.strip() or "a", mode="eval")
+        python_expression = (
+            TASK_REFERENCE.sub("a", text).replace("&&", " and ").replace("||", " or ").replace("!", " not ")
+        )
+        ast.parse(python_expression.strip() or "a", mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         findings.add(path, "depends", f'"{text}" cannot be parsed: it must be tasks with &&, ||, ! and parentheses.')
     return {name for name, _ in references if name in tasks}

@@ -16,35 +16,35 @@ from argolocal.manifest.tag_scope import Data
 from argolocal.manifest.training_jobs import JOBS, REMOVED
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
-from argolocal.validate.tag_rules import TAG, UNKNOWN, closed
+from argolocal.validate.tag_rules import TAG, UNKNOWN, find_tagged_texts
 
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
 NAME = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
-JSON = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN}')
+JSON_TOKEN = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN}')
 DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
+RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
 ON_JOB_FAILURE = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
-TEMPLATES: dict[str, tuple[str, ...]] = {
+POD_SPEC_PATHS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template", "spec")),
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
     "Pod": ("spec",),
 }
-SERVERS = ("Deployment", "StatefulSet")
-ROLES = ("predictor", "transformer", "explainer")  # PodSpecs of an InferenceService
-RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
-WITH_SELECTOR = (*SERVERS, "DaemonSet", "ReplicaSet")
-NEEDED: dict[str, tuple[str, ...]] = {  # required fields of the spec
-    **dict.fromkeys(WITH_SELECTOR, ("selector", "template")),
+SERVER_KINDS = ("Deployment", "StatefulSet")
+INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # PodSpecs of an InferenceService
+RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
+KINDS_WITH_SELECTOR = (*SERVER_KINDS, "DaemonSet", "ReplicaSet")
+REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {  # required fields of the spec
+    **dict.fromkeys(KINDS_WITH_SELECTOR, ("selector", "template")),
     "Job": ("template",),
     "CronJob": ("schedule", "jobTemplate"),
     "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
 }
-LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
+NAME_RULE = "begin with a letter and have at most {} lower-case letters, digits and dashes"
 # kind → maximum length of its name, pattern and reason
-NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
+NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
     **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service has this name")),
     "Service": (63, DNS_LABEL, "it is a DNS label"),
@@ -54,25 +54,25 @@ NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
 
 
 def check_resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """Check a resource template; `workflow_name` has the length of the final name."""
+    """Check a resource template; `workflow_name` is an example that has the length of the final name."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
         message = f'the action "{action}" does not exist.{findings.hint(action, ACTIONS)}'
         findings.add(f"{path}.action", "resource", message)
-    _conditions(findings, path, resource)
+    _check_conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # its manifest is a list of operations
+        return  # the manifest of such a patch is a list of operations
     if resource.get("manifest"):
-        for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
+        for applied_object in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
-                check(findings, f"{path}.manifest", applied)
+                check(findings, f"{path}.manifest", applied_object)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
         findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
 
 
 def reject_invalid(thing: Data) -> None:
     """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
-    check(findings := Findings(f"{thing.get('kind')} {_get(thing, ('metadata',)).get('name')}"), "", thing)
+    check(findings := Findings(f"{thing.get('kind')} {_get_nested(thing, ('metadata',)).get('name')}"), "", thing)
     if fatal := [finding for finding in findings.all() if finding.fatal]:
         raise ConfigError(str(fatal[0]))
 
@@ -83,91 +83,95 @@ def check(findings: Findings, path: str, thing: Data) -> None:
     if kind in REMOVED:
         findings.add(f"{prefix}kind", "kind", f"{REMOVED[kind]}.")
         return
-    if problems := list(shape_errors(thing, _shape(kind), path or "manifest")):
+    if problems := list(shape_errors(thing, _shape_of(kind), path or "manifest")):
         for where, _, message in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
             findings.add(where, "shape", f"{message}.")
         return
-    _metadata(findings, prefix, kind, thing.get("metadata") or {})
-    for field in NEEDED.get(kind, ()):
+    _check_metadata(findings, prefix, kind, thing.get("metadata") or {})
+    for field in REQUIRED_FIELDS.get(kind, ()):
         if not (thing.get("spec") or {}).get(field):
             findings.add(f"{prefix}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
-    if kind in WITH_SELECTOR:
-        _selector(findings, f"{prefix}spec", thing.get("spec") or {})
+    if kind in KINDS_WITH_SELECTOR:
+        _check_selector(findings, f"{prefix}spec", thing.get("spec") or {})
     if kind in JOBS:
-        _job(findings, f"{prefix}spec", kind, thing.get("spec") or {})
-    if kind in OF_KIND:
-        OF_KIND[kind](findings, f"{prefix}spec", thing.get("spec") or {})
-    if kind in TEMPLATES:
-        spec = _get(thing, TEMPLATES[kind])
-        where = prefix + ".".join(TEMPLATES[kind])
+        _check_job(findings, f"{prefix}spec", kind, thing.get("spec") or {})
+    if kind in CHECKS_BY_KIND:
+        CHECKS_BY_KIND[kind](findings, f"{prefix}spec", thing.get("spec") or {})
+    if kind in POD_SPEC_PATHS:
+        spec = _get_nested(thing, POD_SPEC_PATHS[kind])
+        where = prefix + ".".join(POD_SPEC_PATHS[kind])
         pods.check(findings, where, spec, pods.containers_in(where, spec))
-        labels = (_get(thing, TEMPLATES[kind][:-1]).get("metadata") or {}).get("labels") or {}
-        if kind in SERVERS and REPLICA_TYPE not in labels:  # an extra training worker does not serve requests
+        labels = (_get_nested(thing, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get("labels") or {}
+        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # an extra training worker does not serve requests
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
-            _plain_job(findings, where.removesuffix(".template.spec"), _get(thing, TEMPLATES[kind][:-2]), spec)
+            _check_plain_job(
+                findings, where.removesuffix(".template.spec"), _get_nested(thing, POD_SPEC_PATHS[kind][:-2]), spec
+            )
 
 
-def _inference(findings: Findings, path: str, spec: Data) -> None:
+def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec, TransformerSpec."""
-    for role in filter(spec.__contains__, ROLES):
+    for role in filter(spec.__contains__, INFERENCE_ROLES):
         where, pod = f"{path}.{role}", spec[role]
         # a model without its own image runs in the container of a runtime, which is not in this object
-        model = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
-        pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model])
-        pods.check_probes(findings, [*pods.containers_in(where, pod, "containers"), *model])
+        model_containers = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
+        pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model_containers])
+        pods.check_probes(findings, [*pods.containers_in(where, pod, "containers"), *model_containers])
 
 
-def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
+def _check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
     """Check a training runtime, which has a JobSet. Source: Kubeflow Trainer v2, TrainingRuntimeSpec."""
-    _job_set(findings, f"{path}.template.spec", _get(spec, ("template", "spec")), whole)
+    _check_job_set(findings, f"{path}.template.spec", _get_nested(spec, ("template", "spec")), is_complete)
 
 
-def _job_set(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
+def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
     """Check a JobSet. Source: JobSet 0.12, JobSetSpec and its webhook, which adds a missing restartPolicy."""
     jobs = spec.get("replicatedJobs") or []
     names = [str(job.get("name")) for job in jobs]
-    if whole and (not jobs or len(set(names)) < len(names)):
+    if is_complete and (not jobs or len(set(names)) < len(names)):
         findings.add(f"{path}.replicatedJobs", "job", "it must have jobs with different names.")
-    failure = spec.get("failurePolicy") or {}
-    for rule in [spec.get("successPolicy") or {}, *(failure.get("rules") or [])]:
+    failure_policy = spec.get("failurePolicy") or {}
+    for rule in [spec.get("successPolicy") or {}, *(failure_policy.get("rules") or [])]:
         for target in map(str, rule.get("targetReplicatedJobs") or []):
-            if whole and target not in names and UNKNOWN not in "".join([target, *names]):
+            if is_complete and target not in names and UNKNOWN not in "".join([target, *names]):
                 findings.add(path, "job", f"a policy names {target}: it must be one of its jobs: {sorted(names)}.")
         if (action := str(rule.get("action", UNKNOWN))) not in (*ON_JOB_FAILURE, UNKNOWN):
             message = f'the action "{action}" must be one of {", ".join(ON_JOB_FAILURE)}.'
             findings.add(f"{path}.failurePolicy", "job", message)
     for number, job in enumerate(jobs):
         where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec"
-        template = _get(job, ("template", "spec"))
-        pod = _get(template, ("template", "spec"))
-        _job_pods(findings, where, template, {"restartPolicy": "OnFailure", **pod})
-        pods.check(findings, f"{where}.template.spec", pod, pods.containers_in(f"{where}.template.spec", pod), whole)
+        template = _get_nested(job, ("template", "spec"))
+        pod = _get_nested(template, ("template", "spec"))
+        _check_job_pods(findings, where, template, {"restartPolicy": "OnFailure", **pod})
+        pods.check(
+            findings, f"{where}.template.spec", pod, pods.containers_in(f"{where}.template.spec", pod), is_complete
+        )
 
 
-def _train_job(findings: Findings, path: str, spec: Data) -> None:
+def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
     """Check overrides of a TrainJob's runtime. Source: Kubeflow Trainer, TrainJobSpec; patches replace them in 2.2."""
     trainer = spec.get("trainer") or {}
-    pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], whole=False)
+    pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
     if "resourcesPerNode" in trainer:
         pods.check_resources(findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
     for number, override in enumerate(spec.get("podTemplateOverrides") or []):
         where, pod = f"{path}.podTemplateOverrides[{number}].spec", override.get("spec") or {}
-        pods.check(findings, where, pod, pods.containers_in(where, pod), whole=False)
+        pods.check(findings, where, pod, pods.containers_in(where, pod), is_complete=False)
     for number, override in enumerate(spec.get("runtimePatches") or []):
         patch = override.get("trainingRuntimeSpec") or {}
-        _runtime(findings, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", patch, whole=False)
+        _check_runtime(findings, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", patch, is_complete=False)
 
 
-OF_KIND = {
-    "InferenceService": _inference,
-    "JobSet": _job_set,
-    "TrainJob": _train_job,
-    **dict.fromkeys(RUNTIMES, _runtime),
+CHECKS_BY_KIND = {
+    "InferenceService": _check_inference_service,
+    "JobSet": _check_job_set,
+    "TrainJob": _check_train_job,
+    **dict.fromkeys(RUNTIME_KINDS, _check_runtime),
 }
 
 
-def _conditions(findings: Findings, path: str, resource: Data) -> None:
+def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
     success, failure = resource.get("successCondition"), resource.get("failureCondition")
     if failure and not success:
         message = "without a successCondition, the template succeeds immediately: give one."
@@ -182,11 +186,11 @@ def _conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; a bare tag in it is a number."""
+    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; a tag without quotes is a number."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:
-            value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted))
+            value = json.loads(JSON_TOKEN.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted))
             return [without_nulls(value)]
         except (ValueError, RecursionError):
             pass  # YAML that begins with a brace, or JSON that is nested too deeply
@@ -195,12 +199,12 @@ def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
     try:
         return [without_nulls(document) for document in documents(substituted)]
     except ConfigError as error:
-        if not closed(Findings(), path, TAG.sub("", text)):
+        if not find_tagged_texts(Findings(), path, TAG.sub("", text)):
             findings.warn(path, "resource", f"{error}")
         return []
 
 
-def _shape(kind: str) -> dict[str, Any]:
+def _shape_of(kind: str) -> dict[str, Any]:
     template = {"metadata": {"labels": {}}, "spec": POD}
     policies = {
         "successPolicy": {"targetReplicatedJobs": []},
@@ -210,46 +214,51 @@ def _shape(kind: str) -> dict[str, Any]:
     runtime = {"template": {"spec": {"replicatedJobs": jobs, **policies}}}
     spec: dict[str, Any] = {}
     if kind in JOBS:
-        replicas = {JOBS[kind].replicas: {"": {"template": template}}}
+        replicas = {JOBS[kind].replicas_field: {"": {"template": template}}}
         spec = {**replicas, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ITEMS}}
     elif kind == "Pod":
         spec = POD
     elif kind == "CronJob":
         spec = {"jobTemplate": {"spec": {"template": template}}}
-    elif kind in TEMPLATES:
+    elif kind in POD_SPEC_PATHS:
         spec = {"template": template, "selector": {"matchLabels": {}}}
     elif kind == "InferenceService":
-        spec = {role: {**POD, "model": CONTAINER} for role in ROLES}
+        spec = {role: {**POD, "model": CONTAINER} for role in INFERENCE_ROLES}
     elif kind == "JobSet":
         spec = runtime["template"]["spec"]
-    elif kind in RUNTIMES:
+    elif kind in RUNTIME_KINDS:
         spec = runtime
     elif kind == "TrainJob":
         trainer = {**CONTAINER, "resourcesPerNode": {"requests": {}, "limits": {}}}
         spec = {"trainer": trainer, "podTemplateOverrides": [{"spec": POD}]}
         spec["runtimePatches"] = [{"trainingRuntimeSpec": runtime}]
-    return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec or kind in NEEDED else {})}
+    return {
+        "metadata": {"labels": {}, "annotations": {}},
+        **({"spec": spec} if spec or kind in REQUIRED_FIELDS else {}),
+    }
 
 
-def _get(value: Any, path: Sequence[str]) -> Data:
+def _get_nested(value: Any, path: Sequence[str]) -> Data:
     for key in path:
         value = value.get(key) or {}
     return value
 
 
-def _metadata(findings: Findings, prefix: str, kind: str, metadata: Data) -> None:
+def _check_metadata(findings: Findings, prefix: str, kind: str, metadata: Data) -> None:
     name = str(metadata.get("name") or "")
-    max_length, pattern, reason = NAMES.get(kind, (253, DNS_NAME, ""))
-    if not name and not metadata.get("generateName") and (prefix or kind in {*NAMES, *TEMPLATES}):
+    max_length, pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
+    if not name and not metadata.get("generateName") and (prefix or kind in {*NAME_RULES, *POD_SPEC_PATHS}):
         findings.add(f"{prefix}metadata.name", "name", "it is missing: give a name.")
     elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length):
-        rule = LETTERS.format(max_length) if pattern is DNS_LABEL else LETTERS.format(max_length).partition(" and ")[2]
-        ending = f", as {reason}" if reason else ""
-        shown = name.replace(UNKNOWN, "…")
+        rule = (
+            NAME_RULE.format(max_length) if pattern is DNS_LABEL else NAME_RULE.format(max_length).partition(" and ")[2]
+        )
+        reason_text = f", as {reason}" if reason else ""
+        displayed_name = name.replace(UNKNOWN, "…")
         findings.add(
             f"{prefix}metadata.name",
             "name",
-            f'the name will be "{shown}" ({len(name)} characters): it must {rule}{ending}.',
+            f'the name will be "{displayed_name}" ({len(name)} characters): it must {rule}{reason_text}.',
         )
     check_labels(findings, f"{prefix}metadata.labels", metadata.get("labels") or {})
 
@@ -261,20 +270,20 @@ def check_labels(findings: Findings, path: str, labels: Data) -> None:
             findings.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
 
 
-def _selector(findings: Findings, path: str, spec: Data) -> None:
+def _check_selector(findings: Findings, path: str, spec: Data) -> None:
     """Check that the selector matches the pod template's labels. A tag matches anything."""
-    labels = _get(spec, ("template", "metadata", "labels"))
-    for key, value in _get(spec, ("selector", "matchLabels")).items():
+    labels = _get_nested(spec, ("template", "metadata", "labels"))
+    for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
         if UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}" and labels.get(key) != value:
             reason = f"the pods have {'no such label' if key not in labels else repr(labels[key])}: they must be equal."
             findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {reason}')
 
 
-def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
+def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     job = JOBS[kind]
-    replicas: Mapping[str, Any] = spec.get(job.replicas) or {}
-    where = f"{path}.{job.replicas}"
-    for name in job.needed or (() if replicas else job.roles[-1:]):
+    replicas: Mapping[str, Any] = spec.get(job.replicas_field) or {}
+    where = f"{path}.{job.replicas_field}"
+    for name in job.required_roles or (() if replicas else job.roles[-1:]):
         if name not in replicas:
             findings.add(where, "job", f"a {kind} needs a {name}: add one.")
     if {"Chief", "Master"} <= replicas.keys():
@@ -283,36 +292,42 @@ def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
         if name not in job.roles:
             message = f'"{name}" is not a replica type of a {kind}: it must be one of {", ".join(job.roles)}.'
             findings.add(f"{where}.{name}", "job", message + findings.suggest(name, job.roles))
-        number = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
-        if name in job.single and number not in (1, UNKNOWN):
-            message = f"it is {number}: it must be 1, or the job is rejected."
+        replica_count = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
+        if name in job.single_roles and replica_count not in (1, UNKNOWN):
+            message = f"it is {replica_count}: it must be 1, or the job is rejected."
             findings.add(f"{where}.{name}.replicas", "job", message)
         if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
             findings.add(
                 f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook rejects the job."
             )
-        if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
-            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be one of {", ".join(RESTARTS)}.')
-        container_name = job.container if job.named else ""
-        _replica(findings, f"{where}.{name}.template.spec", container_name, _get(replica, ("template", "spec")))
-    policy = spec.get("runPolicy") or {}
-    if "activeDeadlineSeconds" not in policy:
+        if (restart_policy := replica.get("restartPolicy", UNKNOWN)) not in (*RESTART_POLICIES, UNKNOWN):
+            findings.add(
+                f"{where}.{name}.restartPolicy",
+                "job",
+                f'"{restart_policy}" must be one of {", ".join(RESTART_POLICIES)}.',
+            )
+        container_name = job.container_name if job.requires_container_name else ""
+        _check_replica(
+            findings, f"{where}.{name}.template.spec", container_name, _get_nested(replica, ("template", "spec"))
+        )
+    run_policy = spec.get("runPolicy") or {}
+    if "activeDeadlineSeconds" not in run_policy:
         message = "a job that hangs would never end: give a number of seconds."
         findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", message)
-    if (clean := policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))) not in (
+    if (clean_pod_policy := run_policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))) not in (
         *CLEAN_POD_POLICIES,
         UNKNOWN,
     ):
-        message = f'"{clean}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
+        message = f'"{clean_pod_policy}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
         findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", message)
-    if clean == "None":
+    if clean_pod_policy == "None":
         message = "pods that still run when the job ends are kept, with their nodes: set Running."
         findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", message)
     if kind == "PyTorchJob" and "elasticPolicy" in spec:
-        _elastic(findings, path, spec, replicas)
+        _check_elastic_policy(findings, path, spec, replicas)
 
 
-def _replica(findings: Findings, path: str, container_name: str, pod: Data) -> None:
+def _check_replica(findings: Findings, path: str, container_name: str, pod: Data) -> None:
     containers = pod.get("containers") or []
     if not containers:
         findings.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
@@ -326,35 +341,36 @@ def _replica(findings: Findings, path: str, container_name: str, pod: Data) -> N
     pods.check(findings, path, pod, pods.containers_in(path, pod))
 
 
-def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
-    elastic, where = spec["elasticPolicy"], f"{path}.elasticPolicy"
+def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
+    elastic_policy, where = spec["elasticPolicy"], f"{path}.elasticPolicy"
     if "Worker" not in replicas:
         findings.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
-    if elastic.get("rdzvConf") == []:
+    if elastic_policy.get("rdzvConf") == []:
         findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf.")
-    if elastic.get("standalone"):
+    if elastic_policy.get("standalone"):
         findings.add(f"{where}.standalone", "job", "torchrun cannot parse the operator's value: remove it.")
-    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
+    if "nProcPerNode" in elastic_policy and "nprocPerNode" in spec:
         findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set as well: keep only that one.")
-    least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    min_replicas, max_replicas = elastic_policy.get("minReplicas"), elastic_policy.get("maxReplicas")
     workers = (replicas.get("Worker") or {}).get("replicas")
-    numbers = [number for number in (least, workers, most) if isinstance(number, int)]
+    numbers = [number for number in (min_replicas, workers, max_replicas) if isinstance(number, int)]
     if numbers != sorted(numbers):
-        message = f"it must be minReplicas ({least}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({most}): change one."
+        order = f"minReplicas ({min_replicas}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({max_replicas})"
+        message = f"it must be {order}: change one."
         findings.warn(where, "job", message)
 
 
-def _plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
-    _job_pods(findings, path, spec, pod)
+def _check_plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
+    _check_job_pods(findings, path, spec, pod)
     if "activeDeadlineSeconds" not in spec:
         message = "a job that hangs would never end: give a number of seconds."
         findings.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
 
 
-def _job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
+def _check_job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
     """Check Kubernetes' rules for the pods of a Job."""
-    if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
-        message = f'it is "{restart}": for the pods of a Job it must be OnFailure or Never.'
+    if (restart_policy := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
+        message = f'it is "{restart_policy}": for the pods of a Job it must be OnFailure or Never.'
         findings.add(f"{path}.template.spec.restartPolicy", "job", message)
-    if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
+    if "podFailurePolicy" in spec and restart_policy not in ("Never", UNKNOWN):
         findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")

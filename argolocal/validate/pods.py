@@ -14,17 +14,28 @@ from argolocal.validate.tag_rules import UNKNOWN
 
 DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
-CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
+SHELL_CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-SECRET = re.compile(
+SECRET_NAME = re.compile(
     r"(.*(PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD)", re.IGNORECASE
 )
-VOCABULARY = re.compile(r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE)
+VOCABULARY_TOKEN_NAME = re.compile(
+    r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE
+)
 FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
-LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
+LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
 PLACEHOLDERS = ("{{", UNKNOWN, "$")  # the value comes from elsewhere
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+ALLOWED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 
 Containers = Iterable[tuple[str, Data]]
 
@@ -36,13 +47,16 @@ def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data
             yield f"{path}.{key}[{container.get('name', number)}]", container
 
 
-def check(findings: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
-    """Check containers and their `pod`: a PodSpec, or a template's fields of it. Not `whole`: it overrides another."""
+def check(findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True) -> None:
+    """Check containers and their `pod`: a PodSpec, or a template's fields of a PodSpec.
+
+    `is_complete`: False for a PodSpec that overrides fields of another one.
+    """
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
             findings.warn(f"{path}.{key}", "security", "PodSecurity restricted rejects it: remove it.")
     for volume in pod.get("volumes") or []:
-        if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= VOLUMES:
+        if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= ALLOWED_VOLUMES:
             message = f"PodSecurity restricted rejects {kinds.pop()}: use a persistentVolumeClaim or the object store."
             findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", message)
     for where, container in containers:
@@ -52,24 +66,24 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, whol
         for port in container.get("ports") or []:
             if len(str(port.get("name", ""))) > 15:
                 findings.add(f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.')
-        _image(findings, f"{where}.image", str(container.get("image") or ""))
-        if whole or "resources" in container:
+        _check_image(findings, f"{where}.image", str(container.get("image") or ""))
+        if is_complete or "resources" in container:
             check_resources(findings, f"{where}.resources", container.get("resources") or {})
-        if whole:
-            _security(findings, f"{where}.securityContext", pod.get("securityContext") or {}, container)
-        _secrets(findings, where, container)
-        _shell_calls(findings, where, container)
+        if is_complete:
+            _check_security(findings, f"{where}.securityContext", pod.get("securityContext") or {}, container)
+        _check_secrets(findings, where, container)
+        _check_shell_calls(findings, where, container)
 
 
 def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
     for where, container in containers:
-        if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
+        if missing_probes := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
             reason = "without both, it gets requests before it can answer, and is not restarted if it hangs"
-            findings.warn(where, "probe", f"give it a {' and a '.join(missing)}: {reason}.")
+            findings.warn(where, "probe", f"give it a {' and a '.join(missing_probes)}: {reason}.")
 
 
-def _image(findings: Findings, path: str, image: str) -> None:
+def _check_image(findings: Findings, path: str, image: str) -> None:
     if not image or "{{" in image or UNKNOWN in image or DIGEST.fullmatch(image):
         return
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -85,31 +99,31 @@ def _image(findings: Findings, path: str, image: str) -> None:
 def check_resources(findings: Findings, path: str, resources: Data) -> None:
     """Check that a container has requests for CPU and memory, and a memory limit."""
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-    missing = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
-    missing += ["limits.memory"] if "memory" not in limits else []
-    if missing:
+    missing_fields = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
+    missing_fields += ["limits.memory"] if "memory" not in limits else []
+    if missing_fields:
         reason = "the scheduler needs the requests, and without a limit a pod may use up the node's memory"
-        findings.warn(path, "resources", f"give {', '.join(missing)}: {reason}.")
+        findings.warn(path, "resources", f"give {', '.join(missing_fields)}: {reason}.")
 
 
-def _security(findings: Findings, path: str, pod: Data, container: Data) -> None:
+def _check_security(findings: Findings, path: str, pod: Data, container: Data) -> None:
     context = container.get("securityContext") or {}
-    merged = {**pod, **context}
-    seccomp, capabilities = merged.get("seccompProfile") or {}, context.get("capabilities") or {}
-    added = set(map(str, capabilities.get("add") or [])) - {"NET_BIND_SERVICE"}
+    merged_context = {**pod, **context}
+    seccomp, capabilities = merged_context.get("seccompProfile") or {}, context.get("capabilities") or {}
+    added_capabilities = set(map(str, capabilities.get("add") or [])) - {"NET_BIND_SERVICE"}
     requirements = {
-        "runAsNonRoot: true": merged.get("runAsNonRoot") in (True, UNKNOWN),
-        "a runAsUser that is not 0": merged.get("runAsUser") != 0,
+        "runAsNonRoot: true": merged_context.get("runAsNonRoot") in (True, UNKNOWN),
+        "a runAsUser that is not 0": merged_context.get("runAsUser") != 0,
         "seccompProfile: {type: RuntimeDefault}": seccomp.get("type") in ("RuntimeDefault", "Localhost"),
         "allowPrivilegeEscalation: false": context.get("allowPrivilegeEscalation") in (False, UNKNOWN),
-        "capabilities: {drop: [ALL]}": "ALL" in (capabilities.get("drop") or []) and not added,
+        "capabilities: {drop: [ALL]}": "ALL" in (capabilities.get("drop") or []) and not added_capabilities,
         "privileged: false": not context.get("privileged"),
     }
-    if missing := [name for name, is_met in requirements.items() if not is_met]:
-        findings.warn(path, "security", f"PodSecurity restricted rejects it: it needs {', '.join(missing)}.")
+    if missing_settings := [name for name, is_met in requirements.items() if not is_met]:
+        findings.warn(path, "security", f"PodSecurity restricted rejects it: it needs {', '.join(missing_settings)}.")
 
 
-def _secrets(findings: Findings, path: str, container: Data) -> None:
+def _check_secrets(findings: Findings, path: str, container: Data) -> None:
     """Report plain-text passwords in environment variables, flags and URLs."""
     for variable in container.get("env") or []:
         name, value = str(variable.get("name", "")), str(variable.get("value") or "")
@@ -130,14 +144,14 @@ def _secrets(findings: Findings, path: str, container: Data) -> None:
 
 def _is_secret(name: str, value: str) -> bool:
     name = name.replace("-", "_")
-    plain = value and not any(mark in value for mark in PLACEHOLDERS)
-    return bool(plain and SECRET.fullmatch(name) and not VOCABULARY.fullmatch(name))
+    is_plain = value and not any(mark in value for mark in PLACEHOLDERS)
+    return bool(is_plain and SECRET_NAME.fullmatch(name) and not VOCABULARY_TOKEN_NAME.fullmatch(name))
 
 
 def _login_scheme(text: str) -> str:
     """Return the scheme of the first URL in `text` that contains a password, or ""."""
-    plain = (scheme for scheme, word in LOGIN.findall(text) if not any(mark in word for mark in PLACEHOLDERS))
-    return next(plain, "")
+    schemes = (scheme for scheme, word in LOGIN_URL.findall(text) if not any(mark in word for mark in PLACEHOLDERS))
+    return next(schemes, "")
 
 
 def runs_shell(template: Data) -> bool:
@@ -149,27 +163,27 @@ def _runs_shell(container: Data) -> bool:
     """Return True if the container runs `sh -c`, also via env, tini, timeout or busybox."""
     command = [str(word) for word in container.get("command") or []]
     words = [*command, *map(str, container.get("args") or [])]
-    started = any(_is_shell(word) and re.fullmatch(r"-\w*c", after) for word, after in pairwise(words))
-    return "source" in container or started or bool(command and _is_shell(command[0]))
+    starts_shell = any(_is_shell(word) and re.fullmatch(r"-\w*c", next_word) for word, next_word in pairwise(words))
+    return "source" in container or starts_shell or bool(command and _is_shell(command[0]))
 
 
 def _is_shell(word: str) -> bool:
     return word.rpartition("/")[2] in SHELLS
 
 
-def _shell_calls(findings: Findings, path: str, container: Data) -> None:
+def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
     """Report `$(date)` without a shell: Kubernetes only expands `$(VARIABLE)`."""
     if _runs_shell(container):
         return
     variables = {str(variable.get("name")) for variable in container.get("env") or []}
     for key in ("command", "args"):
         for text in container.get(key) or []:
-            for inside in CALL.findall(str(text)):
-                if inside not in variables and not VARIABLE.fullmatch(inside):
-                    findings.warn(f"{path}.{key}", "shell", shell_message(inside))
+            for command in SHELL_CALL.findall(str(text)):
+                if command not in variables and not VARIABLE.fullmatch(command):
+                    findings.warn(f"{path}.{key}", "shell", shell_message(command))
 
 
-def shell_message(inside: str) -> str:
+def shell_message(command: str) -> str:
     """Return the message for `$(inside)` without a shell."""
     remedy = "Run it with `sh -c`, or use a tag, such as {{workflow.creationTimestamp.Y}}"
-    return f"$({inside}) is not expanded, because it is not run by a shell. {remedy}."
+    return f"$({command}) is not expanded, because no shell runs the command. {remedy}."

@@ -12,43 +12,45 @@ UNKNOWN = "\ue000"  # placeholder for the value of a tag
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # other tags are not substituted
 
 
-def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) -> None:
-    """Check that every tag in `value` is in `scope`. Not `whole`: the workflow's parameters are not known yet."""
-    for where, text in closed(findings, path, value):
+def check(findings: Findings, path: str, value: Any, scope: Scope, parameters_known: bool) -> None:
+    """Check that every tag in `value` is in `scope`. `parameters_known`: all parameters of the workflow are known."""
+    for where, text in find_tagged_texts(findings, path, value):
         for tag in TAG.findall(text):
-            for name in _read(findings, where, tag):
+            for name in _names_in(findings, where, tag):
                 is_known = name in scope or (tag.startswith("=") and f"={name}" in scope)
                 if name.split(".")[0] in PREFIXES and not is_known:
-                    message = f"{{{{{short(tag)}}}}}: {_unknown(findings, name, scope)}"
-                    is_late = tag.startswith("=") and name.split(".")[0] == "item"  # fails only when it runs
-                    findings.add(where, "tag", message, (whole or not name.startswith("workflow.")) and not is_late)
+                    message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
+                    is_late = tag.startswith("=") and name.split(".")[0] == "item"  # the tag fails only at run time
+                    findings.add(
+                        where, "tag", message, (parameters_known or not name.startswith("workflow.")) and not is_late
+                    )
 
 
-def closed(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
+def find_tagged_texts(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
     """Return path and text of the strings in `value` that contain tags, and report unclosed tags."""
-    tagged = [(where, text) for where, text in texts(value, path) if "{{" in text]
-    for where, text in tagged:
+    tagged_texts = [(where, text) for where, text in texts(value, path) if "{{" in text]
+    for where, text in tagged_texts:
         if "{{" in TAG.sub("", text):
-            findings.add(where, "tag", f'"{short(text)}" has a {{{{ without }}}}: close the tag.')
-    return tagged
+            findings.add(where, "tag", f'"{shorten(text)}" has a {{{{ without }}}}: close the tag.')
+    return tagged_texts
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _unknown(findings: Findings, name: str, scope: Scope) -> str:
+def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
     if f"={name}" in scope:
         return f"Argo finds no value of {name} before this: write {{{{={name}}}}}, which it checks only when it runs."
-    return f"{name} does not have a value here.{findings.hint(*scope.near(name))}"
+    return f"{name} does not have a value here.{findings.hint(*scope.find_alternatives(name))}"
 
 
-def _read(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
+def _names_in(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
     """Return the names that a tag refers to."""
     if not tag.startswith("="):
         return (tag.strip(),)
     try:
         return expr.identifiers(tag[1:])
     except ExprError as error:
-        findings.warn(path, "tag", f"{{{{{short(tag)}}}}} cannot be parsed: {error}.")
+        findings.warn(path, "tag", f"{{{{{shorten(tag)}}}}} cannot be parsed: {error}.")
         return ()

@@ -20,22 +20,22 @@ from argolocal.validate.findings import Findings
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypoint
-POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
+TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypoint
+POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 MAX_PREFIX_LENGTH = 58  # of a generated name; five characters follow
-MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
-METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
+MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
+OUTPUT_TAG = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
 class WorkflowRules:
-    """All rules for one manifest; `run` fills `findings`."""
+    """All rules for one manifest; `run` adds to `findings`."""
 
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
         self.add, self.warn = findings.add, findings.warn
-        self.others: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
+        self.other_objects: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
@@ -45,18 +45,18 @@ class WorkflowRules:
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
         """Templates of each referenced object by scope; None: the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
-        waiting: list[tuple[str, Manifest, str]] = []
-        resolve.qualify(self.spec, "", self.root, waiting)
-        while waiting:
-            scope, reference, _ = waiting.pop()
+        references: list[tuple[str, Manifest, str]] = []
+        resolve.qualify(self.spec, "", self.root, references)
+        while references:
+            scope, reference, _ = references.pop()
             if scope not in templates:
                 other = resolve.find_template(reference, self.find)
                 spec, templates[scope] = {}, None
                 if other and not any(shape.shape_errors(other)):  # shape errors are reported elsewhere
-                    self.others[self.object_path(scope)] = other
+                    self.other_objects[self.object_path(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _by_name(spec)
-                resolve.qualify(spec, scope, f"{scope}.spec", waiting)
+                resolve.qualify(spec, scope, f"{scope}.spec", references)
         return templates
 
     def object_path(self, scope: str) -> str:
@@ -66,7 +66,7 @@ class WorkflowRules:
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        stored = self.stored_templates.items()  # also writes full template names into the callers
+        stored = self.stored_templates.items()  # this property also writes full template names into the callers
         return _by_name(self.spec) | {
             f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
@@ -77,8 +77,8 @@ class WorkflowRules:
 
     @cached_property
     def global_outputs(self) -> GlobalOutputs:
-        first = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
-        return GlobalOutputs(self.templates, [*first, *names(self.spec.get("templates"))])
+        first_templates = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
+        return GlobalOutputs(self.templates, [*first_templates, *names(self.spec.get("templates"))])
 
     @cached_property
     def running_ids(self) -> set[int]:
@@ -101,31 +101,33 @@ class WorkflowRules:
 
     def global_tags(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
         """Return the global tags that are known in a template, or at one of its steps."""
-        everywhere = self.tags_while_running if id(template) in self.running_ids else self.workflow_tags
-        return everywhere, self.global_outputs.tags_at(template if step is None else step)
+        workflow_tags = self.tags_while_running if id(template) in self.running_ids else self.workflow_tags
+        return workflow_tags, self.global_outputs.tags_at(template if step is None else step)
 
     def run(self) -> None:
         self.check_metadata()
         if self.kind == "CronWorkflow":
             self.check_cron(self.manifest.get("spec") or {})
-        tag_rules.closed(
+        tag_rules.find_tagged_texts(
             self.findings, self.root, {key: value for key, value in self.spec.items() if key != "templates"}
         )
-        if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.merge_template_ref()):
+        if self.spec.get("workflowTemplateRef") and (self.kind in TEMPLATE_KINDS or not self.merge_template_ref()):
             return
         workflow_arguments = self.spec.get("arguments") or {}
-        arguments.check(self.findings, f"{self.root}.arguments", workflow_arguments, later=True)
+        arguments.check(self.findings, f"{self.root}.arguments", workflow_arguments, allow_later=True)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
-                self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, extra=True)
-            elif field == "entrypoint" and self.kind not in REUSED:
+                self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True)
+            elif field == "entrypoint" and self.kind not in TEMPLATE_KINDS:
                 self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template that runs first.")
         self.check_hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
         if "activeDeadlineSeconds" not in self.spec:
             message = "a workflow that hangs would never end: give a number of seconds."
             self.warn(f"{self.root}.activeDeadlineSeconds", "deadline", message)
-        if (strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC[0]) not in POD_GC:
-            hint = self.findings.hint(str(strategy), POD_GC)
+        if (
+            strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC_STRATEGIES[0]
+        ) not in POD_GC_STRATEGIES:
+            hint = self.findings.hint(str(strategy), POD_GC_STRATEGIES)
             self.add(f"{self.root}.podGC.strategy", "shape", f'the strategy "{strategy}" does not exist.{hint}')
         for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
             self.check_retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
@@ -137,11 +139,11 @@ class WorkflowRules:
                 self.check_template(f"{self.object_path(scope)}.templates[{template.get('name')}]", template)
 
     def merge_template_ref(self) -> bool:
-        """Merge the spec over its WorkflowTemplate; returns False if that is missing."""
+        """Merge the spec over its WorkflowTemplate. Return False if the WorkflowTemplate is missing."""
         base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
         if not base:
             return False
-        self.others[self.root] = base
+        self.other_objects[self.root] = base
         try:
             self.spec = shape.without_nulls(resolve.merge_template_ref(self.spec, self.find))
         except ConfigError as error:
@@ -187,11 +189,11 @@ class WorkflowRules:
             self.add("spec.timezone", "cron", f'"{spec["timezone"]}" is not a time zone: {problem.rstrip(".")}.')
         self.warn_shell_calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
-    def warn_shell_calls(self, path: str, passed: Manifest) -> None:
+    def warn_shell_calls(self, path: str, passed_arguments: Manifest) -> None:
         """Warn about `$(date)` in arguments, which is not expanded."""
-        for parameter in passed.get("parameters") or []:
-            for inside in pods.CALL.findall(str(parameter.get("value", ""))):
-                self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.shell_message(inside))
+        for parameter in passed_arguments.get("parameters") or []:
+            for command in pods.SHELL_CALL.findall(str(parameter.get("value", ""))):
+                self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.shell_message(command))
 
     # parts of templates and tasks
 
@@ -274,26 +276,26 @@ class WorkflowRules:
                     self.add(f"{dag_path}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", message)
             items = (Items(task),) if _has_loop(task) else ()
             self.check_task(f"{dag_path}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
-        rest = {key: value for key, value in template.items() if key != "dag"}
+        other_fields = {key: value for key, value in template.items() if key != "dag"}
         nodes = Nodes("tasks", tasks, self.templates, [name for name, task in tasks.items() if "hooks" not in task])
-        self.check_tags(path, rest, Scope(layers, nodes, lambda name: True))
+        self.check_tags(path, other_fields, Scope(layers, nodes, lambda name: True))
 
     def check_steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
         step_list = [(number, step) for number, group in enumerate(template["steps"]) for step in group]
-        everything = {str(step.get("name")): step for _, step in step_list}
+        all_steps = {str(step.get("name")): step for _, step in step_list}
         group_of = {str(step.get("name")): number for number, step in step_list}
         self.check_names(f"{path}.steps", names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
-        nodes, input_tags = Nodes("steps", everything, self.templates), Names(inputs)
-        items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
+        nodes, input_tags = Nodes("steps", all_steps, self.templates), Names(inputs)
+        loop_items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
         for number, step in step_list:
             name = str(step.get("name"))
-            items += (Items(step),) if _has_loop(step) else ()
-            layers = (input_tags, *self.global_tags(template, step), *items)
+            loop_items += (Items(step),) if _has_loop(step) else ()
+            layers = (input_tags, *self.global_tags(template, step), *loop_items)
             scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
             self.check_task(f"{path}.steps[{number}][{name}]", name, step, scope)
-        rest = {key: value for key, value in template.items() if key != "steps"}
-        self.check_tags(path, rest, Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True))
+        other_fields = {key: value for key, value in template.items() if key != "steps"}
+        self.check_tags(path, other_fields, Scope((input_tags, *self.global_tags(template)), nodes, lambda name: True))
 
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
         """Report `fields`, which only another type of template may have."""
@@ -302,47 +304,51 @@ class WorkflowRules:
             self.add(f"{path}.{field}", "template", message)
 
     def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
-        passed = task.get("arguments") or {}
+        passed_arguments = task.get("arguments") or {}
         self.check_reference(path, task)
         if task.get("template"):
-            self.check_call(path, str(task["template"]), passed)
+            self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            stored = path.startswith(tuple(self.others))  # its own scope is used there
-            self.check_template(f"{path}.inline", inline, None if stored else scope)
+            is_stored = path.startswith(tuple(self.other_objects))  # it is checked in the scope of its own object
+            self.check_template(f"{path}.inline", inline, None if is_stored else scope)
             arguments.check_inputs(
-                self.findings, f"{path}.arguments", "the inline template", inline, passed, extra=True
+                self.findings, f"{path}.arguments", "the inline template", inline, passed_arguments, allow_extra=True
             )
         else:
             self.add(path, "template", "the template is missing: give template, templateRef or inline.")
-        arguments.check(self.findings, f"{path}.arguments", passed)
+        arguments.check(self.findings, f"{path}.arguments", passed_arguments)
         if len(loop_fields := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
             self.add(path, "loop", f"it has {' and '.join(loop_fields)}: keep one of them.")
         if self.kind == "CronWorkflow" and not pods.runs_shell(self.templates.get(str(task.get("template"))) or {}):
-            self.warn_shell_calls(f"{path}.arguments", passed)
+            self.warn_shell_calls(f"{path}.arguments", passed_arguments)
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks["onExit"] = {"template": task["onExit"]}
         self.check_hooks(f"{path}.hooks", hooks)
         when = str(task.get("when") or "")
-        if METRIC.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
+        if OUTPUT_TAG.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
             remedy = "{{=asFloat(...) > ...}}"
             message = f"it compares an output as text, which fails for 5e-05 or NaN: write {remedy}."
             self.warn(f"{path}.when", "when", message)
-        plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
-        self.check_tags(path, plain, scope)
-        self.check_tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
+        other_fields = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
+        self.check_tags(path, other_fields, scope)
+        self.check_tags(
+            f"{path}.hooks", hooks, replace(scope, is_done=lambda other: other == name or scope.is_done(other))
+        )
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
         """Report tags of a step that Argo rejects, although they would have a value. Source: resolveAllVariables."""
-        exits = "onExit" in task or "exit" in (task.get("hooks") or {})
+        has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 message = ""
                 if tag.startswith("pod."):
                     message = "Argo accepts it only inside of templates in spec.templates: move it there."
                 elif (
-                    not exits and ".hooks" in where and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
+                    not has_exit_hook
+                    and ".hooks" in where
+                    and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
                     message = f"Argo accepts it only with an exit hook: write {{{{={tag}}}}}."
                 if message:
@@ -360,24 +366,26 @@ class WorkflowRules:
         if "templateRef" in caller and caller.get("template") != resolve.qualified_name(caller["templateRef"]):
             self.add(path, "template", "it has both template and templateRef: remove one of them.")
 
-    def check_call(self, path: str, name: str, passed: Manifest, extra: bool = False) -> None:
-        """Check that a called template exists and gets its inputs; `extra`: other arguments are allowed."""
-        template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
-        of = f" of {scope.partition('/')[2]}" if scope else ""
+    def check_call(self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False) -> None:
+        """Check that a called template exists and gets its inputs; `allow_extra`: other arguments are allowed, too."""
+        template, (scope, _, short_name) = self.templates.get(name), name.rpartition("/")
+        owner = f" of {scope.partition('/')[2]}" if scope else ""
         if template is None:
             templates = self.stored_templates.get(scope) if scope else self.templates
-            if templates is not None and not (scope and "{{" in short):
+            if templates is not None and not (scope and "{{" in short_name):
                 choices = [key for key in templates if "/" not in key]  # without templates of other objects
-                message = f'the template "{short}"{of} does not exist.{self.findings.hint(short, choices)}'
+                message = f'the template "{short_name}"{owner} does not exist.{self.findings.hint(short_name, choices)}'
                 self.add(path, "template", message)
             return
-        later = extra and self.kind in REUSED  # the workflow that uses the template may supply it
-        where, called = f"{path}.arguments", f"template {short}{of}"
-        arguments.check_inputs(self.findings, where, called, template, passed, extra, later)
-        arguments.check_timeout(self.findings, where, template, passed, self.spec.get("arguments") or {})
+        allow_later = (
+            allow_extra and self.kind in TEMPLATE_KINDS
+        )  # the workflow that uses the template may supply the input
+        where, title = f"{path}.arguments", f"template {short_name}{owner}"
+        arguments.check_inputs(self.findings, where, title, template, passed_arguments, allow_extra, allow_later)
+        arguments.check_timeout(self.findings, where, template, passed_arguments, self.spec.get("arguments") or {})
 
     def check_tags(self, path: str, value: Any, scope: Scope) -> None:
-        tag_rules.check(self.findings, path, value, scope, whole=self.kind not in REUSED)
+        tag_rules.check(self.findings, path, value, scope, parameters_known=self.kind not in TEMPLATE_KINDS)
 
 
 def _by_name(spec: Manifest) -> dict[str, Manifest]:

@@ -105,7 +105,7 @@ def plain(data: Data, folder: Path) -> float:
     prepare(fraud, data, folder)
     rows = Rows(folder)
     transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
-    pieces = list(features.tables(transactions, data.label_delay_days, names=features.HANDBOOK))
+    pieces = list(features.tables(transactions, data.label_delay_days, names=features.HANDBOOK_NAMES))
     table = np.concatenate([piece for _, piece in pieces])  # sorted like the rows of the dataset
     training = (rows.times >= rows.facts["train_start"]) & (rows.times < rows.facts["train_end"])
     sample = Sample(rows.facts["train_rows"])

@@ -110,7 +110,7 @@ def training_job(
         "metadata": gang.metadata(name, cluster),
         "spec": {
             "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": restart_limit},
-            JOBS[kind].replicas: specs,
+            JOBS[kind].replicas_field: specs,
             **spec,
         },
     }
@@ -142,8 +142,8 @@ def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> Non
 def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
     """Return the PodSpec of a role's pods."""
     job, rule = JOBS[kind], FRAMEWORKS[kind].roles[role]
-    config = replica.pod.on_demand() if role in job.leaders else replica.pod
-    main = container(job.container, config, replica.args)
+    config = replica.pod.on_demand() if role in job.leader_roles else replica.pod
+    main = container(job.container_name, config, replica.args)
     main |= {"command": ["sh", "-c"], "args": [IDLE]} if rule.is_idle else {}
     pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
     omitted_fields = () if rule.has_account else ("serviceAccountName", "automountServiceAccountToken")

@@ -17,7 +17,7 @@ MPI_DIRECTORY = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 
 
 def replicas_of(obj: Object) -> Object:
-    return obj["spec"].get(JOBS[obj["kind"]].replicas) or {}
+    return obj["spec"].get(JOBS[obj["kind"]].replicas_field) or {}
 
 
 def replica_count(obj: Object, role: str) -> int:
@@ -37,7 +37,7 @@ def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
 
 def leading_role(obj: Object) -> str:
     """Return the role that decides when a job ends."""
-    return next((role for role in JOBS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
+    return next((role for role in JOBS[obj["kind"]].leader_roles if role in replicas_of(obj)), "Worker")
 
 
 def is_complete(obj: Object, succeeded_pods: set[str]) -> bool:

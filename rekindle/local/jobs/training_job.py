@@ -200,7 +200,7 @@ class TrainingJobs(Controller):
             if code is None:
                 continue
             role = pods_of(obj)[pod.name][0]
-            policy = replicas_of(obj)[role].get("restartPolicy", JOBS[self.kind].restart)
+            policy = replicas_of(obj)[role].get("restartPolicy", JOBS[self.kind].restart_policy)
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
             elif code == 0:

@@ -185,7 +185,7 @@ def test_a_suspended_workflow_resumes_and_another_is_busy(
     until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
     assert resume_suspended("w", {}, home)
     until("its first node", lambda: RunFiles(home, "w").load()[0]["nodes"])
-    with pytest.raises(Busy, match="only one may"):
+    with pytest.raises(Busy, match="only one process may"):
         resume_suspended("w", {}, home)
     first.send_signal(signal.SIGTERM)
     first.wait(60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from argolocal.language import gofmt, selector
 from argolocal.language.expr import evaluate, find_calls, identifiers
 from argolocal.language.functions import ExprError
-from argolocal.language.sprig import ARGO
+from argolocal.language.sprig import ARGO_FUNCTIONS
 from argolocal.language.substitute import ALL, STEPS, Missing, TemplateError, substitute
 
 SCOPE = {
@@ -122,7 +122,7 @@ def test_a_value_without_tags_is_unchanged(value: object) -> None:
     ],
 )
 def test_expressions(source: str, value: object) -> None:
-    value = evaluate(source, ARGO)
+    value = evaluate(source, ARGO_FUNCTIONS)
     assert (type(value), value) == (type(value), value)
 
 
@@ -178,7 +178,7 @@ def test_expressions(source: str, value: object) -> None:
     ],
 )
 def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
-    assert gofmt.dumps(evaluate(source, {**ARGO, "p": {"text": "éa"}})) == result
+    assert gofmt.dumps(evaluate(source, {**ARGO_FUNCTIONS, "p": {"text": "éa"}})) == result
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
 )
 def test_expressions_that_are_errors(source: str) -> None:
     with pytest.raises(ExprError):
-        evaluate(source, ARGO)
+        evaluate(source, ARGO_FUNCTIONS)
 
 
 def test_an_infinite_result_fails_with_the_message_of_go() -> None:
@@ -359,5 +359,5 @@ def test_a_time_is_formatted_in_a_go_layout(layout: str, text: str) -> None:
 
 
 def test_sprig_date_formats_a_number_and_ignores_a_text() -> None:
-    assert evaluate("sprig.date('2006', 86400 * 365)", ARGO) == "1971"
-    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO) == str(datetime.now().year)
+    assert evaluate("sprig.date('2006', 86400 * 365)", ARGO_FUNCTIONS) == "1971"
+    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO_FUNCTIONS) == str(datetime.now().year)

@@ -6,7 +6,7 @@ from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import dumps
 from argolocal.language.govaluate import should_execute
-from argolocal.language.sprig import ARGO
+from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from argolocal.language.sprig import ARGO
     ],
 )
 def test_a_pattern_matches_as_in_go(source: str, result: str) -> None:
-    assert dumps(evaluate(source, ARGO)) == result
+    assert dumps(evaluate(source, ARGO_FUNCTIONS)) == result
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_pattern_matches_as_in_go(source: str, result: str) -> None:
 )
 def test_a_pattern_that_go_rejects_is_an_expression_error(source: str) -> None:
     with pytest.raises(ExprError, match="error parsing regexp"):
-        evaluate(source, ARGO)
+        evaluate(source, ARGO_FUNCTIONS)
 
 
 @pytest.mark.timeout(10)
 def test_a_pattern_cannot_backtrack_exponentially() -> None:
-    assert evaluate(f"'{'a' * 99}!' matches '^(a+)+$'", ARGO) is False
+    assert evaluate(f"'{'a' * 99}!' matches '^(a+)+$'", ARGO_FUNCTIONS) is False
     assert should_execute(f"'{'a' * 99}!' !~ '^(a+)+$'")

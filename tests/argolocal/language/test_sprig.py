@@ -5,7 +5,7 @@ import pytest
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import dumps
-from argolocal.language.sprig import ARGO
+from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ from argolocal.language.sprig import ARGO
     ],
 )
 def test_a_function_returns_the_result_of_sprig(source: str, result: str) -> None:
-    assert dumps(evaluate(source, {**ARGO, "p": {}})) == result
+    assert dumps(evaluate(source, {**ARGO_FUNCTIONS, "p": {}})) == result
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_a_function_returns_the_result_of_sprig(source: str, result: str) -> Non
 )
 def test_a_call_that_fails_in_sprig_is_an_expression_error(source: str) -> None:
     with pytest.raises(ExprError):
-        evaluate(source, ARGO)
+        evaluate(source, ARGO_FUNCTIONS)

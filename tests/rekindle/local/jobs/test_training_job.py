@@ -265,5 +265,5 @@ def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
 
 
 def test_the_default_restart_policies_match_the_operator() -> None:
-    restarts = {kind: framework.restart for kind, framework in JOBS.items()}
+    restarts = {kind: framework.restart_policy for kind, framework in JOBS.items()}
     assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]
