@@ -24,7 +24,7 @@ STRFTIME_LETTERS = "BbmAadHIMSYypZzL"
 
 
 class SubstitutedTemplate(dict[str, Any]):
-    """A template in which all tags are substituted."""
+    """A template whose tags are all substituted."""
 
 
 PARAMETER_FIELDS = (
