@@ -64,10 +64,10 @@ def run(inputs: Inputs) -> Outputs:
     judged: Any = workload.load(inputs.workload)
     evaluation = evaluate(judged, inputs.model, champion, inputs.dataset, report, inputs, inputs.max_batch)
     compared = (release.version, release.sha256) if release else None
-    rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
+    champion_rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
     same = release if release and release.sha256 == sha256 else None
     changed = describe_changes(Store.from_env(), same, judged, inputs.servers) if same else ""
-    decision = gate.Decision(inputs, judged.metrics, evaluation, sha256, compared, rows, changed)
+    decision = gate.Decision(inputs, judged.metrics, evaluation, sha256, compared, champion_rows, changed)
     verdict, reason = decision.decide()
     record = decision.record(verdict, reason) | {"max_batch": inputs.max_batch}
     (report / "verdict.json").write_text(json.dumps(record, indent=1) + "\n")

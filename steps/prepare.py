@@ -104,7 +104,7 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
 
 
 def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
-    """Return a warning if the window has moved since the previous run without newer rows, or with far fewer."""
+    """Return a warning if the window has moved since the previous run, but there are no newer or far fewer rows."""
     if not data.moves:
         return []
     earlier = {

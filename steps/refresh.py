@@ -35,7 +35,7 @@ class Outputs(StepOutputs):
     rows: int = Field(description="number of newer rows")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
     model: Artifact = Field(description="the champion's model")
-    report: Artifact = Field(description="verdict of the champion and expected predictions")
+    report: Artifact = Field(description="verdict of the champion, and predictions that its servers must return")
 
 
 def run(inputs: Inputs) -> Outputs:

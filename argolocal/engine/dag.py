@@ -113,9 +113,8 @@ class Dag:
                 self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
-            completed = not has_hooks or self._exit_hook_completed(
-                name, node
-            )  # before hooks_completed: it may complete them
+            # first, because an exit hook that runs now may complete the hooks of the node
+            completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.hooks_completed(node), completed
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.conditions[name] and not self._may_start(name, task):

@@ -350,7 +350,7 @@ class WorkflowRules:
                     and ".hooks" in where
                     and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
-                    message = f"Argo accepts it only with an exit hook: write {{{{={tag}}}}}."
+                    message = f"Argo accepts it only with an exit hook. Without one, write {{{{={tag}}}}}."
                 if message:
                     self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
 

@@ -62,11 +62,11 @@ def weighted_bootstrap(
     return _interval(statistic(row_groups, draws), resamples, confidence)
 
 
-def _interval(draws: Iterable[float], resamples: int, confidence: float) -> tuple[float, float]:
-    finite_draws = [draw for draw in draws if np.isfinite(draw)]
-    if len(finite_draws) < resamples / 2:
+def _interval(estimates: Iterable[float], resamples: int, confidence: float) -> tuple[float, float]:
+    finite_estimates = [estimate for estimate in estimates if np.isfinite(estimate)]
+    if len(finite_estimates) < resamples / 2:
         return float("nan"), float("nan")
-    low, high = np.quantile(finite_draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(finite_estimates, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 

@@ -193,7 +193,7 @@ def _end(status: Object, kind: str, reason: str, message: str) -> None:
 
 
 class TrainJobs(Controller):
-    """The controller of TrainJobs. Each creates a JobSet with its name from its TrainingRuntime."""
+    """The controller of TrainJobs. Each TrainJob creates a JobSet of its own name from its TrainingRuntime."""
 
     kind = "TrainJob"
 

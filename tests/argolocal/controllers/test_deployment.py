@@ -386,7 +386,7 @@ def test_a_port_in_use_is_named_with_the_remedy(kinds: dict[str, Controller], po
     kinds["Service"].apply(service(port))  # in use by the same Service: no conflict
 
 
-def test_unsupported_deployments_are_rejected_by_name(cluster: LocalCluster) -> None:
+def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:
     wrong = deployment("one", strategy={"type": "Recreate"})
     with pytest.raises(ConfigError, match="strategy"):
         Deployments(cluster).apply(wrong)

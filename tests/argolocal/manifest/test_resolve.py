@@ -219,7 +219,7 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
         workflow(manifest, {})
 
 
-def test_a_run_of_a_workflow_template_has_a_label_with_its_name_instead_of_its_labels() -> None:
+def test_a_run_is_labeled_with_the_name_of_its_workflow_template_and_not_with_the_labels_of_the_template() -> None:
     metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
     spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
     meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]

@@ -429,7 +429,7 @@ def test_a_workflow_template_may_get_inputs_and_global_names_from_its_user() -> 
         ("{{workflow.priority}}", {"priority": 0}),
     ],
 )
-def test_a_tag_with_a_value_at_that_time_passes(text: str, spec: dict[str, Any]) -> None:
+def test_a_tag_that_has_a_value_in_an_exit_hook_passes(text: str, spec: dict[str, Any]) -> None:
     manifest = copy.deepcopy(RIGHT)
     late(manifest, text, **spec)
     assert not [each for each in lint(manifest) if each.fatal]
