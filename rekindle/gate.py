@@ -147,7 +147,7 @@ class Decision:
             return self._compare(self.evaluation.difference, champion[0])
         if champion and same_weights:
             reason = f"The weights equal the champion's (version {champion[0]}), but {self.changed} changed."
-            figures = f" ({','.join(met_bounds)})" if met_bounds else ""
+            figures = f" ({', '.join(met_bounds)})" if met_bounds else ""
             return "release", f"{reason} The candidate meets the gate{figures}."
         if champion:
             reason = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"

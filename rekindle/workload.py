@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, field_validator
 from argolocal.common.disk import check_space, size_of
 from rekindle import project
 from rekindle.errors import ConfigError, DataError, did_you_mean
+from rekindle.first_rows import copy_first_rows
 from rekindle.gate import Metric
 from rekindle.sections import Section
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 DATASET = "dataset.json"
-LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 SMALL_DISK = "free space, or set TMPDIR to a directory on a larger disk."
 POD_PRIVATE = Path("/tmp")
 
@@ -62,16 +62,8 @@ class DataConfig(Section):
         `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
         parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
         """
-        path, target = Path(self.source), folder / Path(self.source).name
-        if path.suffix in LINE_FORMATS and path.is_file():
-            copy_lines(path, target, rows + 1)
-        elif path.suffix == ".parquet" and path.is_file():
-            import polars as pl
-
-            pl.scan_parquet(path).head(rows).collect().write_parquet(target)
-        else:
-            return None
-        return self.model_copy(update={"source": str(target)})
+        target = copy_first_rows(Path(self.source), rows, folder)
+        return self.model_copy(update={"source": str(target)}) if target else None
 
     def check_source(self) -> None:
         """Raise ConfigError if the source is a path that does not exist here, or that pods cannot access."""
@@ -90,17 +82,6 @@ class DataConfig(Section):
         raise ConfigError(
             f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, near)}"
         )
-
-
-def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines, and more up to the end of a quoted field with several lines."""
-    quotes = 0
-    with source.open("rb") as read, target.open("wb") as write:
-        for number, line in enumerate(read):
-            if number >= lines and quotes % 2 == 0:
-                break
-            write.write(line)
-            quotes += line.count(b'"')
 
 
 @dataclass(frozen=True)

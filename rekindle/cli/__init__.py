@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from argolocal.cli.output import exit_code
-from rekindle import project, variables
+from rekindle import project
+from rekindle.blocks.manifest import variables
 
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401

@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_m
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
-from rekindle import project, variables
+from rekindle import project
+from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.gate import Gate, check_bounds
