@@ -289,7 +289,10 @@ def test_a_dataset_without_tags_is_reported_without_empty_braces(
     assert "prepared 40 rows, 0 rejected" in capfd.readouterr().err.splitlines()
 
 
-@pytest.mark.parametrize("function", TRAINING)
+@pytest.mark.parametrize(
+    "function",
+    [name if name in ("loss", "schedule") else pytest.param(name, marks=pytest.mark.slow) for name in TRAINING],
+)
 def test_an_exception_in_training_ends_the_job_with_its_line(stage: Stage, crew: Crew, function: str) -> None:
     workload, expected = stage.write(WORKLOAD, function)
     argv = flags(workload, workload=workload, dataset="user/dataset", workers=1, validation=0.2, validation_steps=1)

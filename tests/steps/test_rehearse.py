@@ -41,7 +41,7 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
     assert result["exit_code"] in CERTAIN[result["stage"]]
 
 
-@pytest.mark.parametrize("config", ["digits", "language", "demo"])
+@pytest.mark.parametrize("config", ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("language", "demo"))])
 def test_the_example_workloads_pass(config: str) -> None:
     values = load_config(ROOT / f"configs/{config}.yaml", environment={}).config.model_dump(mode="json")
     result = report(values, thorough=True)
