@@ -85,29 +85,27 @@ class Setting(NamedTuple):
 
 def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
     """Describe the keys at and below `key` ("train.workers", "train"; "": all). Raises ConfigError if it is unknown."""
-    schema = _schema(model)
-    definitions = schema.get("$defs", {})
-    node, path = schema, list(filter(None, key.split(".")))
+    path = list(filter(None, key.split(".")))
     for depth, part in enumerate(path):
-        properties = resolve(node, definitions).get("properties", {})
-        inner = properties.get(part) or resolve(node, definitions).get("additionalProperties")
-        if not isinstance(inner, dict):
+        node = _nodes(model, path[:depth])[1]
+        properties = node.get("properties", {})
+        if part not in properties and not isinstance(node.get("additionalProperties"), dict):
             known = f" Known: {', '.join(sorted(properties))}." if properties else " There are no keys below it."
             hint = did_you_mean(part, properties) or known
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
-        node = inner
-    return list(_described(".".join(path), node, definitions, frozenset()))
+    return list(_describe(".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()))
 
 
-def _described(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
+def _describe(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
     target = resolve(node, definitions)
-    inner = dict(target.get("properties", {}))
+    title, inner = target.get("title", ""), dict(target.get("properties", {}))
     if isinstance(more := target.get("additionalProperties"), dict) and "$ref" in more:
         inner["NAME"] = more
-    if not inner or target.get("title", "") in above:
+    if not inner or title in above:
         yield Setting(key, _values(node, definitions), node.get("default"), node.get("description", ""))
-    for name, value in inner.items() if target.get("title", "") not in above else ():
-        yield from _described(f"{key}.{name}".lstrip("."), value, definitions, above | {target.get("title", "")})
+        return
+    for name, value in inner.items():
+        yield from _describe(f"{key}.{name}".lstrip("."), value, definitions, above | {title})
 
 
 def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:

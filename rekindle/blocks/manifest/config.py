@@ -162,7 +162,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         if not isinstance(module, str) or not module:
             raise ConfigError(f"{origins[key]}: {key} is {module!r}: it must be the dotted name of a module.")
     with _prefixed(origins["workload"]):
-        load(modules["workload"])
+        workload = load(modules["workload"])
     with _prefixed(origins.get("pipeline", str(file))):
         model = _schema(**modules)
     folder = project.other_project(file) if origins.get("data.source") == str(file) else None
@@ -174,7 +174,6 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in errors[:MAX_ERRORS])
         more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
         raise ConfigError("\n".join([*lines, *more])) from error
-    workload = load(config.workload)
     loaded = Loaded(config, origins)
     with _prefixed(loaded.below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
