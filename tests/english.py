@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,6 +136,7 @@ def room(path: str) -> str:
     return path if path.endswith(".md") else "/".join(parts[: 2 if len(parts) > 2 else 1])
 
 
+@cache
 def prose(*below: str) -> list[Text]:
     """All prose of the project, or of some of its files and folders."""
     files = tracked(*below) if below else [*tracked(*CODE, "configs"), *tracked("*.md")]
