@@ -1,10 +1,11 @@
-"""Keys of a run's artifacts in the object store: `WORKFLOW/TASK/ARTIFACT`.
+"""Keys of a run's artifacts in the object store, `WORKFLOW/TASK/ARTIFACT`, and a header of the embedded store.
 
 Cached artifacts are not copied: the workflow parameter `cached` maps tasks to the location of their artifacts.
 """
 
 DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
 CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
+FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
 REUSE = "reuse"  # field of the same JSON: "yes" if tasks may look up the cache when they start
 
 

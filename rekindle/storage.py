@@ -25,8 +25,8 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
-from argolocal.common.disk import FREE_BYTES
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
+from rekindle.keys import FREE_BYTES
 
 THREADS = 8  # parallel transfers; more do not help with one endpoint
 LOADER = create_loader()  # shared, since parsing the description of S3 takes 0.1 s

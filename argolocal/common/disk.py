@@ -6,8 +6,6 @@ from pathlib import Path
 
 from argolocal.errors import ArgolocalError
 
-FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
-
 
 def check_space(what: str, size: float, folder: Path, remedy: str) -> None:
     """Raise ArgolocalError if `what`, about `size` bytes, does not fit into `folder`."""

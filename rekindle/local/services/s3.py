@@ -28,8 +28,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree  # nosec B405  # see `parse_xml`
 
-from argolocal.common.disk import FREE_BYTES
 from argolocal.common.processes import end_unless_recorded
+from rekindle.keys import FREE_BYTES
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.s3_files import BLOCK_BYTES, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
 from rekindle.local.services.s3_request import Request, xml
