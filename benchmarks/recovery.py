@@ -169,9 +169,8 @@ def all_processes_killed(run: Run, runs: int, *, hot: bool) -> dict[str, list[fl
         next_step.append(run.wait_for_all(start, 1) - start)
         first = stamped.steps(run.folder, NAMES[0])[0].weight
         steps = run.first_workers_steps
-        again = [
-            i for i, step in enumerate(steps) if step.weight == first
-        ]  # empty: the worker continues after its last step
+        # empty: the worker continues after its last step
+        again = [i for i, step in enumerate(steps) if step.weight == first]
         lost.append(sum(step.finished - step.began for step in steps[again[-1] :]) if again else 0.0)
         run.wait_for_all()
     return {"next step": next_step, "lost": lost, "import": imports}
@@ -190,9 +189,8 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
     for _ in range(runs):
         time.sleep(2)
         start = time.monotonic()
-        usual = [
-            s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)
-        ]  # steps of the last two seconds
+        # steps of the last two seconds
+        usual = [s.finished - s.began for name in NAMES for s in run.steps(name, start - 2)]
         run.coordinator.send(signal.SIGKILL)
         run.coordinator.process.join()
         time.sleep(0.5)

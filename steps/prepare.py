@@ -25,9 +25,8 @@ MAX_SHARE_RATIO = 2  # warn if a share grew or shrank by more than this factor s
 MIN_ROWS_RATIO = 0.9  # warn if a moving window has less than this share of the last run's rows
 NEWEST_TAG = "data.newest"  # time of the newest row
 WINDOW_END_TAG = "data.window_until"  # end of the moving window
-REUSE = Reuse(
-    aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]]
-)  # the dataset does not depend on the workflow that prepared it
+# the dataset does not depend on the workflow that prepared it
+REUSE = Reuse(aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]])
 
 
 class Inputs(StepInputs):

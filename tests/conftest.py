@@ -26,9 +26,8 @@ THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS":
 os.environ.update(THREADS)  # the test processes share the cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else hundreds of processes compile all modules again
 sys.dont_write_bytecode = False
-os.environ["XDG_STATE_HOME"] = (
-    os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()
-)  # contains the key to the homes of tests
+# contains the key to the homes of tests
+os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()
 os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one for all processes
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a background job of a shell; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -93,9 +93,8 @@ def serve() -> None:
     """Fork a command for each line of stdin, and print its exit code."""
     for name in HEAVY:
         import_module(name)
-    import_module("rekindle.storage").Store(
-        "any", "http://127.0.0.1:9", "any", "any"
-    )  # loads boto3's description of S3
+    # loads boto3's description of S3
+    import_module("rekindle.storage").Store("any", "http://127.0.0.1:9", "any", "any")
     gc.collect()
     gc.freeze()  # else each command copies the pages of all loaded modules
     for line in iter(sys.stdin.readline, ""):

@@ -81,9 +81,8 @@ class Rollout:
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
-        is_retry = self.progress.failure and (
-            not desired or origin != self.progress.origin
-        )  # another command applied it
+        # another command applied it
+        is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
         for replica in [replica for replica in self.replicas if is_retry and not replica.ready]:

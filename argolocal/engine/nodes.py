@@ -149,9 +149,8 @@ class NodeTable:
         self.changed_nodes: dict[str, None] = {}
         self.linked_children = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
         self.added_children: dict[str, list[str]] = {}  # new children of nodes
-        self.child_counts: Counter[tuple[str, str]] = (
-            Counter()
-        )  # (boundary id, state of the child) → number of children
+        # (boundary id, state of the child) → number of children
+        self.child_counts: Counter[tuple[str, str]] = Counter()
         for node in self.nodes.values():
             self._count(node, 1)
         self.now, self.needs_requeue = 0.0, False  # needs_requeue: a node was fulfilled, so walk the templates again

@@ -190,9 +190,8 @@ def last_retry_variables(last_attempt: Node | None, missing: str = "0") -> dict[
     """Return lastRetry.* for the next attempt. All values are strings; before the first attempt they are "0" or ""."""
     if last_attempt is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    times = [
-        parse_time(last_attempt[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last_attempt.get(key)
-    ]  # whole seconds
+    # whole seconds
+    times = [parse_time(last_attempt[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last_attempt.get(key)]
     return {
         "lastRetry.exitCode": (last_attempt.get("outputs") or {}).get("exitCode", missing),
         "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),

@@ -133,9 +133,8 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                if (
-                    not node and not self.table.orphaned_pods
-                ):  # a limit is reached: the following steps have not started either
+                # a limit is reached: the following steps have not started either
+                if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
             except TimedOut as error:

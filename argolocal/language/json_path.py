@@ -109,9 +109,8 @@ def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
     position = 0
     for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
         comparison = FILTER_COMPARISON.fullmatch(text, position, end)
-        if not comparison or re.search(
-            r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])
-        ):  # Argo would read `in` as an operator
+        # Argo would read `in` as an operator
+        if not comparison or re.search(r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])):
             raise ValueError(
                 f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare @.name or "
                 "@['name'] with 'text', numbers, true, false and null, with && and || between comparisons"

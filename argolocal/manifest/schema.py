@@ -247,9 +247,8 @@ def _choice_rule(*choices: str) -> Rule:
 
 
 _text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
-_scalar_rule = _type_rule(
-    str | int | float, f"a text. {QUOTE_HINT}"
-)  # of a parameter: Argo converts numbers and booleans to texts
+# of a parameter: Argo converts numbers and booleans to texts
+_scalar_rule = _type_rule(str | int | float, f"a text. {QUOTE_HINT}")
 RULES: dict[str, Rule] = {
     "text": _text_rule,
     "filled": lambda value: _text_rule(value) or ("" if value else "it must not be empty"),

@@ -14,9 +14,8 @@ class JobKind:
     container_name: str  # name of its container
     roles: tuple[str, ...]  # the operator's replica types
     port: tuple[str, int]  # name and default of the port that its pods connect to
-    leader_roles: tuple[
-        str, ...
-    ] = ()  # the first existing one decides how the job ends; if none exists, the workers do
+    # the first existing one decides how the job ends; if none exists, the workers do
+    leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles whose `replicas` must be given as 1
     required_roles: tuple[str, ...] = ()  # required roles
     restart_policy: str = "Never"  # default restartPolicy

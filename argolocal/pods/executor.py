@@ -361,9 +361,8 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                is_terminated = (
-                    process.code in TERMINATED_EXIT_CODES
-                )  # Argo treats such a container as terminated on request
+                # Argo treats such a container as terminated on request
+                is_terminated = process.code in TERMINATED_EXIT_CODES
                 result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
                 self._end(pod, *result, None)
             else:

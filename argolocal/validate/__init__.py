@@ -83,9 +83,8 @@ def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports)
         }
     base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
     templates_path = f"{root}.workflowTemplateRef[{base_name}].templates" if base_name else f"{root}.templates"
-    other_paths = tuple(
-        rules.other_objects.keys() - {root}
-    )  # warnings about these objects are reported with the objects
+    # warnings about these objects are reported with the objects
+    other_paths = tuple(rules.other_objects.keys() - {root})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (
             finding.fatal or not finding.path.startswith(other_paths)

@@ -64,9 +64,8 @@ def check_inputs(
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
         for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            suggestion = did_you_mean(
-                name, input_names
-            )  # without a suggestion the argument is only superfluous, which Argo accepts
+            # without a suggestion the argument is only superfluous, which Argo accepts
+            suggestion = did_you_mean(name, input_names)
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
         for name in [] if allow_later else [str(item.get("name")) for item in inputs if _is_required(item, kind)]:

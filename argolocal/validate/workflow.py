@@ -377,9 +377,8 @@ class WorkflowRules:
                 message = f'the template "{short_name}"{owner} does not exist.{self.findings.hint(short_name, choices)}'
                 self.add(path, "template", message)
             return
-        allow_later = (
-            allow_extra and self.kind in TEMPLATE_KINDS
-        )  # the workflow that uses the template may supply the input
+        # the workflow that uses the template may supply the input
+        allow_later = allow_extra and self.kind in TEMPLATE_KINDS
         where, title = f"{path}.arguments", f"template {short_name}{owner}"
         arguments.check_inputs(self.findings, where, title, template, passed_arguments, allow_extra, allow_later)
         arguments.check_timeout(self.findings, where, template, passed_arguments, self.spec.get("arguments") or {})

@@ -21,9 +21,8 @@ from argolocal.manifest.kinds import FAILED, FULFILLED
 Status = Mapping[str, Any]
 
 FINISHED = FULFILLED | {"Cached"}
-CACHED_MESSAGE = re.compile(
-    r"when ''([^' ]+)' == ''' evaluated false"
-)  # Argo's message for a task with a cached result
+# Argo's message for a task with a cached result
+CACHED_MESSAGE = re.compile(r"when ''([^' ]+)' == ''' evaluated false")
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 

@@ -23,9 +23,8 @@ from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
-PREDICTIONS = (
-    "predictions.jsonl.gz"  # in the report; a line for some test rows: {"request": ..., "predictions": [...], ...}
-)
+# in the report; a line for some test rows: {"request": ..., "predictions": [...], ...}
+PREDICTIONS = "predictions.jsonl.gz"
 
 
 def model_description(model: Path) -> dict[str, Any]:

@@ -176,9 +176,8 @@ def test_invalid_store_keys_end_a_worker_immediately_with_a_message(crew: Crew) 
 def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = flags("no-device", workers=1, device="cuda")
     coordinator = crew.coordinator(argv)
-    crew.until(
-        lambda: "training waits for workers" in coordinator.said()
-    )  # only workers that have joined get its messages
+    # only workers that have joined get its messages
+    crew.until(lambda: "training waits for workers" in coordinator.said())
     worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.code() == 78
     assert coordinator.code() == 78, coordinator.said()

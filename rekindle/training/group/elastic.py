@@ -147,9 +147,8 @@ class ElasticGroup(StaticGroup):
                 {address for _, address in members}, new_sockets, self.client.coordinator[1]
             )
             if self.device.type != "cuda":  # nccl's connections start with a number that only members know
-                sockets.stop_listening(
-                    new_sockets, self.client.address
-                )  # all members are connected; gloo accepts anyone
+                # all members are connected; gloo accepts anyone
+                sockets.stop_listening(new_sockets, self.client.address)
                 try:
                     authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:

@@ -67,9 +67,8 @@ class TrainingGroup:
             if self.members.aborted():
                 break
             yield virtual_worker
-        self._is_broken = (
-            self.members.aborted()
-        )  # even if it broke during the last virtual worker, whose sum may be incomplete
+        # even if it broke during the last virtual worker, whose sum may be incomplete
+        self._is_broken = self.members.aborted()
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.summands`)."""

@@ -20,9 +20,8 @@ from rekindle.errors import ConfigError, say
 GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
 LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of this time for the launcher and its workers
 
-newest_step = memoryview(
-    array.array("q", [-1])
-)  # [0]: the step; in memory shared with the launcher, if this process has one
+# [0]: the step; in memory shared with the launcher, if this process has one
+newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
 

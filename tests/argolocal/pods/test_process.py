@@ -129,9 +129,8 @@ def test_deletions_by_a_pod_do_not_reach_the_machine(
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
-    monkeypatch.setenv(
-        "REKINDLE_PATH", str(code)
-    )  # below /tmp, like the home: visible although the pod's /tmp is private
+    # below /tmp, like the home: visible although the pod's /tmp is private
+    monkeypatch.setenv("REKINDLE_PATH", str(code))
     file = shlex.quote(str(beside))
     source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
@@ -174,9 +173,8 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to(
-        "/tmp"
-    )  # a clone next to the pod's own files is visible
+    # a clone next to the pod's own files is visible
+    is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to("/tmp")
     assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
 
 

@@ -163,9 +163,8 @@ ERROR = re.compile(
     r"(the manifest cannot run:\n)?"
     r"(\S+/w\.yaml(:| cannot be read)|the parameter |(kind|apiVersion|metadata|spec)[^\s:]*:? |.* of the \w+ )"
 )
-INTERNAL = re.compile(
-    r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType"
-)  # texts of Python errors
+# texts of Python errors
+INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType")
 CPU_TIMEOUT_S = 20  # for reading and playing
 
 

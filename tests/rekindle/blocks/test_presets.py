@@ -173,13 +173,11 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
     """Trainer creates only the PodGroup; without schedulerName the default scheduler places pods one by one."""
     for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
         template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
-        assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [
-            scheduler
-        ]  # the coordinator and the nodes
+        # the coordinator and the nodes
+        assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [scheduler]
         assert template.get("metadata", {}).get("annotations") == (QUEUE if gang == "volcano" else None)
-    assert (
-        "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
-    )  # Volcano's own default
+    # Volcano's own default
+    assert "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
     labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "nightly"
 

@@ -260,9 +260,8 @@ def test_data_that_pods_cannot_read_is_rejected_with_the_remedy(
         if is_visible:
             data.check_source()
             continue
-        monkeypatch.setattr(
-            "rekindle.workload.POD_PRIVATE", tmp_path
-        )  # independent of the directory of temporary files
+        # independent of the directory of temporary files
+        monkeypatch.setattr("rekindle.workload.POD_PRIVATE", tmp_path)
         with pytest.raises(ConfigError, match=rf"each pod has its own /tmp .*rekindle put {source}"):
             data.check_source()
 
