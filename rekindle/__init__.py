@@ -18,6 +18,7 @@ NAMES = {  # module → its public names; __init__.pyi lists them for type check
         "Predictor",
         "Example",
     ),
+    "families": ("Fitted",),
     "sections": ("Section",),
     "release.bootstrap": ("paired_bootstrap",),
     "release.examples": ("Examples",),

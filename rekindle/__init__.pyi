@@ -1,6 +1,7 @@
 from rekindle.blocks.manifest.config import Config, Loaded, load_config
 from rekindle.blocks.manifest.render import check_golden, manifest_sha256, render_manifest, to_yaml
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
+from rekindle.families import Fitted
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import paired_bootstrap
 from rekindle.release.examples import Examples
@@ -21,6 +22,7 @@ __all__ = [
     "Evaluation",
     "Example",
     "Examples",
+    "Fitted",
     "Gate",
     "Loaded",
     "Metric",

@@ -61,13 +61,19 @@ class Gate(Section):
         ge=0,
         description="in the workload's first metric the candidate may be this much worse if chance can explain it",
     )
+    beats_baseline: float = Field(
+        default=0.0,
+        ge=0,
+        description="in the workload's first metric the candidate must be better than the baseline by at least this "
+        "much, and not by chance (0: not required)",
+    )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="confidence level of the difference's interval")
     resamples: int = Field(default=300, ge=50, le=10_000, description="draws of the paired bootstrap")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Candidate minus champion in `metric`, over the same rows, with a confidence interval."""
+    """Candidate minus another model in `metric`, over the same rows, with a confidence interval."""
 
     metric: str
     mean: float
@@ -82,7 +88,9 @@ class Evaluation:
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
     parts: list[dict[str, Any]] = field(default_factory=list)  # e.g. weeks: {"name", "rows", "candidate": {...}, ...}
-    difference: Difference | None = None
+    difference: Difference | None = None  # from the champion
+    baseline_difference: Difference | None = None
+    chosen: dict[str, Any] | None = None  # the family of the candidate, and the validation values of all
     incomparable: str = ""  # the reason why the champion cannot score this data
     warnings: list[str] = field(default_factory=list)
 
@@ -103,9 +111,8 @@ class Decision:
         """Return the verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
         check_bounds(self.gate, self.metrics)
         decision, reason = self._decide()
-        values, rows = self.evaluation.metrics.get("baseline", {}), self.evaluation.rows
-        baseline = [metric.text(values[metric.name]) for metric in self.metrics[:1] if metric.name in values]
-        notes = [f"The baseline has {baseline[0]}."] if baseline else []
+        rows = self.evaluation.rows
+        notes = [*self._describe_baseline(), *self._describe_choice()]
         notes += [f"Warning: {warning}" for warning in self.evaluation.warnings]
         if 2 * rows < self.champion_rows:
             notes.append(f"Warning: {rows:,} rows were judged; the champion was released on {self.champion_rows:,}.")
@@ -130,6 +137,8 @@ class Decision:
             "champion": champion_record,
             "baseline": values.get("baseline"),
             "difference": asdict(evaluation.difference) if evaluation.difference else None,
+            "baseline_difference": asdict(evaluation.baseline_difference) if evaluation.baseline_difference else None,
+            "chosen": evaluation.chosen,
             "parts": evaluation.parts,
             "warnings": evaluation.warnings,
             "gate": {name: getattr(self.gate, name) for name in Gate.model_fields},
@@ -140,7 +149,9 @@ class Decision:
         same_weights = champion and champion[1] == self.candidate
         if champion and same_weights and not self.changed:
             return "same", f"The candidate is the champion (version {champion[0]}): its weights have the same sha256."
-        broken_bounds, met_bounds = self._bounds(values)
+        broken_bounds, met_bounds = (
+            bounds + margin for bounds, margin in zip(self._bounds(values), self._margin(), strict=True)
+        )
         if broken_bounds:
             return "keep", f"The candidate does not meet the gate: {', '.join(broken_bounds)}."
         if champion and self.evaluation.difference:
@@ -172,6 +183,44 @@ class Decision:
                     (met_bounds if is_met else broken_bounds).append(f"{metric.text(value)} {sign} {bound:g}")
         return broken_bounds, met_bounds
 
+    def _margin(self) -> tuple[list[str], list[str]]:
+        """Return gate.beats_baseline as a broken or a met bound, like `_bounds`."""
+        margin, difference = self.gate.beats_baseline, self.evaluation.baseline_difference
+        if not margin:
+            return [], []
+        if not difference:
+            return ["gate.beats_baseline is set, but the test rows have no baseline"], []
+        metric = self.metrics[0]
+        low, gain = min(map(metric.gain, (difference.low, difference.high))), metric.gain(difference.mean)
+        if gain >= margin and low > 0:
+            return [], [f"better than the baseline by {gain:.{metric.digits}f} {metric.name} >= {margin:g}"]
+        chance = " may be chance:" if gain >= margin else f" is less than gate.beats_baseline ({margin:g}):"
+        return [f"its advantage over the baseline{chance} {self._interval(difference)}"], []
+
+    def _interval(self, difference: Difference) -> str:
+        digits = next(metric.digits for metric in self.metrics if metric.name == difference.metric)
+        return (
+            f"{difference.mean:+.{digits}f}, {self.gate.confidence:.0%} interval {difference.low:+.{digits}f} to "
+            f"{difference.high:+.{digits}f}"
+        )
+
+    def _describe_baseline(self) -> list[str]:
+        values, metric = self.evaluation.metrics.get("baseline", {}), self.metrics[0]
+        if metric.name not in values:
+            return []
+        difference = self.evaluation.baseline_difference
+        interval = f"; the candidate minus the baseline is {self._interval(difference)}" if difference else ""
+        return [f"The baseline has {metric.text(values[metric.name])}{interval}."]
+
+    def _describe_choice(self) -> list[str]:
+        if not (chosen := self.evaluation.chosen):
+            return []
+        by, values = chosen["by"], chosen["validation"]
+        others = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
+        return [
+            f"Validation chose the family {chosen['family']} by {by} {values[chosen['family']][by]:.5g} ({others})."
+        ]
+
     def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate, values = self.gate, self.evaluation.metrics
         metric = next(metric for metric in self.metrics if metric.name == difference.metric)
@@ -179,8 +228,7 @@ class Decision:
         digits = metric.digits
         figures = (
             f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version {version}) on the same "
-            f"rows: {difference.mean:+.{digits}f}, {gate.confidence:.0%} interval {difference.low:+.{digits}f} to "
-            f"{difference.high:+.{digits}f}"
+            f"rows: {self._interval(difference)}"
         )
         gain = metric.gain(difference.mean)
         low, high = sorted(map(metric.gain, (difference.low, difference.high)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 from pydantic import BaseModel, Field, field_validator
 
 from argolocal.common.disk import check_space, size_of
-from rekindle import project
+from rekindle import families, project
 from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.first_rows import copy_first_rows
 from rekindle.gate import Metric
@@ -168,8 +168,7 @@ class Workload(Protocol):
 
     Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
-    `measures(model, batch) -> dict[str, float]`.
-
+    `measures(model, batch) -> dict[str, float]`. `families` replaces `model` (rekindle/families.py).
     `example_facts`: facts as `prepare` could return them. With these, `rekindle lint` can build the model without data.
     """
 
@@ -209,7 +208,7 @@ class Workload(Protocol):
         ...
 
 
-REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss", "examples")
+REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
 SERVED = ("Instance", "predict")  # also required, unless the workload has a predictor
 REMOVED = {  # hooks of earlier versions, and their replacement
     "evaluate": "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and `report`",
@@ -260,6 +259,9 @@ def load(name: str) -> Workload:
             raise ConfigError(
                 f'workload "{name}": the metric {metric.name} lacks a function: Metric({metric.name!r}, function).'
             )
+    families.check(name, workload)
+    for label, function, arguments in families.functions(workload):
+        _check_arguments(name, label, function, arguments)
     for function, names in ARGUMENTS.items():
         more = OPTIONAL[function] if takes_more(workload, function) else ()
         _check_arguments(name, function, getattr(workload, function, None), (*names, *more))

@@ -74,6 +74,7 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.run_id:
         prefix = f"{inputs.part}/" if inputs.part else ""
         tags = {f"{prefix}verdict": verdict, f"{prefix}reason": reason}
+        tags |= {f"{prefix}family": evaluation.chosen["family"]} if evaluation.chosen else {}
         tracking.log(inputs.run_id, metrics=metrics_to_log(evaluation, prefix), tags=tags)
         tracking.log_metrics(inputs.run_id, curves(evaluation, prefix))
         tracking.log_dir(inputs.run_id, report, f"{prefix}evaluation")
@@ -87,11 +88,16 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def metrics_to_log(evaluation: Evaluation, prefix: str) -> dict[str, float]:
-    """Return metrics of the candidate, the champion and the baseline, and the interval of their difference."""
-    difference, metrics = evaluation.difference, evaluation.metrics
-    others = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
-    interval = {f"{difference.metric}_difference_{k}": getattr(difference, k) for k in INTERVAL} if difference else {}
-    return {f"{prefix}{name}": value for name, value in (metrics["candidate"] | others | interval).items()}
+    """Return metrics of the candidate, the champion and the baseline, the intervals of the differences from these two,
+    and the validation values of all families."""
+    metrics = evaluation.metrics
+    values = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
+    for other, difference in (("", evaluation.difference), ("baseline_", evaluation.baseline_difference)):
+        if difference:
+            values |= {f"{difference.metric}_{other}difference_{k}": getattr(difference, k) for k in INTERVAL}
+    families = (evaluation.chosen or {"validation": {}})["validation"]
+    values |= {f"validation/{family}/{name}": v for family in families for name, v in families[family].items()}
+    return {f"{prefix}{name}": value for name, value in (metrics["candidate"] | values).items()}
 
 
 def curves(evaluation: Evaluation, prefix: str) -> list[tuple[str, float, int]]:

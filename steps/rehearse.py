@@ -23,6 +23,7 @@ class Inputs(StepInputs):
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
     model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
     train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+    families: list[str] = Field(default_factory=list, description="families to try (empty: all)")
     rows: int = Field(1000, ge=0, description="number of rows to try the workload on; 0: all of the data")
     thorough: bool = Field(False, description="use all of the data if its first rows cannot be separated; count FLOPs")
 
@@ -65,28 +66,55 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def rehearse(inputs: Inputs, report: dict[str, Any]) -> None:
-    """Run all stages; without data, build the model and its optimizer."""
+    """Run all stages; without data, build the model and its optimizer. Several families are reported in `families`."""
+    from rekindle import families
+    from rekindle import workload as workloads
+
+    workload: Any = workloads.load(inputs.workload)
+    names = families.select(workload, inputs.families)
+    report["stage"] = "prepare"
+    dataset = prepare_rows(workload, inputs, report)
+    for name in names:
+        found: dict[str, Any] = {"rows": 0}
+        try:
+            rehearse_family(inputs, workload, name, dataset, found)
+        except Exception as error:
+            report |= found | {"rows": report["rows"]}
+            if name and isinstance(error, RekindleError):
+                raise type(error)(f"family {name}: {error}") from error
+            raise
+        if name:
+            report.setdefault("families", {})[name] = found
+        else:
+            report |= found | {"rows": report["rows"]}
+
+
+def rehearse_family(inputs: Inputs, workload: Any, name: str, dataset: Path | None, report: dict[str, Any]) -> None:
+    """Build the model, make a step or fit it, and predict."""
+    from rekindle import families
     from rekindle import workload as workloads
     from rekindle.training import trial_step
 
-    workload: Any = workloads.load(inputs.workload)
-    spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model)
-    dataset = prepare_rows(workload, inputs, report)
+    spec = trial_step.small_spec(inputs.train, inputs.workload, inputs.model, name)
     facts = workloads.dataset_facts(dataset) if dataset else getattr(workload, "example_facts", NoFacts())
+    state, model = None, inputs.workdir / f"model-{name}"
     try:
-        state = trial_step.build(spec, workload, facts, report, inputs.thorough)
+        if isinstance(families.of(workload)[name], families.Fitted):
+            trial_step.fit(spec, workload, facts, dataset, model, report)
+        else:
+            state = trial_step.build(spec, workload, facts, report, inputs.thorough)
     except Exception:
         if isinstance(facts, NoFacts) and facts.used:
             report["stage"] = "facts"
         raise
-    if not dataset or state.device.type == "meta":
+    if not dataset or (state and state.device.type == "meta"):
         return
-    computation = trial_step.step(spec, workload, state, dataset, report)
-    if inputs.thorough:
-        shares = int(inputs.train["virtual_workers"])
-        report["flops_per_step"] = shares * trial_step.count_flops(computation)
-    model = inputs.workdir / "model"
-    trial_step.write_model(spec, state, model)
+    if state:
+        computation = trial_step.step(spec, workload, state, dataset, report)
+        if inputs.thorough:
+            shares = int(inputs.train["virtual_workers"])
+            report["flops_per_step"] = shares * trial_step.count_flops(computation)
+        trial_step.write_model(spec, state, model)
     predict(workload, dataset, model, report)
 
 
@@ -95,7 +123,6 @@ def prepare_rows(workload: Any, inputs: Inputs, report: dict[str, Any]) -> Path 
     from rekindle import workload as workloads
     from rekindle.sections import parse_section
 
-    report["stage"] = "prepare"
     dataset, folder = inputs.workdir / "dataset", inputs.workdir / "rows"
     folder.mkdir()
     try:

@@ -24,7 +24,7 @@ from argolocal import exports
 # Names are imported on first use: a config needs `settings`, but not Hera, which is slow to import.
 NAMES = {  # module → its public names, as in __init__.pyi
     "workflow": ("pipeline", "group", "at_exit", "step"),
-    "recipe.training": ("prepare", "train"),
+    "recipe.training": ("prepare", "train", "choose"),
     "recipe.release": ("evaluate", "release", "deploy", "verify", "ship", "decide"),
     "other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),

@@ -1,6 +1,6 @@
 from rekindle.blocks.other_job import job
 from rekindle.blocks.recipe.release import decide, deploy, evaluate, release, ship, verify
-from rekindle.blocks.recipe.training import prepare, train
+from rekindle.blocks.recipe.training import choose, prepare, train
 from rekindle.blocks.wiring import Block, Condition, WiringError
 from rekindle.blocks.workflow import at_exit, group, pipeline, step
 
@@ -9,6 +9,7 @@ __all__ = [
     "Condition",
     "WiringError",
     "at_exit",
+    "choose",
     "decide",
     "deploy",
     "evaluate",

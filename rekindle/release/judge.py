@@ -20,6 +20,7 @@ from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
 from rekindle.release.config import MAX_BATCH
 from rekindle.release.examples import Examples
+from rekindle.release.files import model_description
 from rekindle.workload import compares, dataset_facts, digest_of
 
 Parts = dict[str, NDArray[np.bool_]]  # name of a part → mask of its rows
@@ -61,11 +62,23 @@ def evaluate(
         for model in arrays
     }
     named = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
-    difference = compare(workload.metrics[0], arrays, truths, parts, examples, gate) if "champion" in arrays else None
+    differences = {
+        name: compare(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
+        for name in others
+    }
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
     with convert_errors("the report cannot be written"):
-        evaluation = Evaluation(metrics, len(examples), named, difference, incomparable, warnings)
+        evaluation = Evaluation(
+            metrics,
+            rows=len(examples),
+            parts=named,
+            difference=differences.get("champion"),
+            baseline_difference=differences.get("baseline"),
+            chosen=model_description(candidate).get("chosen"),
+            incomparable=incomparable,
+            warnings=warnings,
+        )
         return examples.report(report, predictions, evaluation)
 
 
@@ -165,15 +178,14 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
 
 
 def compare(
-    metric: Metric, predictions: dict[str, Any], truths: Any, parts: Parts, examples: Examples, gate: Gate
+    metric: Metric, candidate: Any, other: Any, truths: Any, parts: Parts, examples: Examples, gate: Gate
 ) -> Difference:
-    """Return candidate minus champion, with the interval of a paired bootstrap."""
+    """Return the metric of the candidate minus the other model's, with the interval of a paired bootstrap."""
     function, weighted = metric.function, metric.weighted
     assert function, "workload.load rejects a metric without a function"
-    candidate, champion = predictions["candidate"], predictions["champion"]
 
     def difference_in_part(rows: Rows) -> float:
-        a, b = (function(select(array, rows), select(truths, rows)) for array in (candidate, champion))
+        a, b = (function(select(array, rows), select(truths, rows)) for array in (candidate, other))
         return a - b
 
     def difference(rows: Rows) -> float:
@@ -184,7 +196,7 @@ def compare(
         total = np.zeros(draws.shape[1])
         for mask in parts.values():
             arguments = select(truths, mask), group[mask], draws
-            total += weighted(select(candidate, mask), *arguments) - weighted(select(champion, mask), *arguments)
+            total += weighted(select(candidate, mask), *arguments) - weighted(select(other, mask), *arguments)
         return total / len(parts)
 
     size, groups, settings = len(examples), examples.groups, (gate.resamples, gate.confidence)

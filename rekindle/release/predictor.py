@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import Field, create_model
 
+from rekindle import families
 from rekindle.errors import CodeError, DataError
 from rekindle.release.files import EXAMPLE, model_description
 from rekindle.workload import Predictor, dataset_facts, load
@@ -104,7 +105,8 @@ def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: 
         weights = load_file(folder / "model.safetensors")
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _mismatch(folder, description, error) from error
-    model = workload.model(section, facts)  # an exception of the workload's code keeps its type and line
+    # an exception of the workload's code keeps its type and line
+    model = families.build(workload, description.get("family", ""), section, facts)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rekindle import families
 from rekindle.errors import ConfigError, DataError
 from rekindle.sections import parse_section
 from rekindle.training.numerics import autocast
@@ -40,7 +41,7 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
     """Return a new model. Raises ConfigError."""
     section = model_section(spec, workload)
     torch.manual_seed(mix(spec.seed, 0, 0))
-    model = workload.model(section, facts)
+    model = families.build(workload, spec.family, section, facts)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model(section, facts) returned {model!r}: it must return a torch.nn.Module.")
     return model

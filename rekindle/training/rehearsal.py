@@ -22,8 +22,8 @@ ROWS = 1000
 TIMEOUT_S = 30  # of a rehearsal that a run does not depend on
 # of an error that a training would meet: stages of the workload's code. Other stages may fail for a lack of rows
 CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
-CERTAIN |= {"predict": (70, 78)}
-SECTIONS = ("workload", "data", "model", "train")  # parts of a config that a training depends on
+CERTAIN |= {"predict": (70, 78), "fit": (70, 78)}
+SECTIONS = ("workload", "families", "data", "model", "train")  # parts of a config that a training depends on
 Sections = dict[str, Any]
 
 

@@ -143,6 +143,7 @@ class TrainingSpec(StepInputs, TrainConfig):
     """Inputs of one training run, the same for every worker and the coordinator."""
 
     workload: str = Field(description="module that defines the data, the model and its loss")
+    family: str = Field("", description="family to train, if the workload has several")
     model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
     dataset: str = Field(description="key prefix of the dataset directory in the object store")
     digest: str = Field(description="digest of the dataset, as returned by `prepare`")
@@ -164,10 +165,19 @@ class TrainingSpec(StepInputs, TrainConfig):
         flags = vars(parser("steps.train", cls).parse_args(argv))
         return cast(Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields}))
 
+    @classmethod
+    def local(
+        cls, workload: str, model: dict[str, Any], train: dict[str, Any], family: str = "", digest: str = ""
+    ) -> Self:
+        """Return the inputs of a training in one process that does not use the object store."""
+        single = {"workers": 1, "min_workers": 1, "max_workers": 1, "dataset": "", "out": "", "checkpoints": ""}
+        names = {"workload": workload, "model": model, "family": family, "digest": digest}
+        return cls.model_validate(train | single | names)
+
     def identity(self) -> dict[str, Any]:
         """Return all facts that the weights depend on, except the machine (see `numerics.fingerprint`)."""
         facts = {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
-        return facts | ({"start": self.start} if self.start else {})
+        return facts | {name: value for name in ("start", "family") if (value := getattr(self, name))}
 
     def identity_hash(self) -> str:
         """Return the sha256 of the identity, which marks the checkpoints and the model of a run."""

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rekindle.training.computation import Computation, build_model, make_state, open_samples
 from rekindle.training.numerics import pick_device
+from rekindle.training.selection import fitting
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import State, weights_sha256
 from rekindle.workload import Workload
@@ -23,12 +24,10 @@ META = torch.device("meta")
 Report = dict[str, Any]  # `stage`: the function of the workload that is being tried
 
 
-def small_spec(train: dict[str, Any], workload: str, model: dict[str, Any]) -> TrainingSpec:
+def small_spec(train: dict[str, Any], workload: str, model: dict[str, Any], family: str) -> TrainingSpec:
     """Return a training of one step with few virtual workers."""
     count = min(MAX_VIRTUAL_WORKERS, int(train["virtual_workers"]))
-    reduced = {"workers": 1, "min_workers": 1, "max_workers": 1, "virtual_workers": count, "steps": 1}
-    identity = {"workload": workload, "model": model, "dataset": "", "digest": "", "out": "", "checkpoints": ""}
-    return TrainingSpec.model_validate(train | reduced | identity)
+    return TrainingSpec.local(workload, model, train | {"virtual_workers": count, "steps": 1}, family)
 
 
 def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report: Report, any_size: bool) -> State:
@@ -43,15 +42,34 @@ def build(spec: TrainingSpec, workload: Workload, facts: dict[str, Any], report:
     report["stage"] = "optimizer"
     state = make_state(spec, workload, model, device)
     state.step = 0
-    trained = {id(p) for p in state.parameters}
-    report |= {
-        "device": str(device),
+    report |= describe(model, {id(p) for p in state.parameters})
+    report |= {"device": str(device), "state_bytes": state.memory.numel() * state.memory.element_size()}
+    return state
+
+
+def fit(
+    spec: TrainingSpec, workload: Workload, facts: dict[str, Any], dataset: Path | None, out: Path, report: Report
+) -> None:
+    """Build a fitted family; with a dataset, fit it and write the model's files to `out`."""
+    report["stage"] = "model"
+    pick_device(spec)
+    model = build_model(spec, workload, facts)
+    if dataset:
+        report["stage"] = "dataset"
+        samples, _ = open_samples(spec, workload, dataset)
+        report |= {"samples": len(samples), "stage": "fit"}
+        fitting.fit_model(workload, spec.family, model, samples)
+        fitting.write(out, model, spec.identity())
+    report |= describe(model, set())
+
+
+def describe(model: nn.Module, trained: set[int]) -> Report:
+    """Describe the tensors of a model; `trained`: ids of its trained parameters."""
+    return {
         "model": type(model).__name__,
         "parameters": [_describe(name, p) | {"trained": id(p) in trained} for name, p in model.named_parameters()],
         "buffers": [_describe(name, buffer) for name, buffer in model.named_buffers()],
-        "state_bytes": state.memory.numel() * state.memory.element_size(),
     }
-    return state
 
 
 def _count_on_meta(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -> int:

@@ -10,7 +10,9 @@ MAX_TEXT = 100  # characters of an instance or a prediction
 
 def text(report: dict[str, Any]) -> str:
     """Format the findings, and the error if there is one."""
-    return "\n".join([*_lines(report), *_error(report)])
+    families = report.get("families", {})
+    parts = [line for name in families for line in ("", f"family      {name}", *_lines(families[name]))]
+    return "\n".join([*_lines(report), *parts, *_error(report)])
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
@@ -34,12 +36,15 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 def _model(report: dict[str, Any]) -> Iterator[str]:
     parameters, buffers = report["parameters"], report["buffers"]
     trained = _elements(value for value in parameters if value["trained"])
-    yield f"model       {report['model']}: {_elements(parameters):,} parameters, {trained:,} trained"
+    is_fitted = "state_bytes" not in report
+    count = "fitted" if is_fitted else f"{trained:,} trained"
+    yield f"model       {report['model']}: {_elements(parameters):,} parameters, {count}"
     for kind, values in (("", parameters), ("buffer ", buffers)):
         for value in values:
-            frozen = "" if value.get("trained", True) else ", frozen"
+            frozen = "" if is_fitted or value.get("trained", True) else ", frozen"
             yield f"            {kind}{value['name']}: {_tensor(value)}{frozen}"
-    yield f"memory      {report['state_bytes']:,} bytes of training state per worker ({report['device']})"
+    if not is_fitted:
+        yield f"memory      {report['state_bytes']:,} bytes of training state per worker ({report['device']})"
 
 
 def _error(report: dict[str, Any]) -> Iterator[str]:

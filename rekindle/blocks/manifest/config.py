@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, create_m
 
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
-from rekindle import project
+from rekindle import families, project
 from rekindle.blocks.manifest import variables
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean
@@ -75,6 +75,9 @@ class Config(Section):
     )
     pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` returns the Workflow")
     workload: str = Field(description="module that defines the data, the model and its metrics, such as steps.digits")
+    families: list[str] = Field(
+        default_factory=list, description="families of the workload to train; validation chooses one (empty: all)"
+    )
     data: DataConfig
     model: Section
     train: TrainConfig = _default_section(TrainConfig)
@@ -179,6 +182,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         check_bounds(config.gate, workload.metrics)
     with _prefixed(loaded._origin("train.validation")):
         check_training(config.train, workload)
+        families.check_validation(workload, config.families, config.train.validation)
     return loaded
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hera.workflows import Resource
 
+from rekindle import families
 from rekindle.blocks.binding import check_section, check_workload, reject_unknown, validate_inputs
 from rekindle.blocks.container import command, retries, retry_watcher
 from rekindle.blocks.jobs.backends import BACKENDS
@@ -16,11 +17,13 @@ from rekindle.blocks.manifest.provenance import SCHEDULED, parameter
 from rekindle.blocks.notify import PHASES
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render, text
-from rekindle.blocks.wiring import Block, Outputs, Stored, refuse, resolve
+from rekindle.blocks.wiring import Block, Outputs, Stored, refuse, resolve, resolve_missing
 from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, step
+from rekindle.errors import ConfigError
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
+from rekindle.workload import load as load_workload
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
@@ -34,16 +37,67 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
     return step("steps.prepare", task=task, inputs=values | inputs)
 
 
-def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, **inputs: Any) -> Block:
+def train(
+    data: Block, *, task: str = "", family: str = "", train: Any = None, model: Any = None, **inputs: Any
+) -> Block:
     """Train a model in an elastic job (cluster.backend). Output: model.
 
+    If the workload has several families, train each of them and choose one by validation, unless `family` names one.
     `train` and `model`: sections of the config (default: the config's own). `inputs` may have dataset, digest, run_id,
     and `start`, the model_uri of a release with the initial weights.
     """
-    pipeline = current()
-    config = pipeline.config
+    config = current().config
     check_section("train", train, TrainConfig)
     check_section("model", model, type(config.model))
+    workload, section = load_workload(config.workload), train or config.train
+    try:
+        names = families.select(workload, [family] if family else config.families)
+        families.check_validation(workload, names, section.validation)
+    except ConfigError as error:
+        refuse(str(error))
+    if len(names) > 1:
+        return _train_families(data, names, section, task=task, train=train, model=model, **inputs)
+    if isinstance(families.of(workload)[names[0]], families.Fitted):
+        return _fit(data, names[0], section, task=task, model=model, **inputs)
+    more = {"family": names[0]} if names[0] else {}
+    return _train(data, task=task, train=train, model=model, **more, **inputs)
+
+
+def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: Any = None, **inputs: Any) -> Block:
+    """Choose one of several trained models by validation. Outputs: model, family (its name in `models`).
+
+    `train`: section of the config with the held-out samples, which must be the same for all models.
+    """
+    config = current().config
+    check_section("train", train, TrainConfig)
+    values = {"workload": config.workload, "train": (train or config.train).identity()}
+    values |= {"models": {name: resolve(model, "model").key for name, model in models.items()}}
+    values |= resolve_missing(data, inputs, "dataset") | inputs
+    return step("steps.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
+
+
+def _train_families(data: Block, names: list[str], section: TrainConfig, task: str, **more: Any) -> Block:
+    """Train the families in parallel, and choose one by validation."""
+    if more.get("start"):
+        refuse("`start` has the weights of one family: name it, as in train(data, family=..., start=...).")
+    models = {name: train(data, task=f"{task or 'train'}-{name}", family=name, **more) for name in names}
+    return choose(data, models, task=task, train=section)
+
+
+def _fit(data: Block, family: str, section: TrainConfig, task: str, model: Any, **inputs: Any) -> Block:
+    """Fit a family that is not trained step by step, in one pod."""
+    config = current().config
+    inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}  # of a training only
+    values = {"workload": config.workload, "family": family, "train": section.identity()}
+    values |= {"model": (model or config.model).model_dump(mode="json")}
+    values |= {name: resolve(data, name) for name in ("dataset", "digest")} | inputs
+    return step("steps.fit", task=task, pod="train", inputs=values).follow(data)
+
+
+def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> Block:
+    """Train one model in an elastic job."""
+    pipeline = current()
+    config = pipeline.config
     section, backend = limit_to_minimum(train or config.train, config.cluster), BACKENDS[config.cluster.backend]
     values = {name: inputs.pop(name, None) or resolve(data, name) for name in ("dataset", "digest", "run_id")}
     values |= {"start": inputs.pop("start")} if inputs.get("start") else {}

@@ -1,0 +1,102 @@
+"""Families: several models that a workload offers instead of one, for the same data. Validation chooses between them.
+
+    families = {"network": network, "trees": Fitted(trees, fit_trees)}
+
+A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model in one call.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rekindle.errors import ConfigError, did_you_mean
+from rekindle.gate import Metric
+from rekindle.project import NAME
+
+LOSS = Metric("loss", better="lower")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model without training steps, such as boosted trees.
+
+    `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and buffers; `samples`
+    is a Dataset of the training samples. It runs in one process and is repeated after an interruption, so the result
+    must be the same each time.
+    """
+
+    model: Callable[[Any, dict[str, Any]], Any]
+    fit: Callable[[Any, Any], None]
+
+
+def of(workload: Any) -> dict[str, Any]:
+    """Return the families of a workload by name; one with an empty name if it defines `model`."""
+    return getattr(workload, "families", None) or {"": workload.model}
+
+
+def select(workload: Any, names: Collection[str]) -> list[str]:
+    """Return the names of the families to train: `names`, or all. Raises ConfigError for an unknown one."""
+    offered = of(workload)
+    for name in names:
+        if name not in offered or not name:
+            known = ", ".join(offered) if any(offered) else "none, since it defines `model`"
+            raise ConfigError(
+                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(offered))} '
+                f"Its families: {known}."
+            )
+    return list(dict.fromkeys(names)) or list(offered)
+
+
+def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
+    """Return a new model of a family. Raises ConfigError if the workload has no such family."""
+    [name] = select(workload, [name] if name else [])[:1]
+    family = of(workload)[name]
+    return (family.model if isinstance(family, Fitted) else family)(section, facts)
+
+
+def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
+    """Yield the functions of all families: label, function, names of its arguments."""
+    for name, family in of(workload).items():
+        label = f'families["{name}"]' if name else "model"
+        yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
+        if isinstance(family, Fitted):
+            yield f"{label}.fit", family.fit, ("model", "samples")
+
+
+def criterion(workload: Any) -> Metric:
+    """Return the validation metric that chooses between families: `chosen_by` of the workload, or the loss."""
+    return getattr(workload, "chosen_by", LOSS)
+
+
+def check_validation(workload: Any, names: Collection[str], validation: float | str) -> None:
+    """Raise ConfigError for an unknown family, and if several are trained without validation."""
+    selected = select(workload, names)
+    if len(selected) > 1 and not validation:
+        raise ConfigError(
+            f"the workload has the families {', '.join(selected)}, and validation chooses between them: set "
+            f"train.validation, such as 0.1, or train one of them with families: [{selected[0]}]."
+        )
+
+
+def check(name: str, workload: Any) -> None:
+    """Raise ConfigError unless the workload `name` defines one model, or families with valid names."""
+    if hasattr(workload, "model") == hasattr(workload, "families"):
+        both = "both model and families" if hasattr(workload, "model") else "neither model nor families"
+        raise ConfigError(f'workload "{name}" defines {both}: it must define one of them (see docs/your-own-model.md).')
+    offered, chosen_by = of(workload), criterion(workload)
+    if not isinstance(offered, dict) or not all(key == "" or NAME.fullmatch(str(key)) for key in offered):
+        raise ConfigError(
+            f'workload "{name}": families is {offered!r:.200}: it must be a dict with names of lower-case letters, '
+            'digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
+        )
+    for key, family in offered.items():
+        if not isinstance(family, Fitted) and not callable(family):
+            raise ConfigError(
+                f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function (section, facts) that '
+                "returns a torch.nn.Module, or a rekindle.Fitted."
+            )
+    if not isinstance(chosen_by, Metric):
+        raise ConfigError(
+            f'workload "{name}": chosen_by is {chosen_by!r:.100}: it must be a rekindle.Metric with the name of one of '
+            'its `measures`, such as Metric("accuracy").'
+        )

@@ -1,0 +1,77 @@
+"""Chooses between the trained families of a workload, by their loss or a measure of the held-out samples."""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle import families
+from rekindle.errors import ConfigError, DataError, say
+from rekindle.release.files import MODEL, model_description
+from rekindle.release.predictor import open_model
+from rekindle.training.computation import open_samples
+from rekindle.training.numerics import autocast, pick_device
+from rekindle.training.sampler import mix
+from rekindle.training.spec import TrainingSpec
+from rekindle.training.validation import Subset
+from rekindle.workload import Workload, dataset_facts
+
+Values = dict[str, float]  # `loss`, and the workload's measures
+
+
+def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path) -> str:
+    """Copy the best of the trained `models` to `out`, with the values of all in model.json; return its family.
+
+    Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
+    """
+    device = pick_device(spec)
+    _, held_out = open_samples(spec, workload, dataset)
+    if held_out is None:
+        raise ConfigError("families are chosen by validation: set train.validation, such as 0.1.")
+    facts, metric = dataset_facts(dataset), families.criterion(workload)
+    values: dict[str, Values] = {}
+    for name, folder in models.items():
+        model = open_model(workload, folder, model_description(folder), facts).to(device)
+        values[name] = validate(spec, workload, model, held_out, device)
+        say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
+    best = best_of(values, metric)
+    out.mkdir(parents=True, exist_ok=True)
+    for file in MODEL:
+        shutil.copyfile(models[best] / file, out / file)
+    chosen = {"family": best, "by": metric.name, "better": metric.better, "validation": values}
+    (out / "model.json").write_text(json.dumps(model_description(out) | {"chosen": chosen}, indent=1))
+    return best
+
+
+def best_of(values: Mapping[str, Values], metric: Any) -> str:
+    """Return the family with the best finite value. Raises ConfigError for an unknown metric, DataError without one."""
+    for name, measured in values.items():
+        if metric.name not in measured:
+            raise ConfigError(
+                f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(measured)}: choose one '
+                "of them, or let `measures` return it."
+            )
+    finite = {name: value for name in values if math.isfinite(value := values[name][metric.name])}
+    if not finite:
+        raise DataError(f"{metric.name} of no family is a number: the trainings diverged. Lower train.learning_rate.")
+    return max(finite, key=lambda name: metric.gain(finite[name]))
+
+
+def validate(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device) -> Values:
+    """Return the means of the loss and the measures over `samples`, in batches of train.batch_size."""
+    measures = getattr(workload, "measures", lambda model, batch: {})
+    sums: Values = {}
+    model.eval()
+    with torch.no_grad(), autocast(spec, device):
+        for number, start in enumerate(range(0, len(samples), spec.batch_size)):
+            indices = torch.arange(start, min(len(samples), start + spec.batch_size))
+            batch = tuple(tensor.to(device) for tensor in samples.batch(indices))
+            torch.manual_seed(mix(spec.seed, number, 0, 2))
+            for key, value in {"loss": workload.loss(model, batch), **measures(model, batch)}.items():
+                sums[key] = sums.get(key, 0.0) + float(value) * len(indices)
+    return {key: value / len(samples) for key, value in sums.items()}

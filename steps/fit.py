@@ -1,0 +1,37 @@
+"""Fit a family of the workload that has no training steps, such as boosted trees.
+
+rekindle step steps.fit --workload=... --family=trees --dataset=dataset/ --output model=model/
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from rekindle import Artifact, Reuse, StepInputs, StepOutputs
+
+REUSE = Reuse()
+
+
+class Inputs(StepInputs):
+    workload: str = Field(description="module that defines the data and the families")
+    family: str = Field(description="name of the family")
+    dataset: Artifact = Field(description="output of prepare")
+    digest: str = Field("", description="digest of the dataset, as returned by `prepare`")
+    model: dict[str, Any] = Field(default_factory=dict, description="the config's section `model`, as JSON")
+    train: dict[str, Any] = Field(default_factory=dict, description="the config's section `train`, as JSON")
+
+
+class Outputs(StepOutputs):
+    model: Artifact = Field(description="model.safetensors and model.json")
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Raises ConfigError, DataError."""
+    from rekindle import workload
+    from rekindle.training.selection.fitting import fit
+    from rekindle.training.spec import TrainingSpec
+
+    spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, inputs.family, inputs.digest)
+    model = inputs.workdir / "model"
+    fit(spec, workload.load(inputs.workload), inputs.dataset, model)
+    return Outputs(model=model)
