@@ -21,7 +21,7 @@ class Config(rekindle.Config):
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
-        check_workload(self.sweep, self.workload)
+        check_workload(self.sweep, self.workload, self.families)
         self.sweep.check(self.train, self.model)
         return self
 
@@ -50,6 +50,7 @@ def build(config: Config) -> Any:
                 round=number,
                 part="{{item}}",
                 workload=config.workload,
+                family=check_workload(sweep, config.workload, config.families),
                 dataset=data.outputs.dataset.key,
                 digest=data.outputs.digest,
                 experiment=config.name,

@@ -31,14 +31,14 @@ class Fitted:
 
 def of(workload: Any) -> dict[str, Any]:
     """Return the families of a workload by name; one with an empty name if it defines `model`."""
-    return getattr(workload, "families", None) or {"": workload.model}
+    return workload.families if hasattr(workload, "families") else {"": workload.model}
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
     """Return the names of the families to train: `names`, or all. Raises ConfigError for an unknown one."""
     offered = of(workload)
     for name in names:
-        if name not in offered or not name:
+        if name not in offered:
             known = ", ".join(offered) if any(offered) else "none, since it defines `model`"
             raise ConfigError(
                 f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(offered))} '
@@ -68,13 +68,12 @@ def criterion(workload: Any) -> Metric:
     return getattr(workload, "chosen_by", LOSS)
 
 
-def check_validation(workload: Any, names: Collection[str], validation: float | str) -> None:
-    """Raise ConfigError for an unknown family, and if several are trained without validation."""
-    selected = select(workload, names)
+def check_validation(selected: Collection[str], validation: float | str) -> None:
+    """Raise ConfigError if several families are trained without validation."""
     if len(selected) > 1 and not validation:
         raise ConfigError(
-            f"the workload has the families {', '.join(selected)}, and validation chooses between them: set "
-            f"train.validation, such as 0.1, or train one of them with families: [{selected[0]}]."
+            f"the workload offers the families {', '.join(selected)}, and validation chooses between them: set "
+            f"train.validation, such as 0.1, or train one of them with families: [{min(selected)}]."
         )
 
 
@@ -84,7 +83,8 @@ def check(name: str, workload: Any) -> None:
         both = "both model and families" if hasattr(workload, "model") else "neither model nor families"
         raise ConfigError(f'workload "{name}" defines {both}: it must define one of them (see docs/your-own-model.md).')
     offered, chosen_by = of(workload), criterion(workload)
-    if not isinstance(offered, dict) or not all(key == "" or NAME.fullmatch(str(key)) for key in offered):
+    names = list(offered) if isinstance(offered, dict) else []
+    if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
         raise ConfigError(
             f'workload "{name}": families is {offered!r:.200}: it must be a dict with names of lower-case letters, '
             'digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'

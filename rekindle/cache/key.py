@@ -63,7 +63,9 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     """Return a digest of the data at a path or s3:// URI; for a generator (simulate://) the URI. Raises UnknownKey."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
-        entries = [[entry.key, entry.size, entry.etag] for entry in bucket(parts.netloc).list(parts.path.lstrip("/"))]
+        prefix = parts.path.lstrip("/")
+        listed = bucket(parts.netloc).list(prefix)
+        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in listed]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

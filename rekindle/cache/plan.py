@@ -140,7 +140,7 @@ def _call(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[s
         args = container.get("args") or []
         if args[:1] == ["-m"] and args[1] in COMMANDS:
             first_flag, module = COMMANDS[args[1]]
-            flags = (flag.removeprefix("--").partition("=") for flag in args[first_flag:] if "=" in flag)
+            flags = (flag[2:].partition("=") for flag in args[first_flag:] if flag.startswith("--") and "=" in flag)
             flag_texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
             return Call(module or args[3], flag_texts, artifacts, container.get("image", ""))
     raise UnknownKey("it does not run a step")

@@ -29,7 +29,7 @@ Sections = dict[str, Any]
 
 def check_trainable(config: Sections) -> None:
     """Raise ConfigError if a training with these sections certainly fails; return if it may succeed."""
-    sections = {name: config[name] for name in SECTIONS}
+    sections = {name: config[name] for name in SECTIONS if name in config}
     train = sections["train"]
     quick = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
     facts = {"code": code.identity([STEP, sections["workload"]]), "sections": quick, "source": _stamp(sections["data"])}
@@ -55,7 +55,7 @@ def rehearse(
     config: Sections, rows: int = ROWS, thorough: bool = False, timeout: float | None = None
 ) -> dict[str, Any]:
     """Run the step `rehearse` in a process of its own; return its report."""
-    inputs = {name: config[name] for name in SECTIONS} | {"rows": rows, "thorough": thorough}
+    inputs = {name: config[name] for name in SECTIONS if name in config} | {"rows": rows, "thorough": thorough}
     flags = [f"{flag(name)}={to_text(value)}" for name, value in inputs.items()]
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

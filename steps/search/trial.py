@@ -19,6 +19,7 @@ class Inputs(StepInputs):
     round: int = Field(ge=0, description="number of the round")
     part: int = Field(0, ge=0, description="index of the first trial to train; then every `sweep.parallel`-th")
     workload: str = Field(description="module that defines the data, the model and its loss")
+    family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
     digest: str = Field(description="digest of the dataset")
     model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")

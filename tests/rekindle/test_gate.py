@@ -184,6 +184,44 @@ def test_the_reason_contains_the_baseline() -> None:
     assert "baseline" not in decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
 
 
+@pytest.mark.parametrize(
+    ("interval", "margin", "verdict", "words"),
+    [
+        ((0.05, 0.02, 0.08), 0.03, "release", "better than the baseline by 0.0500 ap >= 0.03"),
+        ((0.05, -0.01, 0.11), 0.03, "keep", "its advantage over the baseline may be chance: +0.0500, 95% interval"),
+        ((0.02, 0.01, 0.03), 0.03, "keep", "its advantage over the baseline is less than gate.beats_baseline (0.03):"),
+        ((-0.05, -0.08, -0.02), 0.0, "release", "the candidate minus the baseline is -0.0500, 95% interval -0.0800"),
+        ((float("nan"),) * 3, 0.03, "keep", "its advantage over the baseline is less than"),
+        (None, 0.03, "keep", "gate.beats_baseline is set, but the test rows have no baseline"),
+    ],
+)
+def test_a_required_advantage_over_the_baseline_must_be_large_enough_and_significant(
+    interval: tuple[float, float, float] | None, margin: float, verdict: str, words: str
+) -> None:
+    metrics = {"candidate": {"ap": 0.7}} | ({"baseline": {"ap": 0.65}} if interval else {})
+    judged = Evaluation(metrics, baseline_difference=Difference("ap", *interval) if interval else None)
+    gate = Gate(minimum={"ap": 0.1}, beats_baseline=margin)
+    found, reason = decide(gate, judged, "a" * 64, None)
+    assert (found, words in reason) == (verdict, True), reason
+
+
+def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_a_first_model() -> None:
+    judged = Evaluation(
+        {"candidate": {"rmse": 2.0}, "baseline": {"rmse": 3.0}}, baseline_difference=Difference("rmse", -1, -1.5, -0.5)
+    )
+    gate = Gate(beats_baseline=0.5)
+    assert decide(gate, judged, "a" * 64, None, ERRORS)[0] == "release"
+    assert decide(Gate(beats_baseline=1.5), judged, "a" * 64, None, ERRORS)[0] == "keep"
+
+
+def test_the_reason_names_the_chosen_family_and_the_others() -> None:
+    chosen = {"family": "trees", "by": "loss", "validation": {"trees": {"loss": 0.25}, "network": {"loss": 0.5}}}
+    judged = Evaluation({"candidate": {"ap": 0.7}}, chosen=chosen)
+    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
+        "Validation chose the family trees by loss 0.25 (network 0.5)."
+    )
+
+
 def test_the_record_contains_the_evidence_of_the_verdict() -> None:
     judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
     record = Decision(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
@@ -197,9 +235,18 @@ def test_the_record_contains_the_evidence_of_the_verdict() -> None:
         "champion": {"version": "3", "sha256": "b" * 64, "ap": pytest.approx(0.2), "auc": 0.9},
         "baseline": None,
         "difference": {"metric": "ap", "mean": 0.5, "low": 0.25, "high": 0.75},
+        "baseline_difference": None,
+        "chosen": None,
         "parts": [{"name": "w1"}],
         "warnings": ["few"],
-        "gate": {"minimum": {"ap": 0.6}, "maximum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 300},
+        "gate": {
+            "minimum": {"ap": 0.6},
+            "maximum": {},
+            "tolerance": 0.01,
+            "beats_baseline": 0.0,
+            "confidence": 0.95,
+            "resamples": 300,
+        },
     }
     alone = Decision(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
     record = alone.record("keep", "why")

@@ -182,7 +182,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         check_bounds(config.gate, workload.metrics)
     with _prefixed(loaded._origin("train.validation")):
         check_training(config.train, workload)
-        families.check_validation(workload, config.families, config.train.validation)
+        families.check_validation(families.select(workload, config.families), config.train.validation)
     return loaded
 
 

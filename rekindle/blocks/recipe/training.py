@@ -52,7 +52,7 @@ def train(
     workload, section = load_workload(config.workload), train or config.train
     try:
         names = families.select(workload, [family] if family else config.families)
-        families.check_validation(workload, names, section.validation)
+        families.check_validation(names, section.validation)
     except ConfigError as error:
         refuse(str(error))
     if len(names) > 1:
@@ -73,7 +73,7 @@ def choose(data: Block, models: Mapping[str, Block], *, task: str = "", train: A
     values = {"workload": config.workload, "train": (train or config.train).identity()}
     values |= {"models": {name: resolve(model, "model").key for name, model in models.items()}}
     values |= resolve_missing(data, inputs, "dataset") | inputs
-    return step("steps.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
+    return step("steps.families.choose", task=task, pod="train", after=[*models.values()], inputs=values).follow(data)
 
 
 def _train_families(data: Block, names: list[str], section: TrainConfig, task: str, **more: Any) -> Block:
@@ -91,7 +91,7 @@ def _fit(data: Block, family: str, section: TrainConfig, task: str, model: Any, 
     values = {"workload": config.workload, "family": family, "train": section.identity()}
     values |= {"model": (model or config.model).model_dump(mode="json")}
     values |= {name: resolve(data, name) for name in ("dataset", "digest")} | inputs
-    return step("steps.fit", task=task, pod="train", inputs=values).follow(data)
+    return step("steps.families.fit", task=task, pod="train", inputs=values).follow(data)
 
 
 def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> Block:

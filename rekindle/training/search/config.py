@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from rekindle import families
 from rekindle.errors import did_you_mean
 from rekindle.sections import Section, broken_rule
 from rekindle.workload import load
@@ -174,12 +175,20 @@ def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
     return {path: sections[path.partition(".")[0]][path.partition(".")[2]] for path, _ in sweep.choices()}
 
 
-def check_workload(sweep: Sweep, name: str) -> None:
-    """Raise ValueError if the metric is a measure that the workload does not define."""
+def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
+    """Return the family to train. Raises ValueError if there are several, or if it has no training steps, and if the
+    metric is a measure that the workload does not define."""
+    family, *others = families.select(load(name), selected)
+    if others or isinstance(families.of(load(name))[family], families.Fitted):
+        raise ValueError(
+            f"a sweep trains one family with training steps, not {', '.join([family, *others])}: set families to one "
+            "of them, such as families: [network]"
+        )
     if sweep.metric != LOSS and not hasattr(load(name), "measures"):
         raise ValueError(
             f"sweep.metric is {sweep.metric}: {name} does not define measures(model, batch), so only loss is available"
         )
+    return family
 
 
 def _whole(value: float | None) -> Any:

@@ -51,7 +51,7 @@ def specification(study: Study, trial: Trial, rung: int, common: Mapping[str, An
     for path, value in trial.settings.items():
         section, _, key = path.partition(".")
         sections[section][key] = value
-    inputs = {name: common[name] for name in ("workload", "dataset", "digest")} | sections["train"]
+    inputs = {name: common[name] for name in ("workload", "family", "dataset", "digest")} | sections["train"]
     # the number of workers does not change the weights
     single_worker = {"workers": 1, "min_workers": 1, "max_workers": 1}
     prefixes = {"out": study.output(trial.number, rung), "checkpoints": study.checkpoints(trial.number)}

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from rekindle import families
 from rekindle.errors import ConfigError, DataError, say
-from rekindle.release.files import MODEL, model_description
-from rekindle.release.predictor import open_model
-from rekindle.training.computation import open_samples
+from rekindle.training.computation import build_model, open_samples
 from rekindle.training.numerics import autocast, pick_device
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
@@ -36,15 +35,17 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     facts, metric = dataset_facts(dataset), families.criterion(workload)
     values: dict[str, Values] = {}
     for name, folder in models.items():
-        model = open_model(workload, folder, model_description(folder), facts).to(device)
-        values[name] = validate(spec, workload, model, held_out, device)
+        description = json.loads((folder / "model.json").read_text())
+        own = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
+        model = build_model(own, workload, facts)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        values[name] = validate(spec, workload, model.to(device), held_out, device)
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
     best = best_of(values, metric)
-    out.mkdir(parents=True, exist_ok=True)
-    for file in MODEL:
-        shutil.copyfile(models[best] / file, out / file)
+    shutil.copytree(models[best], out)
     chosen = {"family": best, "by": metric.name, "better": metric.better, "validation": values}
-    (out / "model.json").write_text(json.dumps(model_description(out) | {"chosen": chosen}, indent=1))
+    description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
+    (out / "model.json").write_text(json.dumps(description, indent=1))
     return best
 
 

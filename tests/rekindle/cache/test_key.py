@@ -166,7 +166,8 @@ def test_the_digest_of_objects_in_a_store_covers_their_listing(s3: Store) -> Non
     for name, data in (("a", b"2"), ("b", b"1")):
         s3.put(f"{prefix}/{name}", data)
         seen.append(content(uri))
-    assert len(set(seen)) == 3 and content(f"{uri}a") == seen[1]
+        s3.put(f"{prefix}-copy/{name}", data)
+    assert len(set(seen)) == 3 and content(f"s3://{s3.bucket}/{prefix}-copy/") == seen[2]
     asked: list[str] = []
 
     def bucket(name: str) -> Store:

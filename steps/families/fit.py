@@ -1,6 +1,6 @@
 """Fit a family of the workload that has no training steps, such as boosted trees.
 
-rekindle step steps.fit --workload=... --family=trees --dataset=dataset/ --output model=model/
+rekindle step steps.families.fit --workload=... --family=trees --dataset=dataset/ --output model=model/
 """
 
 from typing import Any

@@ -1,0 +1,97 @@
+"""A workload offers one model or several families; wrong ones are refused before anything runs."""
+
+from typing import Any
+
+import pytest
+
+from rekindle import Fitted, Metric, blocks, families
+from rekindle.blocks.manifest.config import load_config
+from rekindle.errors import ConfigError
+from rekindle.workload import load
+
+PRODUCT = "tests.rekindle.training.selection.product"
+SETS = (f"workload={PRODUCT}", "name=product", "data.source=numbers://3")
+
+
+def model(section: Any, facts: Any) -> Any:
+    raise AssertionError
+
+
+fit_without_samples: Any = lambda model: None  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"model": model}, "defines both model and families: it must define one of them"),
+        ({"families": None}, "defines neither model nor families: it must define one of them"),
+        ({"families": {}}, r"families is \{\}: it must be a dict with names"),
+        ({"families": [model]}, r"families is \[.*\]: it must be a dict with names"),
+        ({"families": {"Big Net": model}}, r"families is .*: it must be a dict with names of lower-case letters"),
+        ({"families": {"net": 3}}, r'families\["net"\] is 3: it must be a function \(section, facts\)'),
+        ({"families": {"net": lambda section: model}}, r'families\["net"\]\(section\) cannot be called as'),
+        ({"families": {"net": Fitted(model, fit_without_samples)}}, r'families\["net"\].fit\(model\) cannot be called'),
+        ({"chosen_by": "accuracy"}, r"chosen_by is 'accuracy': it must be a rekindle.Metric"),
+    ],
+)
+def test_a_wrong_definition_of_families_is_refused(
+    names: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product: Any = load(PRODUCT)
+    for name, value in names.items():
+        if value is None:
+            monkeypatch.delattr(product, name)
+        else:
+            monkeypatch.setattr(product, name, value, raising=False)
+    with pytest.raises(ConfigError, match=sentence):
+        load(PRODUCT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ("train.validation=0",),
+            r"the families line, network, and validation chooses between them: set train.validation, such as 0.1",
+        ),
+        (("families=[lime]",), r'has no family "lime"\. Did you mean "line"\? Its families: line, network\.'),
+        (("train.validation=0.1", "families=['']"), r'has no family ""'),
+    ],
+)
+def test_a_config_must_name_existing_families_and_validate_several(settings: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_config("configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings])
+
+
+def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return the tasks of a pipeline that trains the families, by name."""
+    config = load_config("configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]).config
+    with blocks.pipeline(config) as workflow:
+        blocks.evaluate(blocks.train(blocks.prepare(), **options))
+    [main] = (template for template in workflow.to_dict()["spec"]["templates"] if template["name"] == "main")
+    return {task["name"]: task for task in main["dag"]["tasks"]}
+
+
+def test_all_families_are_trained_and_one_is_chosen() -> None:
+    tasks = rendered("train.validation=0.1")
+    assert {"train-line", "train-network", "choose"} <= tasks.keys()
+    assert tasks["choose"]["depends"] == "train-line && train-network"
+    assert tasks["evaluate"]["depends"].startswith("choose")
+    assert tasks["train-line"]["template"] == "fit"
+
+
+def test_a_single_family_is_trained_as_one_model() -> None:
+    assert "choose" not in rendered("families=[network]") and "train" in rendered("families=[network]")
+    assert rendered("train.validation=0.1", family="line")["fit"]["template"] == "fit"
+
+
+def test_initial_weights_need_the_name_of_their_family() -> None:
+    with pytest.raises(ConfigError, match=r"`start` has the weights of one family: name it"):
+        rendered("train.validation=0.1", start="releases/product/1")
+
+
+def test_the_loss_chooses_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    product: Any = load(PRODUCT)
+    assert families.criterion(product) == Metric("loss", better="lower")
+    monkeypatch.setattr(product, "chosen_by", Metric("accuracy"), raising=False)
+    assert families.criterion(load(PRODUCT)).gain(1.0) == 1.0

@@ -1,0 +1,127 @@
+"""Validation chooses the best family; a fitted family never sees the held-out samples."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rekindle import workload as workloads
+from rekindle.errors import ConfigError, DataError
+from rekindle.gate import Metric
+from rekindle.storage import Store
+from rekindle.training.computation import open_samples
+from rekindle.training.selection.choice import best_of, validate
+from rekindle.training.selection.fitting import write
+from rekindle.training.spec import TrainingSpec
+from steps.families import choose, fit
+
+PRODUCT = "tests.rekindle.training.selection.product"
+TRAIN = {"validation": 0.2, "virtual_workers": 2}
+
+
+@pytest.fixture
+def product() -> Any:
+    return workloads.load(PRODUCT)
+
+
+@pytest.fixture
+def dataset(product: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    workloads.prepare(product, product.Data(source="numbers://3"), tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def fitted(dataset: Path) -> Path:
+    return fit.run(fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN)).model
+
+
+def constant_network(folder: Path, value: float) -> Path:
+    """Write a network that predicts `value` for every input."""
+    workload: Any = workloads.load(PRODUCT)
+    model = workload.network(workload.Model(), {})
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    model[2].bias.data.fill_(value)
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "network")
+    write(folder, model, spec.identity())
+    return folder
+
+
+def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: Path) -> None:
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN, "line")
+    training, held_out = open_samples(spec, product, dataset)
+    assert held_out and len(training) == 400 and len(held_out) == 100
+    expected = product.line(product.Model(), {})
+    with torch.no_grad():
+        product.fit_line(expected, training)
+    first = fitted(dataset)
+    from safetensors.torch import load_file
+
+    weights = load_file(first / "model.safetensors")
+    assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
+    description = json.loads((first / "model.json").read_text())
+    assert (description["family"], description["train"]["validation"]) == ("line", 0.2)
+
+
+def test_a_repeated_fit_gives_the_same_files(dataset: Path) -> None:
+    first, second = ((fitted(dataset) / "model.json").read_bytes() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(("constant", "winner"), [(0.0, "network"), (50.0, "line")])
+def test_the_family_with_the_lower_validation_loss_is_chosen(
+    constant: float, winner: str, s3: Store, dataset: Path, tmp_path: Path
+) -> None:
+    run = f"choice-{constant:g}"
+    s3.upload(fitted(dataset), f"{run}/line/model")
+    s3.upload(constant_network(tmp_path / "network", constant), f"{run}/network/model")
+    models = {name: f"{run}/{name}/model" for name in ("line", "network")}
+    chosen = choose.run(choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN))
+    description = json.loads((chosen.model / "model.json").read_text())
+    values = description["chosen"]["validation"]
+    assert values[winner]["loss"] == min(value["loss"] for value in values.values())
+    assert (chosen.family, description["family"], description["chosen"]["family"]) == (winner,) * 3
+    assert s3.get(f"{run}/{winner}/model/model.safetensors") == (chosen.model / "model.safetensors").read_bytes()
+
+
+def test_validation_is_the_mean_over_all_held_out_samples(product: Any, dataset: Path) -> None:
+    spec = TrainingSpec.local(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")  # the last batch is smaller
+    _, held_out = open_samples(spec, product, dataset)
+    assert held_out
+    model = product.line(product.Model(), {})
+    inputs, targets = held_out.batch(torch.arange(len(held_out)))
+    expected = (model(inputs) - targets).square().mean().item()
+    assert validate(spec, product, model, held_out, torch.device("cpu"))["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
+    values = {"a": {"loss": 2.0, "score": 1.0}, "b": {"loss": 1.0, "score": 3.0}, "c": {"loss": 1.0, "score": math.nan}}
+    assert best_of(values, Metric("loss", better="lower")) == "b"  # of equal ones the first
+    assert best_of(values, Metric("score")) == "b"
+    assert best_of({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
+    with pytest.raises(DataError, match="score of no family is a number"):
+        best_of({"c": values["c"]}, Metric("score"))
+    with pytest.raises(ConfigError, match=r'chosen_by is Metric\("auc"\), but validation of a has loss, score'):
+        best_of(values, Metric("auc"))
+
+
+def test_families_without_held_out_samples_cannot_be_compared(s3: Store, dataset: Path) -> None:
+    s3.upload(fitted(dataset), "unvalidated/line/model")
+    inputs = choose.Inputs(workload=PRODUCT, models={"line": "unvalidated/line/model"}, dataset=dataset, train={})
+    with pytest.raises(ConfigError, match=r"set train\.validation"):
+        choose.run(inputs)
+
+
+def test_a_model_whose_state_is_not_tensors_is_refused(tmp_path: Path) -> None:
+    class Booster(torch.nn.Module):
+        def get_extra_state(self) -> Any:
+            return {"trees": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"_extra_state of the model is dict: .*get_extra_state return one"):
+        write(tmp_path / "model", Booster(), {})
