@@ -44,7 +44,7 @@ class Commands(click.Group):
 
 
 def for_program(command: Any, name: str) -> click.Command:
-    """Return a command of argolocal whose help speaks of the program `name`."""
+    """Return a copy of an argolocal command whose help calls the program `name`."""
     other = copy(command)
     other.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
     return other

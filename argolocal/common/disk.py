@@ -14,7 +14,7 @@ def check_space(what: str, size: float, folder: Path, remedy: str) -> None:
 
 
 def missing_space(what: str, size: float, free: float, target: str, remedy: str) -> str:
-    """Return a sentence with the remedy if `size` bytes do not fit into `target` with `free` bytes, or ""."""
+    """Return "" if `size` bytes fit into the `free` bytes of `target`, else a message with the `remedy`."""
     if size <= free:
         return ""
     return f"{what} needs about {size / 1e9:.1f} GB and {target} has {free / 1e9:.1f} GB left: {remedy}"

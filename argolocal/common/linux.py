@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 LIBC = ctypes.CDLL(None)
 
 # files of a memory cgroup, by version of the hierarchy

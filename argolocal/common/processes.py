@@ -53,18 +53,18 @@ def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_recorded() -> None:
-    """Exit if the parent died before it recorded this process: nothing would ever stop it."""
+    """Exit if the parent died before it recorded this process: no command would ever stop this process."""
     if not os.read(0, 1):
         sys.exit("the parent died before it recorded this process")
 
 
 def end_unless_recorded(record: Path) -> None:
-    """Wait for the record and watch it from a thread; exit if it is deleted or has another pid (home removed)."""
+    """Wait until `record` exists, then watch this file from a thread; exit if it is deleted or has another pid."""
     wait_until_recorded()
 
     def watch() -> None:
         while True:
-            time.sleep(RECORD_CHECK_INTERVAL_S)  # first: the record is written just after the start
+            time.sleep(RECORD_CHECK_INTERVAL_S)  # wait first: the record is written just after the start
             try:
                 if json.loads(record.read_text())["pid"] == os.getpid():
                     continue
@@ -76,7 +76,7 @@ def end_unless_recorded(record: Path) -> None:
 
 
 def end_group(pid: int, start_ticks: int, grace: float) -> None:
-    """SIGTERM the process group of `pid`, SIGKILL it after `grace` seconds, and wait."""
+    """Send SIGTERM to the process group of `pid`, then SIGKILL after `grace` seconds, and wait for its end."""
     if not is_alive(pid, start_ticks):
         return
     signal_group(pid, signal.SIGTERM)

@@ -20,7 +20,7 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
 
-FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # without an effect here
 IGNORED_FLAGS = (
     "--validate",
     "--cascade",
@@ -33,7 +33,7 @@ IGNORED_FLAGS = (
 )
 ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
-# without processes
+# kinds without processes
 PASSIVE_KINDS = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
@@ -93,7 +93,7 @@ class Resources:
         ]
 
     def forget(self, id: str) -> None:
-        """Stop watching; the object stays, as on a cluster."""
+        """Stop watching the object of a node; the object stays, as on a cluster."""
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
@@ -196,7 +196,7 @@ class Resources:
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except (ValueError, RecursionError):
-            pass  # parse_one reports the limit that it exceeds
+            pass  # parse_one reports the limit that the text exceeds
         try:
             obj = parse_one(text, "the manifest")
         except ConfigError as error:
@@ -257,7 +257,7 @@ class Resources:
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
             value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
-            if not waiting.name:  # not found, which --ignore-not-found allows
+            if not waiting.name:  # no object was found, which --ignore-not-found allows
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:

@@ -1,4 +1,4 @@
-"""The supervisor of all Deployments and Services here: it reconciles pods with the objects on disk, and listens on the
+"""The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
 ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that this
 server has not read goes to the next server.
 
@@ -26,8 +26,8 @@ from argolocal.pods.containers import port_number
 
 INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
-MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror further behind is disconnected
-QUIET_S = 1.0  # an answer is complete after this time without bytes
+MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror that is further behind is disconnected
+QUIET_S = 1.0  # an answer counts as complete after this many seconds without bytes
 Address = tuple[str, int]
 
 
@@ -107,7 +107,7 @@ class Supervisor:
             forward.server.close()
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
-                if client.idle:  # otherwise the servers would wait for its next request
+                if client.idle:  # otherwise a server would wait for the client's next request
                     client.writer.close()
             await asyncio.sleep(INTERVAL_S)
         for name, obj in self.deployments.objects().items():
@@ -203,7 +203,7 @@ class Supervisor:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
-            await asyncio.sleep(0)  # so that `request_task` sees bytes that have just arrived
+            await asyncio.sleep(0)  # lets `request_task` see bytes that have just arrived
             if (
                 replica.pod.ending
                 and not client.awaits_answer
@@ -249,7 +249,7 @@ async def _copy_requests(
         while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = data
             if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
-                return  # it no longer reads them
+                return  # the server no longer reads requests
             client.unread_bytes, client.awaits_answer, client.last_activity = b"", True, time.monotonic()
             server.write(data)
             for writer in mirror_writers:

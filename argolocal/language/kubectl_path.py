@@ -169,7 +169,7 @@ def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
             for item in items:
                 yield from _render(item, body)
             if not items:
-                list(_render(NOTHING, body))  # also without items, an invalid body is an error
+                list(_render(NOTHING, body))  # an invalid body is an error even if there are no items
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-# merge keys of lists, as apimachinery's patchMergeKey; any other list is replaced
+# list → its merge keys, as apimachinery's patchMergeKey; all other lists are replaced
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
     "volumeMounts": ("mountPath",),
@@ -20,7 +20,7 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# the same for Argo's lists, in addition to Kubernetes'; but the containers of a set are replaced
+# the merge keys of Kubernetes' and Argo's lists, except that the containers of a containerSet are replaced
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
 ARGO_MERGE_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}

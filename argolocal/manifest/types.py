@@ -10,7 +10,7 @@ Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # (kind, name) -> the object
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
-Template = Object  # has one of the TEMPLATE_TYPES in kinds.py
+Template = Object  # an object with one of the TEMPLATE_TYPES in kinds.py
 
 
 class Node(TypedDict, total=False):

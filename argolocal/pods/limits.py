@@ -24,11 +24,11 @@ from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
-LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-CGROUP_PREFIX = "argolocal-"  # of cgroups; the creator's pid and start time follow
-# files that are written if the kernel has them → content ("": the limit)
+LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # `limits` in JSON or YAML
+CGROUP_PREFIX = "argolocal-"  # a cgroup's name also has its creator's pid and start time
+# files that exist only in some kernels → content to write ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
-PAUSES_S = [0.001 * 2**number for number in range(8)]  # waiting for killed processes
+PAUSES_S = [0.001 * 2**number for number in range(8)]  # pauses while killed processes exit
 
 
 class MemoryCgroup:
@@ -57,7 +57,7 @@ class MemoryCgroup:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
                 self.limit_exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
-            except FileNotFoundError:  # removed
+            except FileNotFoundError:  # the cgroup is removed
                 return
             except OSError:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -15,12 +15,13 @@ from argolocal.validate.findings import Findings
 KINDS = ("parameters", "artifacts")
 STORAGE_LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
-PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+# sources of an output parameter
+PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
 OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
-VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # of an argument
+VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # sources of an argument in valueFrom
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
@@ -64,7 +65,7 @@ def check_inputs(
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
         for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            # without a suggestion the argument is only superfluous, which Argo accepts
+            # an argument that is not misspelt is only superfluous, which Argo accepts
             suggestion = did_you_mean(name, input_names)
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
@@ -107,9 +108,8 @@ def check_timeout(
     for _ in range(2):  # an argument may itself be a tag
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if INTEGER.fullmatch(text):
-        findings.add(
-            path, "argument", f'they set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
-        )
+        message = f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
+        findings.add(path, "argument", message)
 
 
 def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:

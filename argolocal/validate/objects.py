@@ -33,7 +33,7 @@ POD_SPEC_PATHS: dict[str, tuple[str, ...]] = {
     "Pod": ("spec",),
 }
 SERVER_KINDS = ("Deployment", "StatefulSet")
-INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # PodSpecs of an InferenceService
+INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # fields of an InferenceService that are PodSpecs
 RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS_WITH_SELECTOR = (*SERVER_KINDS, "DaemonSet", "ReplicaSet")
 REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {  # required fields of the spec
@@ -61,7 +61,7 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         findings.add(f"{path}.action", "resource", message)
     _check_conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # the manifest of such a patch is a list of operations
+        return  # the manifest of a JSON patch is a list of operations
     if resource.get("manifest"):
         for applied_object in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
@@ -102,7 +102,7 @@ def check(findings: Findings, path: str, thing: Data) -> None:
         where = prefix + ".".join(POD_SPEC_PATHS[kind])
         pods.check(findings, where, spec, pods.containers_in(where, spec))
         labels = (_get_nested(thing, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get("labels") or {}
-        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # an extra training worker does not serve requests
+        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # a training worker does not serve requests
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
             _check_plain_job(
@@ -114,7 +114,7 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec, TransformerSpec."""
     for role in filter(spec.__contains__, INFERENCE_ROLES):
         where, pod = f"{path}.{role}", spec[role]
-        # a model without its own image runs in the container of a runtime, which is not in this object
+        # a model without an image runs in the container of a serving runtime, which is another object
         model_containers = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
         pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model_containers])
         pods.check_probes(findings, [*pods.containers_in(where, pod, "containers"), *model_containers])
@@ -193,7 +193,7 @@ def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
             value = json.loads(JSON_TOKEN.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted))
             return [without_nulls(value)]
         except (ValueError, RecursionError):
-            pass  # YAML that begins with a brace, or JSON that is nested too deeply
+            pass  # the text is YAML that begins with a brace, or JSON that is nested too deeply
     from argolocal.manifest.read import documents
 
     try:

@@ -24,7 +24,7 @@ VOCABULARY_TOKEN_NAME = re.compile(
 )
 FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-PLACEHOLDERS = ("{{", UNKNOWN, "$")  # the value comes from elsewhere
+PLACEHOLDERS = ("{{", UNKNOWN, "$")  # a text with one of these gets its value elsewhere
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 ALLOWED_VOLUMES = {
     "configMap",

@@ -20,11 +20,11 @@ from argolocal.validate.findings import Findings
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypoint
+TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds without a required entrypoint
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-MAX_PREFIX_LENGTH = 58  # of a generated name; five characters follow
+MAX_PREFIX_LENGTH = 58  # length of generateName; five characters follow
 MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
 OUTPUT_TAG = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
@@ -35,7 +35,7 @@ class WorkflowRules:
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
         self.add, self.warn = findings.add, findings.warn
-        self.other_objects: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
+        self.other_objects: dict[str, Manifest] = {}  # path of a spec in findings → referenced object
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
@@ -43,7 +43,7 @@ class WorkflowRules:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Templates of each referenced object by scope; None: the object is missing."""
+        """Scope of each referenced object → its templates; None if the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, references)
@@ -66,7 +66,7 @@ class WorkflowRules:
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        stored = self.stored_templates.items()  # this property also writes full template names into the callers
+        stored = self.stored_templates.items()  # `stored_templates` also writes full template names into callers
         return _by_name(self.spec) | {
             f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
@@ -82,7 +82,7 @@ class WorkflowRules:
 
     @cached_property
     def running_ids(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, when workflow.failures is unknown."""
+        """Ids of templates that run before the workflow completes, and thus cannot read workflow.failures."""
         return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
 
     def called_templates(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
@@ -287,7 +287,7 @@ class WorkflowRules:
         self.check_names(f"{path}.steps", names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes, input_tags = Nodes("steps", all_steps, self.templates), Names(inputs)
-        loop_items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
+        loop_items: tuple[Names, ...] = ()  # in Argo, the items of earlier steps stay in scope
         for number, step in step_list:
             name = str(step.get("name"))
             loop_items += (Items(step),) if _has_loop(step) else ()
@@ -309,7 +309,7 @@ class WorkflowRules:
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            is_stored = path.startswith(tuple(self.other_objects))  # it is checked in the scope of its own object
+            is_stored = path.startswith(tuple(self.other_objects))  # true: the template's own object has its scope
             self.check_template(f"{path}.inline", inline, None if is_stored else scope)
             arguments.check_inputs(
                 self.findings, f"{path}.arguments", "the inline template", inline, passed_arguments, allow_extra=True
@@ -338,7 +338,7 @@ class WorkflowRules:
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report tags of a step that Argo rejects, although they would have a value. Source: resolveAllVariables."""
+        """Report tags of a step that Argo rejects although the tags would have a value. Source: resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
@@ -373,7 +373,7 @@ class WorkflowRules:
         if template is None:
             templates = self.stored_templates.get(scope) if scope else self.templates
             if templates is not None and not (scope and "{{" in short_name):
-                choices = [key for key in templates if "/" not in key]  # without templates of other objects
+                choices = [key for key in templates if "/" not in key]  # names with / are templates of other objects
                 message = f'the template "{short_name}"{owner} does not exist.{self.findings.hint(short_name, choices)}'
                 self.add(path, "template", message)
             return

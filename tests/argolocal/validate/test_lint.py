@@ -303,13 +303,13 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "timeout": (
         lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
-        arguments(of="30")), "argument", r"tasks\[score\].arguments: they set the timeout of score to .30.: give a unit"),
+        arguments(of="30")), "argument", r"tasks\[score\].arguments: arguments set the timeout of score to .30.: give a unit"),
     "timeout by an argument's tag": (
         lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
-        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'they set the timeout of make to "5"'),
+        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'arguments set the timeout of make to "5"'),
     "timeout of all": (
         lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
-        'they set the timeout of make to "5"'),
+        'arguments set the timeout of make to "5"'),
     "template beside": (
         lambda w: task(w, "away").update(template="make"), "template", "both template and templateRef: remove one of them"),
     "hook's template beside": (
