@@ -122,8 +122,8 @@ def test_a_value_without_tags_is_unchanged(value: object) -> None:
     ],
 )
 def test_expressions(source: str, value: object) -> None:
-    value = evaluate(source, ARGO_FUNCTIONS)
-    assert (type(value), value) == (type(value), value)
+    result = evaluate(source, ARGO_FUNCTIONS)
+    assert (type(result), result) == (type(value), value)
 
 
 @pytest.mark.parametrize(

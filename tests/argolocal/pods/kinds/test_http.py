@@ -70,8 +70,8 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
 )
 def test_an_answer_decides_the_phase_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    actual_phase, message, _ = http.send(request, secret)
-    assert (actual_phase, message[: len(message)]) == (phase, message)
+    actual_phase, actual_message, _ = http.send(request, secret)
+    assert (actual_phase, actual_message[: len(message)]) == (phase, message)
 
 
 def test_a_missing_server_or_secret_fails_the_node() -> None:
