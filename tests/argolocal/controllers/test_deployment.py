@@ -299,7 +299,7 @@ def test_pods_that_die_or_hang_are_restarted(kinds: dict[str, Controller], clust
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
 
 
-def test_a_command_killed_while_it_records_a_supervisor_leaves_none(
+def test_a_command_killed_while_it_records_a_supervisor_leaves_no_supervisor(
     kinds: dict[str, Controller], cluster: LocalCluster
 ) -> None:
     command = """
@@ -350,7 +350,9 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
 
 
-def test_down_ends_everything_for_good(kinds: dict[str, Controller], cluster: LocalCluster, port: int) -> None:
+def test_after_down_deployments_run_again_only_when_they_are_applied_or_started(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)

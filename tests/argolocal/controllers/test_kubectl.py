@@ -136,7 +136,7 @@ def test_a_training_secret_is_new_for_each_run_and_only_in_its_file(
     assert len(values) == 2
 
 
-def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
+def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster) -> None:
     patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
     outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
     get = {"action": "get", "manifest": configmap()}

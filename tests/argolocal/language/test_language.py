@@ -50,7 +50,7 @@ SCOPE = {
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
 )
-def test_tags_in_a_template(text: str, result: str) -> None:
+def test_tags_are_replaced_by_their_values(text: str, result: str) -> None:
     assert substitute({"k": [text]}, SCOPE) == {"k": [result]}
 
 
@@ -65,7 +65,7 @@ def test_tags_in_a_template(text: str, result: str) -> None:
         ("an unclosed {{ tag", None, TemplateError),
     ],
 )
-def test_tags_that_are_errors(text: str, strict: object, error: type[Exception]) -> None:
+def test_an_invalid_tag_is_an_error(text: str, strict: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         substitute({"k": text}, SCOPE, strict)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_a_value_without_tags_is_unchanged(value: object) -> None:
         ("split('a,b', ',') | join('-')", "a-b"),
     ],
 )
-def test_expressions(source: str, value: object) -> None:
+def test_an_expression_has_the_expected_value_and_type(source: str, value: object) -> None:
     result = evaluate(source, ARGO_FUNCTIONS)
     assert (type(result), result) == (type(value), value)
 
@@ -217,7 +217,7 @@ def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
         "len(map(1..600000, #)) + len(1..300000)",
     ],
 )
-def test_expressions_that_are_errors(source: str) -> None:
+def test_an_invalid_expression_is_an_error(source: str) -> None:
     with pytest.raises(ExprError):
         evaluate(source, ARGO_FUNCTIONS)
 
@@ -277,7 +277,7 @@ JOB = {
         ("status.conditions.5.type", "", None),
     ],
 )
-def test_conditions_of_resources(success: str, failure: str, verdict: bool | None) -> None:
+def test_conditions_decide_how_a_resource_step_ends(success: str, failure: str, verdict: bool | None) -> None:
     assert selector.evaluate_conditions(JOB, success, failure)[0] is verdict
 
 
@@ -306,12 +306,12 @@ def test_parameter_values_are_formatted_as_in_argo(value: object, text: str) -> 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_a_duration_is_parsed_to_seconds(text: str, seconds: float) -> None:
     assert gofmt.parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5 m", "1d", "s", "1m30", "abc"])
-def test_durations_that_go_rejects(text: str) -> None:
+def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="unable to parse"):
         gofmt.parse_seconds(text)
 

@@ -166,7 +166,7 @@ def test_a_link_to_the_outside_is_rejected(tmp_path: Path, members: list[tarfile
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.tmp", "outside"]
 
 
-def test_links_that_stay_inside_work(tmp_path: Path) -> None:
+def test_links_to_targets_inside_the_archive_are_unpacked(tmp_path: Path) -> None:
     members = [
         member("tree/up", tarfile.SYMTYPE, "deep/down/../../file"),
         member("tree/deep/down", tarfile.DIRTYPE),

@@ -159,7 +159,7 @@ def test_a_tarball_cannot_write_outside_its_directory(s3: Store, tmp_path: Path)
     assert not (tmp_path / "escaped").exists()
 
 
-def test_raw_data_works_without_a_store(tmp_path: Path) -> None:
+def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
     artifacts.load({"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None)
     assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
 

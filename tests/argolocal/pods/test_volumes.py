@@ -82,7 +82,7 @@ def test_a_pod_reads_its_configuration_from_files(
     assert pod_output(tmp_path, shell(script, mount("/v")), volume, CONFIG, SECRET) == expected
 
 
-def test_one_key_is_mounted_next_to_system_files(tmp_path: Path) -> None:
+def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path: Path) -> None:
     script = "test -e /etc/passwd; cat /etc/app/b.conf > /tmp/out; "
     script += "(echo x > /etc/app/b.conf) 2>/dev/null || echo ro >> /tmp/out"
     template = shell(script, mount("/etc/app/b.conf", subPath="b"))

@@ -281,7 +281,7 @@ def test_a_broken_manifest_runs_or_is_rejected_in_a_sentence(data: bytes) -> Non
 @pytest.mark.timeout(3600)
 @SOAK
 @given(damaged_manifests())
-def test_five_thousand_broken_manifests(data: bytes) -> None:
+def test_five_thousand_broken_manifests_run_or_are_rejected_in_a_sentence(data: bytes) -> None:
     check(data)
 
 

@@ -449,7 +449,7 @@ def test_a_global_output_is_known_in_later_steps_and_in_the_whole_dag() -> None:
     assert lint(manifest) == []
 
 
-def test_variables_that_a_shell_or_kubernetes_expands_pass() -> None:
+def test_shell_syntax_that_a_shell_or_kubernetes_expands_passes() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
     assert lint(manifest) == []
@@ -525,12 +525,12 @@ def test_an_image_of_many_containers_is_one_finding() -> None:
     assert "5 containers run it" in found.message
 
 
-def test_a_cron_name_is_short_enough_for_its_workflows_and_jobs() -> None:
+def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
     assert "at most 52" in str(lint(cron("a" * 53))[0])
     assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
 
 
-def test_a_cron_without_schedule_and_shell_syntax_in_its_arguments_are_found() -> None:
+def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"]["schedules"] = []
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
@@ -540,7 +540,7 @@ def test_a_cron_without_schedule_and_shell_syntax_in_its_arguments_are_found() -
     assert "Argo 4 removed" in str(lint(manifest)[0])
 
 
-def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_are_found() -> None:
+def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
     messages = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
@@ -715,7 +715,7 @@ def test_pods_of_servers_and_runtimes_are_checked(mistake: str) -> None:
     assert [(f.rule, f.path, f.fatal) for f in lint(thing)] == [(rule, path, False)]
 
 
-def test_the_objects_of_the_blocks_pass() -> None:
+def test_the_objects_that_blocks_create_pass() -> None:
     for kind, one in kinds(image=PINNED).items():
         assert [str(f) for f in lint(one.manifest)] == [], kind
 
@@ -832,7 +832,7 @@ def test_a_mistake_in_an_object_that_a_cluster_accepts_is_a_warning(mistake: str
     assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
 
 
-def test_values_of_tags_in_objects_pass() -> None:
+def test_tags_are_allowed_anywhere_in_an_object() -> None:
     manifest = copy.deepcopy(RIGHT)
     applied = OBJECTS["PyTorchJob"]()
     tag = "{{inputs.parameters.x}}"
@@ -867,7 +867,7 @@ def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
 
-def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_ones(tmp_path: Path) -> None:
+def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_findings(tmp_path: Path) -> None:
     wrong = copy.deepcopy(RIGHT)
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))

@@ -119,7 +119,7 @@ class Bucket:
         return (type("Entry", (), {"key": key}) for key in self.keys if key.startswith(prefix))
 
 
-def test_data_lists_keys_and_transforms_them() -> None:
+def test_a_data_template_lists_keys_and_transforms_them() -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
     steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
     phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
