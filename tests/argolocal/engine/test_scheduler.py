@@ -71,7 +71,7 @@ def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
-    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no wait
+    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
     play(s, {"w(0)": "Failed"})
     assert s.table.now < 1010
 
@@ -265,7 +265,7 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, Start)
     assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
-    assert fnv32a("wf-0008[0].t2") == 911381529  # from a cluster
+    assert fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
 
 
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])

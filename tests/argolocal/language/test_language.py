@@ -39,13 +39,13 @@ SCOPE = {
             "true",
         ),
         ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
-        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an error in a template stays as text
+        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an expression that fails stays as text
         ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
         ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # resolved later
+        ("{{=retries}}", "{{=retries}}"),  # the tag gets its value later
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
@@ -160,7 +160,7 @@ def test_an_expression_has_the_expected_value_and_type(source: str, value: objec
         ("len(1..999999)", "999999"),
         ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
         ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
-        ("p.text[0]", "195"),  # a byte
+        ("p.text[0]", "195"),  # the first byte
         ("p.text[-1]", "97"),
         ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
         ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
@@ -266,14 +266,15 @@ JOB = {
     [
         ("status.replicaStatuses.Worker.succeeded > 1", "", True),
         ("status.replicaStatuses.Worker.succeeded > 2", "", None),
-        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),  # AND
-        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),  # OR
-        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),  # failure first
+        # success needs all requirements, failure only one; the failure condition is checked first
+        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),
+        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),
+        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),
         ("status.nope != x", "", True),  # a missing path differs from everything
         ("status.nope notin (a,b)", "", True),
         ("!status.nope", "", True),
-        ("status.nothing", "", True),  # null exists
-        ("status.share > 0", "", None),  # only whole numbers compare
+        ("status.nothing", "", True),  # null is a value
+        ("status.share > 0", "", None),  # only whole numbers can be compared
         ("status.conditions.5.type", "", None),
     ],
 )
@@ -331,7 +332,7 @@ def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
         ("%08X", -255, "-00000FF"),
         ("%b", -255, "-11111111"),
         ("%o", -255, "-377"),
-        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # not a gigabyte
+        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # Go does not write a gigabyte
         ("a%d%99999999dz", 5, "a5%!(NOVERB)"),
         ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
     ],

@@ -129,7 +129,7 @@ def test_deletions_by_a_pod_do_not_reach_the_machine(
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
-    # below /tmp, like the home: visible although the pod's /tmp is private
+    # a folder below /tmp, which the pod sees although its /tmp is private
     monkeypatch.setenv("REKINDLE_PATH", str(code))
     file = shlex.quote(str(beside))
     source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
@@ -173,7 +173,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    # a clone next to the pod's own files is visible
+    # if one overlay covers the whole machine, the file that the pod has changed in it can be read
     is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to("/tmp")
     assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
 
@@ -195,8 +195,8 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
     }
     phase = ran(template, tmp_path)["phase"]
-    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # its private directory
-    machines.rmdir()  # it is empty
+    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # /tmp is private to the pod
+    machines.rmdir()  # fails unless the directory is empty
 
 
 @needs_namespaces

@@ -187,7 +187,7 @@ def test_invalid_volumes_are_rejected_before_the_run(tmp_path: Path, spec: dict[
 
 
 def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
-    """The state of the run, its logs and the directories of its pods do not contain it, also after a failure."""
+    """The state of a run, its logs and its pods' directories do not contain the secret, even after a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
     template = shell('test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={})
     template["container"]["env"] = env

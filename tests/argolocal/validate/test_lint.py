@@ -554,7 +554,7 @@ def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_fo
         ("shell", "[main].dag.tasks[loop].arguments.parameters[note]"),
         ("shell", "[stages].steps[0][one].arguments.parameters[note]"),
     ]
-    template(spec, "finish")["container"].update(command=["sh", "-c"])  # a shell expands them
+    template(spec, "finish")["container"].update(command=["sh", "-c"])  # a shell expands the $(...)
     assert lint(manifest) == []
 
 
@@ -905,7 +905,7 @@ def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Pa
 
 
 def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path) -> None:
-    """They may be in a List, a folder or another file; their own mistakes are reported once."""
+    """Templates may be in a List, a folder or another file; a mistake in a template is reported once."""
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     shared: Any = api | {
         "kind": "WorkflowTemplate",

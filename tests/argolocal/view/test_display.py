@@ -93,7 +93,7 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
 
 
 def test_a_stopped_run_does_not_show_a_running_step():
-    """On a real Argo, the Retry node stayed Running."""
+    """On a stopped run of a real Argo, a Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = steps("demo", ended)
@@ -267,7 +267,7 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     out = io.StringIO()
     display.follow(tmp_path, "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
-    if as_json:  # JSON is complete
+    if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
         assert out.getvalue() == f"w-a | {HARMLESS}|\n"
