@@ -184,8 +184,8 @@ def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
 
     A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. A home that came with a folder from
-    elsewhere is not used, nor is your own after you moved or copied it, or if an earlier version created it. Trust only
-    homes that you know.
+    elsewhere is not used, nor is your own home after you moved or copied it, or if an earlier version created it. Trust
+    only homes that you know.
 
     Example:
       argolocal trust .argolocal
@@ -197,6 +197,6 @@ def trust(folder: Path, as_json: bool) -> None:
 
 
 def _cluster() -> Any:
-    """Return the cluster of the program that the user called: other programs reuse these commands."""
+    """Return the cluster of the program that the user called: rekindle reuses these commands."""
     module, _, name = program.cluster.partition(":")
     return getattr(import_module(module), name)(home())

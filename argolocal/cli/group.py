@@ -13,7 +13,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # i
 
 
 class Commands(click.Group):
-    """Lists commands by section and suggests a name for a mistyped one.
+    """Lists commands by section and suggests a name for a mistyped command.
 
     The lines of the `Example:` block in the docstring of a command stay as they are.
     """

@@ -50,7 +50,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed`: elsewhere an exception could lose a process that has just started.
+        """Defer signals until `allowed` is entered: elsewhere an exception could lose a process that has just started.
 
         If the code does not reach `allowed` within FORCE_AFTER_S, a second signal is not deferred.
         """

@@ -1,6 +1,6 @@
 """Processes that outlive their parent: identified by pid and start time, and terminated as a group.
 
-A pid alone may have been reused.
+A pid alone is not enough, because the kernel reuses pids.
 """
 
 import json
@@ -48,7 +48,7 @@ def mentions_home(pid: int, home: Path) -> bool:
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
     """Release a child from `wait_until_recorded`: other commands can now find and stop it."""
     assert child.stdin
-    with suppress(BrokenPipeError), child.stdin:  # it may have exited
+    with suppress(BrokenPipeError), child.stdin:  # the child may have exited
         child.stdin.write(b"\n")
 
 

@@ -50,7 +50,7 @@ class Services(Controller):
         previous = self.read(name)
         own_ports = [port["port"] for port in previous["spec"]["ports"]] if previous else []
         for port in [port["port"] for port in ports if not is_headless(obj)]:
-            if port not in own_ports or not Deployments(self.cluster).running():  # else our supervisor listens on it
+            if port not in own_ports or not Deployments(self.cluster).running():  # not our supervisor's port
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:

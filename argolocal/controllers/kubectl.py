@@ -1,4 +1,4 @@
-"""Resource templates: an action of kubectl on the local controllers, then a wait for its conditions.
+"""Resource templates: perform an action of kubectl on the local controllers, then wait for the template's conditions.
 
 A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code 64").
 
@@ -53,7 +53,7 @@ class WaitingNode:
 
 
 class Resources:
-    """The resource templates of one run. Its controllers are created on first use."""
+    """The resource templates of one run. Controllers are created on first use."""
 
     def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
         self.cluster, self.workflow, self.run = cluster, workflow, run
@@ -170,16 +170,16 @@ class Resources:
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
         """Patch an object exactly once, even if the runner dies: a second patch may fail or give another result."""
 
-        def update(now: Object) -> Object:
-            if strategy == "strategic" and now["kind"] not in CORE_KINDS:  # a custom resource
+        def update(current_object: Object) -> Object:
+            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:  # a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
                     "accepted media types include: application/json-patch+json, application/merge-patch+json"
                 )
-            if record.exists() and _content(now) == json.loads(record.read_text()):
-                return now
+            if record.exists() and _content(current_object) == json.loads(record.read_text()):
+                return current_object
             try:
-                new = apply_patch(now, patch, strategy)
+                new = apply_patch(current_object, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
@@ -289,13 +289,13 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
 
 
 def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
-    """Return the object with a patch of all but its status. Raises PatchError."""
+    """Return the object after a patch, which does not change the status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
 
 
 def _content(obj: Object) -> Object:
-    """Return the parts of an object that a patch sets, without the counters of the server."""
+    """Return the fields of an object that a patch may set: not the status, and not the server's counters."""
     counters = ("resourceVersion", "generation")
     meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}

@@ -30,7 +30,7 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Return the variable with the path of a pod's memory volume, if it has one; the pods of a job share it."""
+    """Return the variable with the path of a pod's memory volume, if any; the pods of a job share the volume."""
     if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
         return {}
     memory = shared_memory(run, job)

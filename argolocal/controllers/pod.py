@@ -24,7 +24,7 @@ BACKOFF_RESET_S = 60.0  # a container that has run for this long starts over wit
 
 
 class Pod:
-    """A pod with one container. `poll` reaps, starts and kills; no method blocks."""
+    """A pod with one container. `poll` reaps, starts and kills its process; no method blocks."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # left by an earlier pod of this name
+        rmtree(self.root, ignore_errors=True)  # files of an earlier pod of this name
 
     @property
     def running(self) -> bool:
@@ -103,7 +103,7 @@ class Pod:
             self.kill_at = until
 
     def last_log_line(self) -> str:
-        """Return the last line of its log, for a message."""
+        """Return the last line of the pod's log, for a message."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():

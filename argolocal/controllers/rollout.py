@@ -49,7 +49,7 @@ class Progress:
     version: str = ""
     origin: str = ""  # the annotation ORIGIN
     counts: tuple = ()
-    since: float = field(default_factory=time.monotonic)  # the last change of `counts`
+    since: float = field(default_factory=time.monotonic)  # time of the last change of `counts`
     failure: str = ""
 
 
@@ -65,7 +65,7 @@ class Rollout:
 
     @property
     def busy(self) -> bool:
-        """True if a pod starts or terminates."""
+        """True if a pod is starting or terminating."""
         return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
 
     def end(self) -> bool:
@@ -109,14 +109,14 @@ class Rollout:
         self.next_number += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            if variable["name"] == "MASTER_ADDR":  # the address of a job's pod depends on its name without the domain
+            if variable["name"] == "MASTER_ADDR":  # addresses belong to names without a domain
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
         fields = {key: value for key, value in origin.items() if key != "process"}
         pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**fields))
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Stop new connections and send SIGTERM, with terminationGracePeriodSeconds."""
+        """Stop new connections to a pod and terminate it, with terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [other for other in self.replicas if other is not replica]
         replica.pod.end()

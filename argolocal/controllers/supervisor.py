@@ -1,9 +1,10 @@
 """The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that this
-server has not read goes to the next server.
+ports of the Services. A server that is terminated loses no request: if the server has not read a request
+on a kept-alive connection, the next server gets this request.
 
-It runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; its port stays
-open. In place of a Gateway, the connections to the first Service of an HTTPRoute are split and mirrored.
+The supervisor runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; the
+Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first Service
+of an HTTPRoute.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ class Client:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     unread_bytes: bytes = b""  # read from the client, but not by a server yet
-    awaits_answer: bool = False  # a server read bytes that it has not answered
+    awaits_answer: bool = False  # True: a server has read bytes that it has not answered
     last_activity: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
 
     @property
@@ -184,7 +185,7 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one ends. Return True if the next server must answer the client."""
+        """Connect a client to a server until one of them ends. Return True if the next server must answer."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._find_selector(route.next()) or selector

@@ -108,7 +108,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
     """Run a hook. Return True if the hook has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
-    except LimitReached as error:  # Argo treats its own limit as an error here
+    except LimitReached as error:  # for a hook, Argo treats a reached limit as an error
         raise NodeError("Max parallelism reached") from error
     return fulfilled(node)
 

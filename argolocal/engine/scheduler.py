@@ -34,7 +34,7 @@ from argolocal.manifest import volumes
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_DEPTH = 100  # of nested templates; each level takes about a dozen Python calls
+MAX_DEPTH = 100  # levels of nested templates; each takes about a dozen Python calls
 TOO_DEEP_MESSAGE = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"

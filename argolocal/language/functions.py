@@ -120,7 +120,7 @@ def to_float(value: Any) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # raised below, with the value
+        pass  # the error is raised below, with the value
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 

@@ -26,7 +26,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 ESCAPED_CHARACTERS = dict(zip("ntrabfv\\", "\n\t\r\a\b\f\v\\", strict=True))
 QUOTE_ESCAPES = {char: f"\\{letter}" for letter, char in ESCAPED_CHARACTERS.items()} | {'"': '\\"'}
-DATE_TOKENS = {  # token of Go's reference time → strftime's
+DATE_TOKENS = {  # token of Go's reference time → directive of strftime
     **{"January": "%B", "Monday": "%A", "Jan": "%b", "Mon": "%a", "MST": "%Z", "PM": "%p", "_2": "%e", "15": "%H"},
     **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
     **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
@@ -240,7 +240,7 @@ def compact(text: str) -> str:
 
 
 def list_members(text: str) -> list[str]:
-    """Return the texts of the members of a compact JSON list; of an object alternating keys and values; [] for null."""
+    """Return the members of a compact JSON list as texts; of an object: keys and values, alternating; of null: []."""
     members, start = [], 1
     while start < len(text) - 1 and text != "null":
         _, end = JSON_DECODER.raw_decode(text, start)

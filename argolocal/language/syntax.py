@@ -43,7 +43,7 @@ def _limit_nesting(source: str) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise ExprError(f"nested hundreds of levels deep: {source[:60]!r}...") from None
+        raise ExprError(f"the expression is nested hundreds of levels deep: {source[:60]!r}...") from None
 
 
 @lru_cache(4096)

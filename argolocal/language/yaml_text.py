@@ -193,7 +193,7 @@ class _Bounds:
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: Any) -> None:
-        """Count an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
+        """Count the values of an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1

@@ -63,7 +63,7 @@ def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator
     day = first
     while day <= last:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # as in cron
+        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # the rule of cron
             for hour in sorted(hours):
                 for minute in sorted(minutes):
                     yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)

@@ -190,7 +190,7 @@ def _list_of(rule: Rule, words: str) -> Rule:
 def _check_map(value: Any) -> str:
     wrong_keys = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
     return (
-        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not one' * bool(wrong_keys[0])}. {QUOTE_HINT}"
+        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not a text' * bool(wrong_keys[0])}. {QUOTE_HINT}"
         if wrong_keys
         else ""
     )

@@ -148,7 +148,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Scope:
-    """The tags that have a value at one position of a manifest: those in `layers`, and those of finished `nodes`."""
+    """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of finished `nodes`."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobKind:
-    """A job kind."""
+    """A kind of training job."""
 
-    replicas_field: str  # key in `spec` of the job's roles
+    replicas_field: str  # key of the job's roles in `spec`
     container_name: str  # name of the container of a pod
-    roles: tuple[str, ...]  # the operator's replica types
+    roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
     # the first of these roles that the job has decides how the job ends; without such a role, the workers decide
     leader_roles: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required ones.
+"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required fields.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """

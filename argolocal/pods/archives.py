@@ -27,7 +27,8 @@ MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
 MAX_RECORDS = 100  # global header records
 MAX_DEPTH = 200  # nested directories
-MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024  # a gzip member is small by its packed plus unpacked bytes
+# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
+MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
 MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's directory
 CHUNK_BYTES = 128 << 10  # bytes read at once
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
@@ -64,7 +65,7 @@ class _Members(io.RawIOBase):
         while True:
             data = self.input or self.file.read(CHUNK_BYTES)
             if not self.decoder:
-                self.input = data.lstrip(b"\0")  # removes padding
+                self.input = data.lstrip(b"\0")  # removes the padding between members
                 if not data:
                     return 0
                 if self.input:
@@ -127,7 +128,7 @@ class _Directory(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > MAX_DIRECTORY_BYTES:  # only the directory is read in one call of this size
+        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads only a zip's directory in one call of this size
             raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
         data, offset, count = super().read(size), 0, 0
         while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
@@ -304,7 +305,7 @@ class _Tree:
         if len(parts) > MAX_DEPTH:
             raise ArchiveError(f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: pack it flatter.")
         path = self.root.joinpath(*parts)
-        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # a link to a directory does not count
+        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # false for a link to a directory
             self.make_directory(parts[:-1])
             self.budget.take(0)
             path.mkdir()

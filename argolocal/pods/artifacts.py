@@ -206,7 +206,7 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, and invalid gzip levels."""
+    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, or an invalid gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []

@@ -48,7 +48,7 @@ DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadli
 
 
 class Executor:
-    """All pods of one run. The thread that creates an Executor must also start its processes, which die with it."""
+    """All pods of one run. The thread that creates an Executor must start the processes, which die with this thread."""
 
     def __init__(
         self, files: RunFiles, workflow: dict[str, Any], cluster: Cluster, interrupts: Interrupts, resources: Resources

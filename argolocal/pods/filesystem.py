@@ -235,7 +235,7 @@ class View:
     def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
         """Make the private directories and the mount points in them. Return the paths of `keep` to mount there."""
         home = Path(os.environ.get("HOME", "/"))
-        # a file /x does not need a directory
+        # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
         for name in self.private_top_levels:
             if (self.root / name).is_symlink():  # left by an earlier attempt of this pod

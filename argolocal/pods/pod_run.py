@@ -28,7 +28,7 @@ from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT_PATH = "/argo/staging/script"
-MAX_RESULT_BYTES = 256 << 10  # outputs.result has at most the last bytes of stdout
+MAX_RESULT_BYTES = 256 << 10  # outputs.result is cut to the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 

@@ -123,12 +123,12 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def reason(self) -> str:
-        """Kubernetes' reason for its failure."""
+        """Kubernetes' reason for the failure of the container."""
         return "OOMKilled" if self.memory and self.memory.limit_exceeded else "Error"
 
     @property
     def failure(self) -> str:
-        """Argo's message for its failure, with the termination message."""
+        """Argo's message for the failure of the container, with the termination message."""
         return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
 
 

@@ -112,7 +112,7 @@ class LocalCluster:
         return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store of an artifact (default: without a bucket). Raises ConfigError, KeyError."""
+        """Return the object store of an artifact with this `s3` (default: no bucket). Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         folder = self.home / "store"
@@ -120,7 +120,7 @@ class LocalCluster:
         return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
 
     def address(self, pod: str) -> str:
-        """Return a pod's loopback address: stable for its name, and unique to it."""
+        """Return a pod's loopback address: always the same for a name, and never shared by two pods."""
         homes.make(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:

@@ -127,7 +127,10 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
 
 
 def _check_paths(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for an input artifact at the path of another one or of a volume mount (Argo's validateLeaf)."""
+    """Raise ConfigError for an input artifact at the path of another artifact or of a volume mount.
+
+    Source: Argo's validateLeaf.
+    """
     mounts = (template.get("container") or {}).get("volumeMounts") or []
     path_owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []

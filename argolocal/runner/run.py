@@ -5,7 +5,7 @@
     resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
 Every change is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
-process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods gracefully
+process: completed steps are kept, running steps are killed and start over. KeyboardInterrupt stops all pods gracefully
 and leaves a run that can be resumed.
 """
 
@@ -155,7 +155,7 @@ class LocalRun:
     def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
         """Run to the end and return the status. KeyboardInterrupt stops all pods; the run can be resumed.
 
-        `interrupts`: signal handlers that the caller has entered (default: new ones).
+        `interrupts`: an object whose `with` block the caller has entered (default: a new object).
         """
         self.on_change = on_change
         clean_up_shared_memory()

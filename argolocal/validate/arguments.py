@@ -33,11 +33,11 @@ def check(findings: Findings, path: str, arguments: Data, allow_later: bool = Fa
         where = f"{path}.artifacts[{artifact.get('name')}]"
         has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
         if artifact.get("from") and artifact.get("fromExpression"):
-            findings.add(where, "argument", "it has both from and fromExpression: give one of them.")
+            findings.add(where, "argument", "both from and fromExpression are set: remove one of them.")
         elif not artifact.get("from") and not has_location:
             by_expression = artifact.get("fromExpression")
-            reason = "fromExpression alone is not allowed here" if by_expression else "its source is missing"
-            findings.add(where, "argument", f"{reason}: give from, or a location (s3), also if it is optional.")
+            reason = "fromExpression alone is not allowed here" if by_expression else "the artifact's source is missing"
+            findings.add(where, "argument", f"{reason}: give from, or a location (s3), even for an optional artifact.")
 
 
 def check_names(findings: Findings, path: str, fields: Data) -> None:
@@ -87,7 +87,7 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
         where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
         sources = ["value"] * ("value" in output) + [key for key in PARAMETER_SOURCES if source.get(key, "") != ""]
         if len(sources) != 1 or ("value" in output and "valueFrom" in output):
-            message = f"it has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
+            message = f"the output has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
             findings.add(where, "output", f"{message}, with {' or '.join(allowed_sources)}.")
         elif sources[0] not in (*allowed_sources, "value"):
             message = f"{sources[0]} is not for this type of template: give {' or '.join(allowed_sources)}."
@@ -115,15 +115,15 @@ def check_timeout(
 def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
     source, choices = parameter.get("valueFrom"), parameter.get("enum")
     if source is not None and not any(key in source for key in VALUE_SOURCES):
-        message = "in arguments it must have a configMapKeyRef (and may have a default). Give that, or a value."
+        message = "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give that, or a value."
         findings.add(f"{path}.valueFrom", "argument", message)
     elif source is None and "value" not in parameter and not allow_later:
-        findings.add(path, "argument", "its value is missing: give one.")
+        findings.add(path, "argument", "the value is missing: give one.")
     if not allow_later and isinstance(choices, list) and choices:
         allowed_values, value = [anystring(choice) for choice in choices], parameter.get("value")
         if value is None or ("{{" not in (value := anystring(value)) and value not in allowed_values):
             findings.add(
-                f"{path}.value", "argument", f'"{value}" is not in its enum: it must be {" or ".join(allowed_values)}.'
+                f"{path}.value", "argument", f'"{value}" is not in the enum: it must be {" or ".join(allowed_values)}.'
             )
 
 

@@ -27,9 +27,9 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
             findings.add(f"{path}.target", "depends", f'the task "{name}" does not exist.{findings.hint(name, tasks)}')
     has_depends = any("depends" in t for t in tasks.values())
     if has_depends and any("dependencies" in t for t in tasks.values()):
-        findings.add(path, "depends", "it has both depends and dependencies: a DAG must use one of them.")
+        findings.add(path, "depends", "the DAG has both depends and dependencies: it must use one of them.")
     for name in [name for name, task in tasks.items() if has_depends and "continueOn" in task]:
-        message = "a DAG with depends must not have it: write the results in depends, as A.Succeeded || A.Failed."
+        message = "a DAG with depends must not have continueOn: write results in depends, as A.Succeeded || A.Failed."
         findings.add(f"{path}.tasks[{name}].continueOn", "depends", message)
     predecessors = {name: _predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name) for name in tasks}
     for name in tasks if any(predecessors.values()) else ():
@@ -79,5 +79,6 @@ def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task
         )
         ast.parse(python_expression.strip() or "a", mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        findings.add(path, "depends", f'"{text}" cannot be parsed: it must be tasks with &&, ||, ! and parentheses.')
+        message = f'"{text}" cannot be parsed: it must consist of tasks with &&, ||, ! and parentheses.'
+        findings.add(path, "depends", message)
     return {name for name, _ in references if name in tasks}

@@ -42,7 +42,7 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # with many steps: maximum share of the time for examining them
+MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # many steps are examined for at most this share of the time
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases that are not failures
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # reasons of a pending pod that are not reported
 JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed; the job's logs contain the cause
@@ -87,7 +87,7 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """Prints a line for each change of a step, and one every five seconds of training.
+    """Prints a line for each change of a step, and during a training a line every five seconds.
 
     Runs with many steps are examined less often: examining every change would take longer than the steps.
     """
@@ -135,7 +135,7 @@ class Lines:
             )
 
     def _report_waiting(self, row: Step) -> None:
-        """Print each reason once: an image that cannot be pulled, no node with capacity."""
+        """Print each reason for waiting once, such as an image that cannot be pulled."""
         reason = row.message.partition(":")[0]
         if reason and reason not in NORMAL_PENDING_REASONS and (row.name, reason) not in self.printed_reasons:
             self.printed_reasons.add((row.name, reason))
@@ -238,7 +238,7 @@ def log_line(label: str, text: str, as_json: bool) -> str:
 
 
 def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy logs with `stem` in their names to `out`, each line with its pod.
+    """Copy logs with `stem` in their names to `out`, each line with the name of its pod.
 
     Returns when `is_finished()` is true and all lines are copied.
     """

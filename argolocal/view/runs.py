@@ -27,7 +27,7 @@ def names(home: Path) -> list[str]:
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the newest run (in one of `phases`, if given). Raises ConfigError if it does not exist."""
+    """Return the name of the newest run (in one of `phases`, if given). Raises ConfigError if no run exists."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name

@@ -156,7 +156,7 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, word
     (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"x" * (3 << 20), 1), "spec.podGC is str ('xxx"),
     (lambda data: b"", "it contains no object"),
     (lambda data: b"- 1", "each document must be a mapping"),
-    (lambda data: b"kind: Workflow", "spec.entrypoint: it is missing"),
+    (lambda data: b"kind: Workflow", "spec.entrypoint: the entrypoint is missing"),
     (lambda data: b"\x89PNG\r\n\x1a\n" + data, "cannot be read"),
 ]
 ERROR = re.compile(

@@ -146,7 +146,7 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
         ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
         ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
-        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is not one"),
+        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is not a text"),
         ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),

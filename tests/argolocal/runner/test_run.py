@@ -436,7 +436,7 @@ def test_an_invalid_manifest_starts_nothing(cluster: LocalCluster) -> None:
     [
         ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
         ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
-        ({"schedules": []}, r"spec\.schedules: it is missing"),
+        ({"schedules": []}, r"spec\.schedules: the list is missing"),
     ],
 )
 def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(
