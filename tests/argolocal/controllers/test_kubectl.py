@@ -52,7 +52,7 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner does not know what the first one has done
+    for _ in range(2):  # the second runner cannot see that the first runner has applied the patch
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
         assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}

@@ -130,7 +130,7 @@ def test_a_data_template_lists_keys_and_transforms_them() -> None:
     assert phase == "Failed" and "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # there is no default bucket
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # the default bucket is not used
     assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
 
 
