@@ -159,8 +159,7 @@ class View:
         `keep`: paths that must stay visible. Raises OSError.
         """
         root, kept_paths = self.root, self._make_mount_points(keep)
-        # _has_own_top_levels needs the mount points
-        covers_machine = _root_overlay_supported() and self._has_own_top_levels()
+        covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # the mount points exist now
         scratch, machine_mount_points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
