@@ -8,12 +8,12 @@ The names below are the public API; each is imported on first use.
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # importing typing's would load twenty modules before a program can handle Ctrl-C
+TYPE_CHECKING = False  # importing TYPE_CHECKING would load twenty modules before a program can handle Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-NAMES = {  # module → its public names; __init__.pyi declares the same for type checkers
+NAMES = {  # module → its public names; __init__.pyi declares the same names for type checkers
     "api": ("run", "lint", "Outcome", "Node"),
     "errors": ("ArgolocalError", "ConfigError", "StorageError"),
     "controllers.base": ("Controller",),

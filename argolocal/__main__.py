@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # the working directory, where `python -m` looks first: its files must not shadow a library
+    del sys.path[0]  # `python -m` looks in the working directory first, where a file must not shadow a library
 
 from collections.abc import Callable
 from importlib import import_module
@@ -23,7 +23,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
     try:
         import signal
 
-        # a shell starts background commands with SIGINT ignored, and their children would inherit that
+        # a shell starts background commands with SIGINT ignored, and their children would inherit this setting
         signal.signal(signal.SIGINT, _exit_at_once)
         run = load()
         try:

@@ -32,7 +32,7 @@ Workflow = Hera | Manifest | str | Path
 
 @dataclass(frozen=True)
 class Node:
-    """A step of a run. `outputs` has its output parameters and `result`; `artifacts` are Argo's, by name."""
+    """A step of a run. `outputs`: its output parameters and `result`; `artifacts`: Argo's artifact objects, by name."""
 
     name: str
     phase: str
@@ -44,13 +44,13 @@ class Node:
 
     @property
     def log(self) -> str:
-        """Output of its main container."""
+        """Output of the step's main container."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. Without a `home`, its files are deleted with this object."""
+    """The result of a run. The files of a run in a temporary home are deleted with this object."""
 
     name: str
     status: Mapping[str, Any]  # Argo's WorkflowStatus
@@ -65,7 +65,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Reason why it did not succeed."""
+        """Reason why the run did not succeed, or ""."""
         return self.status.get("message") or ""
 
     @cached_property
@@ -75,7 +75,7 @@ class Outcome:
 
     @cached_property
     def outputs(self) -> dict[str, str]:
-        """Output parameters of the entrypoint, and all with a globalName."""
+        """Output parameters of the entrypoint, and all output parameters with a globalName."""
         entry = next((node for node in self.status["nodes"].values() if node["name"] == self.name), {})
         return summary.outputs(entry) | summary.outputs(self.status)
 
@@ -88,7 +88,8 @@ class Outcome:
         outputs = node.get("outputs") or {}
         result = {"result": outputs["result"]} if "result" in outputs else {}
         code = outputs.get("exitCode")
-        attempt = summary.last_attempt(self.status, row) if row.kind == "Retry" else node  # searches all nodes
+        # `last_attempt` searches all nodes, which would be slow if done for every node
+        attempt = summary.last_attempt(self.status, row) if row.kind == "Retry" else node
         return Node(
             name=row.name,
             phase=node["phase"],
@@ -116,10 +117,11 @@ def run(
     store: Callable[[Manifest], ObjectStore] | None = None,
     home: Path | None = None,
 ) -> Outcome:
-    """Run a workflow on this machine to its end. Raises ConfigError before anything starts if it cannot run.
+    """Run a workflow on this machine to its end. Raises ConfigError, before any step starts, if it cannot run.
 
-    `objects`: WorkflowTemplates, ConfigMaps and Secrets that it refers to, in addition to those in its file. `images`,
-    `kinds` and `store` are passed to LocalCluster. The default `home` is a temporary folder, deleted with the outcome.
+    `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are not in its file.
+    `images`, `kinds` and `store` are passed to LocalCluster. The default `home` is a temporary folder, deleted with the
+    outcome.
     """
     temporary_folder = None
     if home is None:
@@ -134,7 +136,7 @@ def run(
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
-    """Return the mistakes in a workflow and the `objects` it refers to; Argo rejects `fatal` ones, accepts others."""
+    """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the `fatal` mistakes."""
     return lint_all([("", manifest) for manifest in (*_objects(workflow), *objects)])
 
 

@@ -1,6 +1,6 @@
 """Errors that users see. A message names the wrong value, the rule, and the way out.
 
-`exit_code` is the exit code of the process, as in sysexits.h if a retry cannot help.
+`exit_code` is the exit code of the process: a code of sysexits.h if a retry cannot help.
 """
 
 import sys
@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
     """Return ' Did you mean "x"?' for the closest of `choices`, or ''."""
-    from difflib import get_close_matches  # imported here to keep `rekindle --help` fast
+    from difflib import get_close_matches  # imported here to keep `--help` fast
 
     matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5) if len(word) < 100 else []
     return f' Did you mean "{matches[0]}"?' if matches else ""

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from argolocal.errors import ConfigError, NotFound, StorageError
 
 ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # parts of a key that cannot be file names
-FOLDER_OBJECT = "%"  # file in a folder: the object whose key is the folder's path
+FOLDER_OBJECT = "%"  # name of the file in a folder that stores the object whose key is the folder's path
 
 
 class Listed(Protocol):
@@ -30,7 +30,7 @@ class Listed(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket by key. Failures are StorageError, or ConfigError if trying again cannot help."""
+    """Objects of one bucket by key. Failures raise StorageError, or ConfigError if a retry cannot help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
         """Upload a file to `key`, or the files of a directory below `key` (`links`: follow symbolic links)."""
@@ -136,7 +136,7 @@ class FolderStore:
             draft.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        if path.is_file():  # an object with this key
+        if path.is_file():  # the object with this key
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)
             path.mkdir()

@@ -45,7 +45,7 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
     FILE may contain the objects that the workflow refers to, and may be a folder. A field that cannot work here as on
-    Argo is rejected by name. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
+    Argo is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -66,8 +66,8 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
 
-    References to WorkflowTemplates among them are checked, too. Exit codes: 0 everything can run (there may be
-    warnings), 1 something cannot, 2 bad usage.
+    References to WorkflowTemplates among them are checked, too. Exit codes: 0 all objects can run (there may be
+    warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
       argolocal lint workflow.yaml templates/
@@ -167,7 +167,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
 @commands.command
 @output_option("text", "json")
 def down(as_json: bool) -> None:
-    """Stop the Deployments that runs have applied. Runs, their logs and artifacts stay.
+    """Stop the Deployments that runs have applied. Runs, their logs and artifacts are kept.
 
     Example:
       argolocal down
@@ -184,8 +184,8 @@ def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
 
     A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. A home that came with a folder from
-    elsewhere is not used, nor is your own after you moved or copied it, or if an earlier version created it. Trust only
-    homes that you know.
+    elsewhere is not used, nor is your own home after you moved or copied it, or if an earlier version created it. Trust
+    only homes that you know.
 
     Example:
       argolocal trust .argolocal
@@ -197,6 +197,6 @@ def trust(folder: Path, as_json: bool) -> None:
 
 
 def _cluster() -> Any:
-    """Return the cluster of the program that the user called: other programs reuse these commands."""
+    """Return the cluster of the program that the user called: rekindle reuses these commands."""
     module, _, name = program.cluster.partition(":")
     return getattr(import_module(module), name)(home())

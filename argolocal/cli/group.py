@@ -13,7 +13,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # i
 
 
 class Commands(click.Group):
-    """Lists commands by section and suggests a name for a mistyped one.
+    """Lists commands by section and suggests a name for a mistyped command.
 
     The lines of the `Example:` block in the docstring of a command stay as they are.
     """
@@ -44,7 +44,7 @@ class Commands(click.Group):
 
 
 def for_program(command: Any, name: str) -> click.Command:
-    """Return a command of argolocal whose help speaks of the program `name`."""
+    """Return a copy of an argolocal command whose help calls the program `name`."""
     other = copy(command)
     other.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
     return other

@@ -18,7 +18,7 @@ class Name(click.ParamType):
 
 
 class File(click.Path):
-    """A non-empty path: an empty one would be the current folder."""
+    """A non-empty path: an empty path would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

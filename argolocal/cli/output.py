@@ -20,7 +20,7 @@ def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
 
 @contextmanager
 def errors_as_json(as_json: bool) -> Iterator[None]:
-    """With `-o json`, print an error before the run starts as an object as well."""
+    """With `-o json`, print an error that occurs before the run starts also as a JSON object."""
     try:
         yield
     except ArgolocalError as error:
@@ -31,7 +31,7 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """Apply `errors_as_json` to a command that runs something: a failing stdout does not stop the run."""
+    """Apply `errors_as_json` to a command that runs a workflow, which continues if stdout cannot be written."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
     with errors_as_json(as_json):

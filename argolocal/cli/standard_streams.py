@@ -1,7 +1,7 @@
-"""Make stdin, stdout and stderr usable even if the caller closed them, and handle errors in writing to them.
+"""Make stdin, stdout and stderr usable even if the caller closed them, and handle write errors.
 
 prepare()                   # before anything else
-ignore_stdout_errors()      # a run continues when its display cannot be written
+ignore_stdout_errors()      # a run continues if its output cannot be written
 """
 
 import errno
@@ -18,7 +18,7 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that fails at most once: later writes go to /dev/null, also those at interpreter exit."""
+    """A file descriptor that fails at most once: all later writes, also at interpreter exit, go to /dev/null."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)
@@ -31,7 +31,7 @@ class Descriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            if error.errno == errno.EPIPE:  # the reader has finished, such as `head`: not an error
+            if error.errno == errno.EPIPE:  # a reader such as `head` has finished, which is not an error
                 raise
             raise Unwritable(
                 f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal that can be written."

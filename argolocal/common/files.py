@@ -38,7 +38,7 @@ def make_private(directory: Path) -> None:
     """Make a directory that only its owner can enter, or restrict an existing one."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # it belongs to another user
+        with suppress(PermissionError):  # the directory belongs to another user
             directory.chmod(0o700)
 
 

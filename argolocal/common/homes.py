@@ -1,8 +1,9 @@
 """The home: the directory of runs and their data, .argolocal in the working directory or $ARGOLOCAL_HOME.
 
 The files of a home decide which programs start, which processes end and where credentials are sent, so a home that was
-copied from elsewhere must not be used. `make` writes an empty file into a home; its name is a keyed hash of the home's
-path. The user's key is in ~/.local/state/argolocal: other users cannot make such a file, and it is valid at one path.
+copied from elsewhere must not be used. `make` writes an empty file into a home. The name of this file is a keyed hash
+of the home's path, with a key from the user's ~/.local/state/argolocal: other users cannot make such a file, and at
+another path the file is invalid.
 """
 
 import errno
@@ -33,7 +34,7 @@ def current() -> Path:
 
 
 def check(home: Path) -> None:
-    """Raise ConfigError if the home exists and this user did not make it. Does not read its files."""
+    """Raise ConfigError if the home exists and this user did not make it. Does not read the home's files."""
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
@@ -50,7 +51,7 @@ def check(home: Path) -> None:
 def make(home: Path) -> None:
     """Make a home that only its owner can enter, or restrict an existing one."""
     make_private(home)
-    _check_owner(home)  # another user may have made it first
+    _check_owner(home)  # another user may have made the directory first
     if not _has_entries(home):
         trust(home)
 

@@ -3,7 +3,7 @@
 with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
     local.run(on_change, signals)                                     # raises KeyboardInterrupt; signals.caught: 2
 
-with Interrupts() as signals: ...                                     # a library: earlier handlers decide
+with Interrupts() as signals: ...                                     # in a library: calls the previous handlers
 """
 
 import math
@@ -18,14 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-FORCE_AFTER_S = 0.5  # a second signal this long after the first acts at once; `timeout` sends two within microseconds
+# a second signal at least this long after the first is not deferred; `timeout` sends two within microseconds
+FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Installs handlers while entered, in the main thread only. A SIGHUP ignored because of `nohup` stays ignored.
+    """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP stays ignored.
 
-    Each signal goes to the handler that was installed before; without one it raises KeyboardInterrupt.
+    Each signal goes to the previous handler; if there was no handler, the signal raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -49,9 +50,9 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed`: elsewhere an exception could lose a process that has just started.
+        """Defer signals until `allowed` is entered: elsewhere an exception could lose a process that has just started.
 
-        If `allowed` is not reached in time, a second signal acts at once.
+        If the code does not reach `allowed` within FORCE_AFTER_S, a second signal is not deferred.
         """
         self.is_deferring = True
         try:
@@ -90,11 +91,11 @@ class Interrupts:
 
 
 class StopSignals(Interrupts):
-    """The first signal raises KeyboardInterrupt, further ones are ignored; `caught` is its number.
+    """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals are ignored.
 
     `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while `argolocal stop` stops the
-    workflow; a signal is then not the user's, and not recorded in `caught`. `exit_after`: once this many seconds have
-    passed, a further signal exits at once; `argolocal resume` then cleans up.
+    workflow; a signal then comes from that command, and is not recorded in `caught`. `exit_after`: this many seconds
+    after the first signal, a further signal exits at once; `argolocal resume` then cleans up.
     """
 
     def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 LIBC = ctypes.CDLL(None)
 
 # files of a memory cgroup, by version of the hierarchy
@@ -27,6 +27,6 @@ def stop_ignoring_signals() -> None:
 
 
 def oom_kills(events: str) -> int:
-    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if it is missing."""
+    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 without that counter."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

@@ -1,6 +1,6 @@
 """Processes that outlive their parent: identified by pid and start time, and terminated as a group.
 
-A pid alone may have been reused.
+A pid alone is not enough, because the kernel reuses pids.
 """
 
 import json
@@ -48,23 +48,23 @@ def mentions_home(pid: int, home: Path) -> bool:
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
     """Release a child from `wait_until_recorded`: other commands can now find and stop it."""
     assert child.stdin
-    with suppress(BrokenPipeError), child.stdin:  # it may have exited
+    with suppress(BrokenPipeError), child.stdin:  # the child may have exited
         child.stdin.write(b"\n")
 
 
 def wait_until_recorded() -> None:
-    """Exit if the parent died before it recorded this process: nothing would ever stop it."""
+    """Exit if the parent died before it recorded this process: no command would ever stop this process."""
     if not os.read(0, 1):
         sys.exit("the parent died before it recorded this process")
 
 
 def end_unless_recorded(record: Path) -> None:
-    """Wait for the record and watch it from a thread; exit if it is deleted or has another pid (home removed)."""
+    """Wait until `record` exists, then watch this file from a thread; exit if it is deleted or has another pid."""
     wait_until_recorded()
 
     def watch() -> None:
         while True:
-            time.sleep(RECORD_CHECK_INTERVAL_S)  # first: the record is written just after the start
+            time.sleep(RECORD_CHECK_INTERVAL_S)  # wait first: the record is written just after the start
             try:
                 if json.loads(record.read_text())["pid"] == os.getpid():
                     continue
@@ -76,7 +76,7 @@ def end_unless_recorded(record: Path) -> None:
 
 
 def end_group(pid: int, start_ticks: int, grace: float) -> None:
-    """SIGTERM the process group of `pid`, SIGKILL it after `grace` seconds, and wait."""
+    """Send SIGTERM to the process group of `pid`, then SIGKILL after `grace` seconds, and wait for its end."""
     if not is_alive(pid, start_ticks):
         return
     signal_group(pid, signal.SIGTERM)

@@ -1,7 +1,8 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
 `Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and similar kinds; other
-controllers extend it. A change reads and renames the file under a lock, because supervisors write its status.
+controllers extend it. A change reads and replaces the file under a lock, because a supervisor changes the status of
+the same object.
 """
 
 import copy
@@ -41,7 +42,7 @@ class Controller:
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set it.")
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does: fields that `obj` never set stay.
+        """Create or update the object as `kubectl apply` does: fields that were set in another way are kept.
 
         Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
         """
@@ -59,7 +60,7 @@ class Controller:
         return self._write(obj["metadata"]["name"], merge_current)
 
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
-        """Replace an existing object by `update(object)`, as `kubectl patch` does, without changing the last applied.
+        """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied annotation stays.
 
         Raises ConfigError, and Conflict if `update` sets another resourceVersion than the current one.
         """
@@ -131,7 +132,7 @@ class Controller:
                 return current_object
             new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
             draft = self._path(name).with_suffix(".new")
-            draft.touch(0o600)  # it may be a Secret
+            draft.touch(0o600)  # the object may be a Secret
             draft.write_text(json.dumps(new, indent=1))
             draft.replace(self._path(name))
             return new

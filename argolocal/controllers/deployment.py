@@ -1,10 +1,10 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
+A change writes the object and starts the supervisor if needed: a separate process (supervisor.py), recorded in
 `deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless `down` had stopped it.
 Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its progressDeadlineSeconds if its
-pod exits four times in a row, or once because of its data or configuration; Services listen on 127.0.0.1, headless ones
-on their own address.
+pod exits four times in a row, or once because of invalid data or configuration; a Service listens on 127.0.0.1, and a
+headless Service on an address of its own.
 """
 
 import json
@@ -27,9 +27,9 @@ from argolocal.language.gofmt import timestamp
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # below `home`
-OBSERVE_TIMEOUT_S = 10.0  # until the supervisor must have observed a change
-# the value has the Origin of the pods as JSON, and the process that applied the object
+RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # files in `home`
+OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
+# the value is JSON: the Origin of the pods, and the process that applied the object
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
@@ -37,7 +37,7 @@ class Services(Controller):
     """Services: the supervisor listens on their ports."""
 
     kind = "Service"
-    hint = ""  # how a user chooses another port
+    hint = ""  # end of a message: how to choose another port
 
     def check(self, obj: Object) -> None:
         """Raise ConfigError for a port that is in use or invalid."""
@@ -50,7 +50,7 @@ class Services(Controller):
         previous = self.read(name)
         own_ports = [port["port"] for port in previous["spec"]["ports"]] if previous else []
         for port in [port["port"] for port in ports if not is_headless(obj)]:
-            if port not in own_ports or not Deployments(self.cluster).running():  # not our supervisor's
+            if port not in own_ports or not Deployments(self.cluster).running():  # not our supervisor's port
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:

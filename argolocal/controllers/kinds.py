@@ -10,7 +10,8 @@ from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
-STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")  # only stored
+# kinds that are only stored
+STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")
 
 
 class Kinds:
@@ -23,7 +24,7 @@ class Kinds:
         self.register(Controller, *STORED)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Let `controller` handle objects of `kinds` (default: its own); replaces previous controllers."""
+        """Let `controller` handle objects of `kinds` (default: its `kind`); replaces their previous controllers."""
         self.types |= dict.fromkeys(kinds or (controller.kind,), controller)
 
     def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:

@@ -1,4 +1,4 @@
-"""Resource templates: an action of kubectl on the local controllers, then a wait for its conditions.
+"""Resource templates: perform an action of kubectl on the local controllers, then wait for the template's conditions.
 
 A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code 64").
 
@@ -20,7 +20,7 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
 
-FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # without an effect here
 IGNORED_FLAGS = (
     "--validate",
     "--cascade",
@@ -33,7 +33,7 @@ IGNORED_FLAGS = (
 )
 ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
-# without processes
+# kinds without processes
 PASSIVE_KINDS = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
@@ -53,7 +53,7 @@ class WaitingNode:
 
 
 class Resources:
-    """The resource templates of one run. Its controllers are created on first use."""
+    """The resource templates of one run. Controllers are created on first use."""
 
     def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
         self.cluster, self.workflow, self.run = cluster, workflow, run
@@ -93,7 +93,7 @@ class Resources:
         ]
 
     def forget(self, id: str) -> None:
-        """Stop watching; the object stays, as on a cluster."""
+        """Stop watching the object of a node; the object stays, as on a cluster."""
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
@@ -170,16 +170,16 @@ class Resources:
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
         """Patch an object exactly once, even if the runner dies: a second patch may fail or give another result."""
 
-        def update(now: Object) -> Object:
-            if strategy == "strategic" and now["kind"] not in CORE_KINDS:  # a custom resource
+        def update(current_object: Object) -> Object:
+            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:  # a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
                     "accepted media types include: application/json-patch+json, application/merge-patch+json"
                 )
-            if record.exists() and _content(now) == json.loads(record.read_text()):
-                return now
+            if record.exists() and _content(current_object) == json.loads(record.read_text()):
+                return current_object
             try:
-                new = apply_patch(now, patch, strategy)
+                new = apply_patch(current_object, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
@@ -196,7 +196,7 @@ class Resources:
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except (ValueError, RecursionError):
-            pass  # parse_one reports the limit that it exceeds
+            pass  # parse_one reports the limit that the text exceeds
         try:
             obj = parse_one(text, "the manifest")
         except ConfigError as error:
@@ -257,7 +257,7 @@ class Resources:
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
             value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
-            if not waiting.name:  # not found, which --ignore-not-found allows
+            if not waiting.name:  # no object was found, which --ignore-not-found allows
                 value = parameter["valueFrom"].get("default", "")
             elif path:
                 try:
@@ -289,13 +289,13 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
 
 
 def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
-    """Return the object with a patch of all but its status. Raises PatchError."""
+    """Return the object after a patch, which does not change the status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
 
 
 def _content(obj: Object) -> Object:
-    """Return the parts of an object that a patch sets, without the counters of the server."""
+    """Return the fields of an object that a patch may set: not the status, and not the server's counters."""
     counters = ("resourceVersion", "generation")
     meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}

@@ -14,7 +14,7 @@ from argolocal.state.journal import RunFiles
 
 SHARED_MEMORY, DIRECTORY_PREFIX = Path("/dev/shm"), "argolocal-job-"
 OWNER_FILE = "run"  # file with the path of the run that a memory volume belongs to
-ABANDONED_AFTER_S = 3600.0  # without use: the run is unlikely to be resumed
+ABANDONED_AFTER_S = 3600.0  # if a memory volume is not used for this long, the run is unlikely to be resumed
 Object = dict[str, Any]
 
 
@@ -30,7 +30,7 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Return the variable with the path of a pod's memory volume, if it has one; the pods of a job share it."""
+    """Return the variable with the path of a pod's memory volume, if any; the pods of a job share the volume."""
     if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
         return {}
     memory = shared_memory(run, job)
@@ -45,7 +45,7 @@ def clean_up_shared_memory() -> None:
     A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
-        with suppress(OSError):  # removed in the meantime
+        with suppress(OSError):  # another process has removed it
             if not is_own(memory):  # another user's pipe of this name would block the reader
                 continue
             run = Path((memory / OWNER_FILE).read_text())

@@ -24,7 +24,7 @@ BACKOFF_RESET_S = 60.0  # a container that has run for this long starts over wit
 
 
 class Pod:
-    """A pod with one container. `poll` reaps, starts and kills; no method blocks."""
+    """A pod with one container. `poll` reaps, starts and kills its process; no method blocks."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # left by an earlier pod of this name
+        rmtree(self.root, ignore_errors=True)  # files of an earlier pod of this name
 
     @property
     def running(self) -> bool:
-        """True if its process runs."""
+        """True if the pod's process runs."""
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Return the exit code if the process has just exited (128 + N for signal N). Start it after its back-off."""
+        """Return the exit code if the process has just exited (128 + N for signal N). Restart it after the back-off."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -65,7 +65,7 @@ class Pod:
             if now >= self.kill_at:
                 signal_group(process.pid, SIGKILL)
             return None
-        signal_group(process.pid, SIGKILL)  # kills the processes left in its group
+        signal_group(process.pid, SIGKILL)  # kills the other processes of the group
         self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
@@ -103,7 +103,7 @@ class Pod:
             self.kill_at = until
 
     def last_log_line(self) -> str:
-        """Return the last line of its log, for a message."""
+        """Return the last line of the pod's log, for a message."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
@@ -117,7 +117,7 @@ class Pod:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
         mount_paths = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
-        volumes = {  # memory outlives the processes of the pod
+        volumes = {  # memory volumes outlive the processes of the pod
             name: VolumeDirectory(
                 self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
             )

@@ -1,6 +1,6 @@
 """The pods of one Deployment: their probes, their rolling update, and the resulting status.
 
-A new version's pod gets connections only when it is ready; then the old one gets SIGTERM and finishes its connections.
+A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and finishes its connections.
 A Deployment that a workflow owns has pods only while the workflow runs. A pod whose exit code says that its data or
 configuration is invalid is not restarted until another command applies the object.
 """
@@ -26,8 +26,8 @@ from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles
 
 FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
-MAX_RESTARTS = 4  # of a new version's container before the rollout fails
-FAST_PERIOD_S = 0.1  # between probes until the first success; the time limit is the manifest's
+MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
+FAST_PERIOD_S = 0.1  # seconds between probes until the first success; the manifest sets the timeout
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Replica:
     labels: dict[str, str]
     ready: bool = False
     probes: asyncio.Task | None = None
-    connections: int = 0  # open connections
+    connections: int = 0  # number of open connections
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Progress:
     version: str = ""
     origin: str = ""  # the annotation ORIGIN
     counts: tuple = ()
-    since: float = field(default_factory=time.monotonic)  # the last change of `counts`
+    since: float = field(default_factory=time.monotonic)  # time of the last change of `counts`
     failure: str = ""
 
 
@@ -65,7 +65,7 @@ class Rollout:
 
     @property
     def busy(self) -> bool:
-        """True if a pod starts or terminates."""
+        """True if a pod is starting or terminating."""
         return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
 
     def end(self) -> bool:
@@ -81,7 +81,7 @@ class Rollout:
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
-        # another command applied it
+        # another command applied the object
         is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
@@ -109,14 +109,14 @@ class Rollout:
         self.next_number += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            if variable["name"] == "MASTER_ADDR":  # the address of a job's pod depends on its name without the domain
+            if variable["name"] == "MASTER_ADDR":  # addresses belong to names without a domain
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
         fields = {key: value for key, value in origin.items() if key != "process"}
         pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**fields))
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Stop new connections and send SIGTERM, with terminationGracePeriodSeconds."""
+        """Stop new connections to a pod and terminate it, with terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [other for other in self.replicas if other is not replica]
         replica.pod.end()

@@ -1,9 +1,10 @@
-"""The supervisor of all Deployments and Services here: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. A server that is terminated loses no request: a request on a kept-alive connection that this
-server has not read goes to the next server.
+"""The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
+ports of the Services. A server that is terminated loses no request: if the server has not read a request
+on a kept-alive connection, the next server gets this request.
 
-It runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; its port stays
-open. In place of a Gateway, the connections to the first Service of an HTTPRoute are split and mirrored.
+The supervisor runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; the
+Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first Service
+of an HTTPRoute.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ from argolocal.pods.containers import port_number
 
 INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
-MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror further behind is disconnected
-QUIET_S = 1.0  # an answer is complete after this time without bytes
+MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror that is further behind is disconnected
+QUIET_S = 1.0  # an answer counts as complete after this many seconds without bytes
 Address = tuple[str, int]
 
 
@@ -64,7 +65,7 @@ class Client:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     unread_bytes: bytes = b""  # read from the client, but not by a server yet
-    awaits_answer: bool = False  # a server read bytes that it has not answered
+    awaits_answer: bool = False  # True: a server has read bytes that it has not answered
     last_activity: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
 
     @property
@@ -107,7 +108,7 @@ class Supervisor:
             forward.server.close()
         while not all([rollout.end() for rollout in self.rollouts.values()]):
             for client in self.clients:
-                if client.idle:  # otherwise the servers would wait for its next request
+                if client.idle:  # otherwise a server would wait for the client's next request
                     client.writer.close()
             await asyncio.sleep(INTERVAL_S)
         for name, obj in self.deployments.objects().items():
@@ -184,7 +185,7 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one ends. Return True if the next server must answer the client."""
+        """Connect a client to a server until one of them ends. Return True if the next server must answer."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._find_selector(route.next()) or selector
@@ -203,7 +204,7 @@ class Supervisor:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
             request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
             await _copy_answers(upstream, client)
-            await asyncio.sleep(0)  # so that `request_task` sees bytes that have just arrived
+            await asyncio.sleep(0)  # lets `request_task` see bytes that have just arrived
             if (
                 replica.pod.ending
                 and not client.awaits_answer
@@ -249,7 +250,7 @@ async def _copy_requests(
         while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = data
             if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
-                return  # it no longer reads them
+                return  # the server no longer reads requests
             client.unread_bytes, client.awaits_answer, client.last_activity = b"", True, time.monotonic()
             server.write(data)
             for writer in mirror_writers:

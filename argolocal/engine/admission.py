@@ -14,7 +14,7 @@ from argolocal.language import gofmt
 from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
 
-LOCK_POLL_S = 0.2  # between attempts to acquire a lock that another run may hold
+LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run may hold
 
 
 def admit(context: Context) -> bool:
@@ -56,7 +56,7 @@ def synchronize_and_memoize(
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
-                context.blocked_reason = message  # until another node of this run completes
+                context.blocked_reason = message  # another node of this run must release the lock
             return context.table.mark(name, node["phase"], message)
         context.lock_holders.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
@@ -130,7 +130,10 @@ def _active_pods(context: Context, boundary: str) -> int:
 
 
 def _enforce_limits(context: Context, parent: Node, template: Template, count_active: Callable[[str], int]) -> None:
-    """Apply the limits of `parent`: Argo counts active pods for the node itself, active siblings for its children."""
+    """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbid another child.
+
+    As in Argo, `count_active` counts pods if `parent` itself is to run, and all active children if a child is to run.
+    """
     boundary, limit = parent["id"], template.get("parallelism")
     if template.get("failFast") is True and context.table.child_counts[boundary, "failed"]:
         if not _active_pods(context, boundary):

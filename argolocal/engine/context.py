@@ -32,12 +32,12 @@ class Locks(Protocol):
 class Expansion:
     """Values derived for one node. They are not stored, but computed again after a restart."""
 
-    template: Template | None = None  # its inputs and tags are substituted
-    members: list[Task] | None = None  # of a loop or StepGroup: the expanded tasks or steps
+    template: Template | None = None  # the node's template with all inputs and tags substituted
+    members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
     pending_members: list[Task] | None = None  # members that are not fulfilled yet
-    dag: Any = None  # of a DAG template: its dag.Dag
-    scope: Scope | None = None  # of a steps template: the scope of its next group
-    complete_groups: int = 0  # of a steps template: completed groups, whose outputs are in the scope
+    dag: Any = None  # for a DAG template: its dag.Dag
+    scope: Scope | None = None  # for a steps template: the scope of its next group
+    complete_groups: int = 0  # for a steps template: number of groups whose outputs are in `scope`
     results_read: set[str] | None = None  # children whose outputs.result the template references
 
 
@@ -63,9 +63,9 @@ class Context:
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
-        self.expansions: dict[str, Expansion] = {}  # by name of the node
-        self.wake: float | None = None  # unix seconds: call `advance` at this time or earlier; None: on the next event
-        self.blocked_reason = ""  # the reason if no node can run
+        self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
+        self.wake: float | None = None  # unix seconds: call `advance` at this time or earlier (None: on the next event)
+        self.blocked_reason = ""  # reason why no node can run
 
     def execute(
         self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
@@ -117,7 +117,7 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the template's retry strategy; an empty one retries forever."""
+        """Return the template's retry strategy, or the workflow's. An empty strategy retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
@@ -128,15 +128,15 @@ class Context:
             for id in {*table.active_pods, *self.daemons}
             if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
         }
-        if running_pods and not is_deadlocked:  # Argo waits for their outputs and reassesses
+        if running_pods and not is_deadlocked:  # Argo waits for the outputs of these pods, then decides again
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
-            # a daemon is killed only when its template completes, which cannot happen now
+            # a daemon is killed only when the template that started it completes, which cannot happen now
             phase, is_deadlocked = "Error", True
             message += " (a daemon still runs: Argo would wait for it for ever)"
         root_node = table.get(self.name)
         root_runs = root_node is not None and root_node["phase"] == "Running"
-        if phase == "Error" and root_runs and not is_deadlocked:  # after a step's exit hook
+        if phase == "Error" and root_runs and not is_deadlocked:  # as after an error in a step's exit hook
             table.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
         if not volumes.keeps_claims(self.spec, phase):

@@ -43,7 +43,7 @@ class Dag:
         if unknown_targets := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
-        self.visible_ancestors: dict[str, list[str]] = {}  # task → ancestors that it may reference
+        self.visible_ancestors: dict[str, list[str]] = {}  # task → ancestors that its fields may reference
         eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager_tasks)
 
@@ -70,7 +70,7 @@ class Dag:
     def _visible_ancestors(self, task: str) -> list[str]:
         text = json.dumps(self.tasks[task])
         ancestors = self.looping_tasks | self.tasks.keys() & set(WORD.findall(text))
-        if "{{=" in text or "xpression" in text:  # it may reference a task without its name
+        if "{{=" in text or "xpression" in text:  # an expression may compute the name of a task
             ancestors = self.tasks.keys()
         ancestors = ancestors - {task}
         if not ancestors <= set(self.needs[task]):
@@ -89,11 +89,11 @@ class Dag:
     def visit(self, name: str) -> VisitResult:
         """Advance a task. Return (its dependents may start, it completed).
 
-        Raises NodeError if a target cannot read a loop's outputs or its hook fails: the whole DAG is in error.
+        Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a target's hook fails.
         """
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looping_tasks or task.get("hooks")) and (node := self.node(name)):
-            try:  # a second time, as the task may have completed in `_visit`
+            try:  # run the hooks a second time, because the task may have completed in `_visit`
                 hooks.run_conditional_hooks(self.context, task, node, self.scope(name), self.options())
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
@@ -113,7 +113,7 @@ class Dag:
                 self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
-            # first, because an exit hook that runs now may complete the hooks of the node
+            # before `hooks_completed`, because an exit hook that runs now may complete the hooks of the node
             completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.hooks_completed(node), completed
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
@@ -208,7 +208,7 @@ class Dag:
         unfinished_members, is_complete = [], None
         for index, member in enumerate(pending_members):
             is_complete = self._run_member(name, task, member, full_name if group else None)
-            if is_complete is None and not self.table.orphaned_pods:  # the other members wait for a later pass
+            if is_complete is None and not self.table.orphaned_pods:  # other members wait for a later pass
                 unfinished_members += pending_members[index:]
                 break
             unfinished_members += [] if is_complete else [member]
@@ -375,7 +375,8 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
-            node["outputs"] = outputs  # only an enclosing DAG exports them, as outputs of its task
+            # not exported here: an enclosing DAG exports the outputs of its tasks
+            node["outputs"] = outputs
         admission.try_save_outputs(context, node)
     node["outboundNodes"] = [  # not set if the DAG's outputs fail to resolve
         out

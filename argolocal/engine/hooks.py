@@ -1,7 +1,8 @@
 """Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
-`exit` (or `onExit`) runs once its node is completed; any other runs once, when its expression is first true, while its
-node runs or afterwards. Dependents of the node wait for its hooks. Source: Argo's exit_handler.go and hooks.go.
+The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, when its expression is first
+true, which may be during or after its node. Dependents of the node wait for the node's hooks.
+Source: Argo's exit_handler.go and hooks.go.
 """
 
 import json
@@ -36,7 +37,7 @@ def run_workflow_hooks(context: Context) -> bool:
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of the workflow, a step or a task, or None. The workflow's arguments are the default."""
+    """Return the exit hook of the workflow, a step or a task, or None. Its default arguments are the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -60,7 +61,7 @@ def failures(context: Context) -> str:
         if node["phase"] in FAILED
     ]
     text = dump_structs(failed_nodes, failed_nodes[0]) if failed_nodes else "null"
-    return json.dumps(text, ensure_ascii=False)  # Go also quotes the list
+    return json.dumps(text, ensure_ascii=False)  # Argo passes the list as a quoted JSON string
 
 
 def run_conditional_hooks(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
@@ -96,7 +97,7 @@ def run_exit_hook(context: Context, caller: Task, node: Node, scope: Scope, opti
     try:
         return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG))
     finally:
-        context.table.child(node["name"], name)  # even if the hook cannot start
+        context.table.child(node["name"], name)  # also if the hook cannot start
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
@@ -107,7 +108,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
     """Run a hook. Return True if the hook has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
-    except LimitReached as error:  # Argo treats its own limit as an error here
+    except LimitReached as error:  # for a hook, Argo treats a reached limit as an error
         raise NodeError("Max parallelism reached") from error
     return fulfilled(node)
 

@@ -27,6 +27,7 @@ class SubstitutedTemplate(dict[str, Any]):
     """A template whose tags are all substituted."""
 
 
+# in the order of Go's struct
 PARAMETER_FIELDS = (
     "name",
     "default",
@@ -35,7 +36,7 @@ PARAMETER_FIELDS = (
     "globalName",
     "enum",
     "description",
-)  # in the order of Go's struct
+)
 
 
 class Inputs:

@@ -17,7 +17,7 @@ from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_NODES = 50_000  # per run: several times the limit of an Argo status; creating them takes about 10 s
+MAX_NODES = 50_000  # limit per run: several times what an Argo status can hold; 50,000 nodes are created in 10 s
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
@@ -31,9 +31,9 @@ class LimitReached(Exception):
 
 
 class ControllerCrash(Exception):
-    """Argo's controller fails the workflow here, because it looks up a child that could not start.
+    """Argo's controller would look up a child that could not start, and fail the workflow.
 
-    Also raised for more nodes than an Argo status can hold.
+    Also raised for a run with more than MAX_NODES nodes.
     """
 
 
@@ -43,19 +43,19 @@ class TimedOut(NodeError):
 
 @dataclass(frozen=True)
 class Start:
-    """Run this node's pod. `deadline`: when to kill it (unix seconds)."""
+    """Run the pod of a node. `deadline`: time at which to kill the pod (unix seconds)."""
 
     id: str
     pod: str
     template: Any
-    capture: bool = False  # store stdout as outputs.result
+    capture: bool = False  # True: store stdout as outputs.result
     deadline: float | None = None
-    containers: dict[str, str] = field(default_factory=dict)  # of a containerSet: container → node id
+    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: container → node id
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill the pod; its node is already completed."""
+    """Kill the pod of a node that is already completed."""
 
     id: str
 
@@ -120,7 +120,7 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
+    """Convert unix seconds to RFC 3339 with milliseconds, for durations of local steps (Argo has whole seconds)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -143,7 +143,7 @@ class NodeTable:
             for id, node in self.nodes.items()
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
-        # pods of a dead runner that are not restarted yet: they start regardless of limits
+        # pods of a dead runner that are not restarted yet; limits do not apply to them
         self.orphaned_pods = set(self.active_pods)
         self.restored_pods = frozenset(self.active_pods)  # pods that were active when this process loaded the status
         self.changed_nodes: dict[str, None] = {}
@@ -280,7 +280,7 @@ class NodeTable:
         return self.outbound_nodes(child)
 
     def attempts(self, node: Node) -> list[Node]:
-        """Return the attempts of a Retry node, without its hooks. An attempt of a retried hook has both flags.
+        """Return the attempts of a Retry node, without the other children, which are hooks.
 
         Raises ControllerCrash.
         """

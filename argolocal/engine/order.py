@@ -1,4 +1,4 @@
-"""Order of the visits of a pass to the tasks of a DAG: Argo's order, restricted to tasks that can change.
+"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can change.
 
     Order(targets, needs, eager).walk(visit, on_blocked)    # see VisitResult for the result of `visit`
 

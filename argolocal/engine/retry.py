@@ -51,7 +51,7 @@ def execute(
         record_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
-    for _ in range(2):  # a second time if an attempt ends immediately
+    for _ in range(2):  # twice if an attempt ends immediately
         attempts = table.attempts(parent)
         if attempt_node:
             try:

@@ -3,9 +3,9 @@
     scheduler = Scheduler(workflow, status={})
     actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
 
-Each call walks the templates from the entrypoint over the node table, as Argo's controller does, so a run can resume
-from a table on disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
-(v4.1).
+Each call walks the templates from the entrypoint and compares them with the nodes in `status`, as Argo's controller
+does, so a run can resume from a status on disk.
+Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from argolocal.manifest import volumes
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_DEPTH = 100  # nested templates; each level takes about a dozen Python calls
+MAX_DEPTH = 100  # levels of nested templates; each takes about a dozen Python calls
 TOO_DEEP_MESSAGE = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
@@ -48,7 +48,7 @@ class Scheduler(Context):
     """One workflow; `advance` executes all that can be executed now."""
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Apply the events and return the actions to take; sets `wake`."""
+        """Apply the events and return the actions to take; `wake` is then the time of the next call."""
         self.table.now, self.wake, self.actions = now, None, []
         if self.status["phase"]:
             duration = f"{now - parse_time(self.status['startedAt']):.6f}"
@@ -103,7 +103,7 @@ class Scheduler(Context):
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active_pods - self.daemons.keys() - excluding)  # a daemon is killed with its template
+            bool(self.table.active_pods - self.daemons.keys() - excluding)  # a daemon ends only with its template
             or self.wake is not None
             or any(node["type"] in waiting_types and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
@@ -268,7 +268,7 @@ class Scheduler(Context):
             if kind in template:
                 try:
                     return module.execute(self, name, caller, template, options)
-                finally:  # after an error, too
+                finally:  # also after an error
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])
         if "suspend" in template:

@@ -16,7 +16,7 @@ from argolocal.manifest.types import Node, Template
 
 UNRESOLVED_PREFIX = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
 ABSENT_VALUE = "__argo__internal__absent-optional"
-MARK = "\ue000"  # prefix of paths substituted for a placeholder: the executor relocates them
+MARK = "\ue000"  # prefix of a path that replaces a tag: the executor moves such paths below the pod's root
 
 
 class Scope(dict[str, Any]):
@@ -28,7 +28,7 @@ class Scope(dict[str, Any]):
 
 
 class Texts(Mapping[str, str | None]):
-    """A view of the texts, because a copy would be slow: a step uses one or two of a thousand tags."""
+    """The texts of a scope without copying them, because a step may use only one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope, self.globals = scope, globals

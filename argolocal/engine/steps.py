@@ -133,7 +133,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # a limit is reached: the following steps have not started either
+                # a limit is reached, so the following steps have not started either
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
@@ -162,7 +162,7 @@ class Group:
             for step in steps:
                 try:
                     resolved_steps.append(resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX))
-                except Missing as error:  # Argo retries this until another step fails
+                except Missing as error:  # Argo tries this step again until another step fails
                     missing_message = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None

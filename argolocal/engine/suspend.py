@@ -127,7 +127,7 @@ def _complete(context: Context, node: Node) -> Node:
 
 
 def check(template: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
+    """Raise ConfigError for a supplied output outside a suspend template, or another output in one."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):

@@ -107,8 +107,9 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
-TYPED_NODES = ("name", "const", "list", "map")  # nodes with a type that expr-lang knows before evaluation
-SKIP_TYPE_CHECK = ""  # key in a scope: in arguments of a method (sprig.x), expr-lang does not check types
+TYPED_NODES = ("name", "const", "list", "map")  # syntax nodes whose type expr-lang knows before evaluation
+# a scope with this key disables type checks: expr-lang does not check types in arguments of a method (sprig.x)
+SKIP_TYPE_CHECK = ""
 
 
 def _type_name(value: Any) -> str:
@@ -148,7 +149,8 @@ def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> 
     collection = _eval(arguments[0], scope, frame)
     kind, name_or_child = arguments[0][:2]
     if isinstance(collection, str) and (kind in ("name", "member") or name_or_child in ("fromJSON", "fromJson")):
-        collection = list(as_indexable(collection))  # type unknown until it runs: Argo iterates over the bytes
+        # expr-lang does not know the type of such a string before evaluation, so Argo iterates over its bytes
+        collection = list(as_indexable(collection))
     if not isinstance(collection, list):
         raise ExprError(f"{name} needs a list, not {collection!r}")
     accumulator = [_eval(argument, scope, frame) for argument in arguments[2:3]]

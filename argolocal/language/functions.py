@@ -17,7 +17,7 @@ from argolocal.language import json_path
 from argolocal.language.gofmt import Keyed, Nil, dumps, format_v, int64, parse_json
 
 Numeric = int | float
-MEMORY_BUDGET = 1_000_000  # elements and bytes that one evaluation may allocate; as in expr-lang
+MEMORY_BUDGET = 1_000_000  # number of elements and bytes that one evaluation may allocate, as in expr-lang
 
 
 class ExprError(NodeError):
@@ -32,7 +32,7 @@ MEMORY = _Memory()
 
 
 def reserve_memory(size: int) -> None:
-    """Reserve `size` of this evaluation's memory budget. Raises ExprError if it is exceeded."""
+    """Reserve `size` of this evaluation's memory budget. Raises ExprError if the budget is exceeded."""
     MEMORY.remaining -= size
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
@@ -52,12 +52,12 @@ def remainder(lhs: int, rhs: int) -> int:
 
 
 def upper(text: str) -> str:
-    """Convert each code point, as Go does: ß stays."""
+    """Convert each code point to upper case, as Go does: ß stays ß."""
     return "".join(new if len(new := char.upper()) == 1 else char for char in text)
 
 
 def lower(text: str) -> str:
-    """Convert each code point, as Go does: İ becomes i."""
+    """Convert each code point to lower case, as Go does: İ becomes i."""
     return "".join(char.lower()[0] for char in text)
 
 
@@ -120,7 +120,7 @@ def to_float(value: Any) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # raised below, with the value
+        pass  # the error is raised below, with the value
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 
@@ -142,7 +142,7 @@ def slice_bytes(text: str, start: int | None, end: int | None) -> str:
 
 
 def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
-    """Apply Go's SplitN: at most `max_parts` parts, or all if it is negative; "" separates all letters."""
+    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all letters."""
     if max_parts == 0:
         return Nil()
     if separator:

@@ -1,4 +1,4 @@
-"""Format and parse durations, times, numbers and JSON as Go does, where Argo shows its results.
+"""Format and parse durations, times, numbers and JSON as Go does, because workflows and users see Go's texts.
 
 Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
 """
@@ -26,7 +26,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 ESCAPED_CHARACTERS = dict(zip("ntrabfv\\", "\n\t\r\a\b\f\v\\", strict=True))
 QUOTE_ESCAPES = {char: f"\\{letter}" for letter, char in ESCAPED_CHARACTERS.items()} | {'"': '\\"'}
-DATE_TOKENS = {  # token of Go's reference time → strftime's
+DATE_TOKENS = {  # token of Go's reference time → directive of strftime
     **{"January": "%B", "Monday": "%A", "Jan": "%b", "Mon": "%a", "MST": "%Z", "PM": "%p", "_2": "%e", "15": "%H"},
     **{"002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"},
     **{"1": "%-m", "2": "%-d", "3": "%-I", "4": "%-M", "5": "%-S"},
@@ -34,7 +34,7 @@ DATE_TOKENS = {  # token of Go's reference time → strftime's
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
-INTEGER = re.compile(r"[+-]?\d+")  # as strconv.Atoi reads it
+INTEGER = re.compile(r"[+-]?\d+")  # an integer that strconv.Atoi accepts
 
 
 def parse_seconds(text: str) -> float:
@@ -120,7 +120,7 @@ def power(base: float, exponent: float) -> float:
 
 
 def divide(dividend: float, divisor: float) -> float:
-    """Divide; by zero the result is infinite or NaN."""
+    """Divide as Go does: division by zero gives an infinite number or NaN."""
     return dividend / divisor if divisor else math.copysign(math.inf, dividend) if dividend else math.nan
 
 
@@ -138,11 +138,11 @@ class Nil(list[Any]):
 
 
 class Keyed(dict[Any, Any]):
-    """A map with keys of any type, which Go cannot write as JSON; `of`: Go type of its values."""
+    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of its values."""
 
-    def __init__(self, of: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
+    def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)
-        self.of = of
+        self.value_type = value_type
 
 
 def dumps(value: Any, margin: str | None = None) -> str:
@@ -152,7 +152,7 @@ def dumps(value: Any, margin: str | None = None) -> str:
     """
     inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, Keyed):
-        raise ValueError(f"json: unsupported type: map[interface {{}}]{value.of}")
+        raise ValueError(f"json: unsupported type: map[interface {{}}]{value.value_type}")
     if isinstance(value, dict):
         return _join_rows(
             "{}", [dumps(str(key)) + colon + dumps(value[key], inner_margin) for key in sorted(value)], margin
@@ -240,7 +240,7 @@ def compact(text: str) -> str:
 
 
 def list_members(text: str) -> list[str]:
-    """Return the texts of the members of a compact JSON list; of an object alternating keys and values; [] for null."""
+    """Return the members of a compact JSON list as texts; of an object: keys and values, alternating; of null: []."""
     members, start = [], 1
     while start < len(text) - 1 and text != "null":
         _, end = JSON_DECODER.raw_decode(text, start)

@@ -3,8 +3,8 @@
     select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
 The rest of the path after a wildcard, slice or filter applies to each element, and elements without it are skipped; an
-index after a slice or filter applies to its result. A filter that cannot be evaluated for an element excludes it.
-Rejected: scripts, unions, `..`, arithmetic, `!`, `in` and `=~` in filters.
+index after a slice or filter applies to its result. A filter that cannot be evaluated for an element excludes the
+element. Rejected: scripts, unions, `..`, arithmetic, `!`, `in` and `=~` in filters.
 Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 

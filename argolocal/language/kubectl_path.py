@@ -2,7 +2,7 @@ r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by their resul
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key renders as "". The values of a map are in its order here, and in any order on a cluster.
+A missing key renders as "". Here the values of a map are in the map's order; on a cluster they may be in any order.
 Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
 """
 
@@ -169,7 +169,7 @@ def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
             for item in items:
                 yield from _render(item, body)
             if not items:
-                list(_render(NOTHING, body))  # also without items, an invalid body is an error
+                list(_render(NOTHING, body))  # an invalid body is an error even if there are no items
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:

@@ -8,7 +8,7 @@ QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-
 
 
 def quantity(text: Any) -> Decimal:
-    """Return the number that a quantity means. Raises ValueError."""
+    """Return the number that a quantity stands for. Raises ValueError."""
     match = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
     if not match:
         raise ValueError(f"{text!r} is not a quantity")

@@ -1,4 +1,4 @@
-"""Go's regular expressions, matched by the RE2 library in linear time, and its replacement templates.
+"""Go's regular expressions, matched in linear time by the RE2 library, and Go's replacement templates.
 
 A pattern that Go rejects (a look-around, a backreference) raises ValueError. Source: Go's regexp.
 """
@@ -11,7 +11,7 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
-    """Yield non-overlapping matches, without empty matches adjacent to another."""
+    """Yield non-overlapping matches, without empty matches next to another match."""
     import re2  # imported here: needed only for expressions with patterns
 
     options = re2.Options()
@@ -37,7 +37,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
-    """Return the first `max_count` matches, or all if it is negative."""
+    """Return the first `max_count` matches; a negative `max_count` means all."""
     texts = [match.group() for match in find_matches(pattern, text)]
     return texts if max_count < 0 else texts[:max_count]
 
@@ -60,7 +60,7 @@ def _group(match: Any, name: re.Match[str]) -> str:
 
 
 def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
-    """Return the texts between matches: at most `max_count`, or all if it is negative."""
+    """Return the texts between matches, at most `max_count`; a negative `max_count` means all."""
     if not text or not max_count:
         return [text] if max_count else []
     parts, start, end = [], 0, 0

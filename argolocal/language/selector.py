@@ -4,9 +4,9 @@
     requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
                  | key (in | notin) "(" value ("," value)* ")"
 
-A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). All
-requirements of a success condition must hold, or any of a failure condition, which is checked first. A missing path
-satisfies `!=`, `notin` and `!key`.
+A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). A success
+condition needs all its requirements, a failure condition only one; the failure condition is checked first. A missing
+path satisfies `!=`, `notin` and `!key`.
 Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
 """
 
@@ -134,7 +134,8 @@ def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool
     """Return (True, "") if fulfilled, (False, reason) if failed, (None, "") to keep waiting. Raises SelectorError."""
     for requirement in parse(failure):
         if requirement.matches(lookup(document, requirement.key)):
-            text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
+            # Go's %s of the requirement
+            text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
             return False, f"failure condition '{text}' evaluated true"
     is_fulfilled = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))
     return True if is_fulfilled else None, ""

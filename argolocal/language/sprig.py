@@ -1,4 +1,4 @@
-"""Functions that Argo adds to expressions: the common sprig functions, and its own.
+"""Functions that Argo adds to expressions: the common sprig functions, and Argo's own functions.
 
 Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
@@ -42,7 +42,7 @@ def _empty(value: Any) -> bool:
 
 
 def _to_int64(value: Any) -> int:
-    """Apply sprig's toInt64: 0 if it cannot be parsed, octal with a leading zero, decimals dropped."""
+    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, decimals are dropped."""
     if isinstance(value, float):
         return int64(value)
     text = format_v(value) if not isinstance(value, bool) else str(int(value))
@@ -68,7 +68,8 @@ def _div(lhs: Any, rhs: Any) -> int:
 
 
 def _decimal_operator(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    return lambda *v: float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0  # no -0
+    # + 0.0 converts -0.0 to 0.0
+    return lambda *v: float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
 
 
 def _round(value: Any, places: int) -> float:
@@ -78,7 +79,7 @@ def _round(value: Any, places: int) -> float:
 
 
 def _dig(*path: Any) -> Any:
-    """dig(key, ..., default, dict)"""
+    """Apply sprig's dig(key, ..., default, dict)."""
     *keys, default, value = path
     if not keys:
         raise ExprError("dig needs at least three arguments")
@@ -92,7 +93,7 @@ def _dig(*path: Any) -> Any:
 
 
 def _seq(*numbers: int) -> str:
-    """seq(last), seq(first, last), seq(first, step, last)"""
+    """Apply sprig's seq(last), seq(first, last) or seq(first, step, last)."""
     if not 1 <= len(numbers) <= 3:
         return ""
     first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
@@ -137,7 +138,7 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Remove white space. If there is any, each byte becomes a letter, as in sprig."""
+    """Remove white space. In a text with white space, each byte becomes a letter, as in sprig."""
     letters = text.encode().decode("latin-1")
     stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
     return stripped if stripped != letters else text
@@ -179,7 +180,7 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date: for unix seconds in the local time zone; any other value means now."""
+    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means now."""
     is_timestamp = is_number(moment) and isinstance(moment, int)
     return format_date(layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone())
 

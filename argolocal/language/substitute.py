@@ -1,8 +1,8 @@
 """Substitute `{{tag}}` and `{{=expression}}` in the JSON text of a whole object, as Argo does.
 
-A tag runs from the first `{{` to the next `}}`; its value is escaped, so it stays inside its string. An unknown tag is
-not replaced, unless it is strict (then Missing is raised); a tag with the value None (an output of a skipped step) and
-an unclosed `{{` are errors.
+A tag runs from the first `{{` to the next `}}`. Its value is escaped, so that the JSON stays valid. An unknown tag is
+not replaced, unless its name matches the pattern `strict` (then Missing is raised); a tag with the value None (an
+output of a skipped step) and an unclosed `{{` are errors.
 Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
 """
 

@@ -29,7 +29,7 @@ BINARY_PRECEDENCE = (
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
-MAX_DIGITS = 400  # of a number: a float has at most 309 before its decimal point
+MAX_DIGITS = 400  # digits of a number; a float has at most 309 before its decimal point
 ORDER_OPERATORS = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
 NEGATABLE_OPERATORS = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY_PRECEDENCE = {"not": 50, "!": 50, "-": 90, "+": 90}
@@ -43,7 +43,7 @@ def _limit_nesting(source: str) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise ExprError(f"nested hundreds of levels deep: {source[:60]!r}...") from None
+        raise ExprError(f"the expression is nested hundreds of levels deep: {source[:60]!r}...") from None
 
 
 @lru_cache(4096)

@@ -4,8 +4,8 @@
 
 Where PyYAML differs from Kubernetes' Go library, YAML is read as in Go: `y` and `n` are booleans, keys are texts, 1e3
 is a number, dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does: its escapes are not always valid YAML.
-The limits are checked on the parser's events, in time linear in the text; an alias or a merge counts as its content,
-each time. Sources: goyaml's decode.go; libyaml's scanner.c.
+The limits are checked on the parser's events, in time linear in the text; each alias or merge counts as much as the
+content that it refers to. Sources: goyaml's decode.go; libyaml's scanner.c.
 """
 
 import json
@@ -22,13 +22,13 @@ from yaml.constructor import ConstructorError
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 
-MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million
+MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million characters
 MAX_DOCUMENTS = 1_000
-MAX_VALUES = 200_000  # that CRD has 123,000, 37 levels deep
+MAX_VALUES = 200_000  # Argo's largest CRD has 123,000 values, at up to 37 levels
 MAX_DEPTH = 100
-MAX_DIGITS = 100  # of a number, with its sign, point and exponent
+MAX_DIGITS = 100  # characters of a number, including its sign, point and exponent
 MAX_KEY_LENGTH = 1_024  # YAML's own limit for a key without "? "
-MAX_DIRECTIVES = 10  # libyaml compares each with all previous ones
+MAX_DIRECTIVES = 10  # libyaml compares each directive with all previous ones
 
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREFIX = "tag:yaml.org,2002:"
@@ -36,7 +36,7 @@ INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"
 FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # a number in other YAML 1.1 parsers, such as Kubernetes' client
 FIRST_OF_NUMBERS = list("-+0123456789.")
-TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # of JSON
+TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
 DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
@@ -89,7 +89,7 @@ Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file, up to the first character too many. Raises OSError, UnicodeDecodeError."""
+    """Return the text of a file, cut after one character more than allowed. Raises OSError, UnicodeDecodeError."""
     with file.open() as opened:
         return opened.read(MAX_CHARACTERS + 1)
 
@@ -121,7 +121,7 @@ def _read(text: str) -> list[Any]:
         try:
             document = json.loads(text, object_pairs_hook=_unique, parse_constant=_reject_constant)
         except json.JSONDecodeError:
-            pass  # it may be YAML
+            pass  # the text may be YAML
         except (ValueError, RecursionError):
             _check_json(text)
             raise
@@ -177,7 +177,7 @@ class _Open:
 
     is_mapping: bool
     anchor: str | None = None
-    values: int = 0  # count of values before it in the text, with aliases
+    values: int = 0  # number of values in the text before this one, including aliases
     characters: int = 0
     children: int = 0
     keys: set[str] = field(default_factory=set)
@@ -189,10 +189,11 @@ class _Bounds:
     def __init__(self) -> None:
         self.documents = self.values = self.characters = 0
         self.open: list[_Open] = []
-        self.anchors: dict[str, tuple[int, int, str | None]] = {}  # values, characters, and the text of a scalar
+        # anchor → number of values, number of characters, and the text if it is a scalar
+        self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: Any) -> None:
-        """Count an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
+        """Count the values of an event. Raises _TooMuch, and ConstructorError for YAML that Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1

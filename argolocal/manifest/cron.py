@@ -30,7 +30,7 @@ def schedule_error(schedule: str) -> str:
             return f'the time zone "{zone.partition("=")[2]}": {reason}'
         schedule = expression.strip()
     if schedule.startswith("@every "):
-        return "" if _is_duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be such as @every 1h30m'
+        return "" if _is_duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be like @every 1h30m'
     if schedule.startswith("@"):
         choices = (*DESCRIPTORS, "@every 1h30m")
         return "" if schedule in DESCRIPTORS else f'"{schedule}" must be one of {", ".join(choices)}'
@@ -45,7 +45,7 @@ def schedule_error(schedule: str) -> str:
 
 
 def timezone_error(name: str) -> str:
-    """Return the reason why a time zone is invalid, or "" (also without a time zone database on this machine)."""
+    """Return the reason why a time zone is invalid, or "". If this machine has no time zone database, all are valid."""
     try:
         ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -63,7 +63,7 @@ def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator
     day = first
     while day <= last:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # cron's rule
+        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # the rule of cron
             for hour in sorted(hours):
                 for minute in sorted(minutes):
                     yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)
@@ -94,7 +94,7 @@ def _is_duration(text: str) -> bool:
         parse_seconds(text)
     except ValueError:
         return False
-    return text == "0" or (text[-1:].isalpha() and text == text.strip())  # unlike parse_seconds, Go needs a unit
+    return text == "0" or (text[-1:].isalpha() and text == text.strip())  # unlike parse_seconds, @every requires a unit
 
 
 def _parse_number(text: str, name: str) -> int | None:

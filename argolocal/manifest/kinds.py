@@ -4,15 +4,17 @@
 TEMPLATE_TYPES = (
     "container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin",
 )  # fmt: skip
-NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # others: Pod
+NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # all other types of templates: Pod
 
 # Phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 COMPLETED = frozenset({"Succeeded", "Failed", "Error"})
 FAILED = frozenset({"Failed", "Error"})
 
-RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}  # by retryPolicy
+# retryPolicy → phases that are retried
+RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
-ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # strategies
-DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")  # fieldPath
+ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # values of artifactGC.strategy
+# values of fieldPath in a fieldRef
+DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

@@ -11,7 +11,7 @@ CLUSTER_WORKFLOW_TEMPLATE = f"{ARGO}/cluster-workflow-template"
 CONFIG_MAP_TYPE = f"{ARGO}/configmap-type"
 NODE_ID = f"{ARGO}/node-id"  # annotations
 NODE_NAME = f"{ARGO}/node-name"
-SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # {{workflow.scheduledTime}}
+SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # the value of {{workflow.scheduledTime}}
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
 
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-# merge keys of lists, as apimachinery's patchMergeKey; any other list is replaced
+# list → its merge keys, as apimachinery's patchMergeKey; all other lists are replaced
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
     "volumeMounts": ("mountPath",),
@@ -20,7 +20,7 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# the same for Argo's lists, in addition to Kubernetes'; but the containers of a set are replaced
+# the merge keys of Kubernetes' and Argo's lists, except that the containers of a containerSet are replaced
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
 ARGO_MERGE_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}
@@ -31,12 +31,12 @@ class PatchError(Exception):
 
 
 def strategic(base: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch, without directives. Raises PatchError."""
+    """Apply a strategic merge patch, whose directives are not supported. Raises PatchError."""
     return merge(base, patch, MERGE_KEYS)
 
 
 def merge(base: Any, patch: Any, keys: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> Any:
-    """Apply a JSON merge patch (RFC 7396); lists with `keys` are merged by them. Raises PatchError."""
+    """Apply a JSON merge patch (RFC 7396); lists with merge `keys` are merged by their keys. Raises PatchError."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(base) if isinstance(base, dict) else {}
@@ -66,17 +66,17 @@ def _merge_lists(base: list[Any], patch: list[Any], name: str, keys: Mapping[str
     return result + [base_items[name] for name in untouched_names]
 
 
-def merge_over(base: Any, over: Any, field: str = "") -> Any:
-    """Merge `over` into `base` as a strategic merge patch: maps, and lists with a merge key."""
-    if isinstance(base, dict) and isinstance(over, dict):
-        merged_map = {**base, **over}
-        return {k: merge_over(base.get(k), v, k) if k in over else copy.deepcopy(v) for k, v in merged_map.items()}
+def merge_over(base: Any, patch: Any, field: str = "") -> Any:
+    """Merge `patch` into `base` as a strategic merge patch: merge maps, and lists with a merge key."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        merged_map = {**base, **patch}
+        return {k: merge_over(base.get(k), v, k) if k in patch else copy.deepcopy(v) for k, v in merged_map.items()}
     key = ARGO_MERGE_KEYS.get(field)
-    are_lists = isinstance(base, list) and isinstance(over, list)
-    if key and are_lists and all(isinstance(item, dict) and key in item for item in (*base, *over)):
+    are_lists = isinstance(base, list) and isinstance(patch, list)
+    if key and are_lists and all(isinstance(item, dict) and key in item for item in (*base, *patch)):
         base_items = {item[key]: item for item in base}
-        return [merge_over(base_items.pop(item[key], None), item) for item in over] + list(base_items.values())
-    return over if over is not None else base
+        return [merge_over(base_items.pop(item[key], None), item) for item in patch] + list(base_items.values())
+    return patch if patch is not None else base
 
 
 def apply_operations(base: Any, patch: Any) -> Any:

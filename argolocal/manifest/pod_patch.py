@@ -2,7 +2,7 @@
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
-Tags in the patches must be substituted before. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
+Tags in the patches must be substituted first. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
 """
 
 from collections.abc import Iterable

@@ -103,12 +103,12 @@ def workflow(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
     find: Find = lambda kind, name: None,
-    here: bool = True,
+    for_this_machine: bool = True,
     identity: Identity = Identity(),
 ) -> dict[str, Any]:
     """Return the Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
 
-    Raises ConfigError; with `here` also for fields that only a cluster supports.
+    Raises ConfigError; with `for_this_machine` also for fields that only a cluster supports.
     """
     if problem := next(shape_errors(manifest), ""):
         raise ConfigError(f"{problem}.")
@@ -116,7 +116,7 @@ def workflow(
     if kind not in WORKFLOW_KINDS:
         hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
         raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(WORKFLOW_KINDS)}.{hint}")
-    if here:
+    if for_this_machine:
         list(walk(manifest, kind, ""))
     for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
         for key in value:

@@ -57,7 +57,7 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
 def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
     """Raise ConfigError unless `passed_names` has all inputs of the exit handler.
 
-    Argo ignores the template's arguments there.
+    Argo does not pass the arguments of a WorkflowTemplate to its exit handler.
 
     Source: validate.go, Workflow.
     """
@@ -72,7 +72,10 @@ def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None
 
 
 def store_templates(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`, after `check`. Raises ConfigError."""
+    """Return the workflow with all referenced templates in `storedTemplates`. Calls `check` for each referenced spec.
+
+    Raises ConfigError.
+    """
     workflow, stored_templates, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
     seen_scopes: set[str] = set()
@@ -211,7 +214,7 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
     """Write the full template names into `spec`, and append its references to other objects to `waiting`."""
     for holder, where in callers(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
-            holder.setdefault("template", qualified_name(reference))  # lint reports a caller with both
+            holder.setdefault("template", qualified_name(reference))  # lint reports a caller with both fields
             waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"

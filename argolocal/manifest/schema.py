@@ -3,8 +3,8 @@
     ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError
 
 Each line of FIELDS is an object: `field` is supported, `field*` is required, `-field` does not matter on one machine
-(ignored with a notice), `!field` is rejected for the reason in WHY; `field=Object`, `field=[Object]` and
-`field={Object}` (any keys) refer to that object, `field=type` has this type, else it is a text.
+(ignored with a notice), `!field` is rejected for the reason in REASONS_UNSUPPORTED; `field=Object`, `field=[Object]`
+and `field={Object}` (any keys) refer to another line, `field=type` has this type, and any other field is a text.
 Types are as in Argo 4.1's Go structs: a text may contain tags, a number may not.
 """
 
@@ -143,7 +143,7 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-TABLES: dict[str, dict[str, str]] = {}  # object → field → an object, a type, "-" or "!"
+TABLES: dict[str, dict[str, str]] = {}  # object → field → name of an object, name of a type, "-" or "!"
 TYPES: dict[str, dict[str, str]] = {}  # object → field → type
 REQUIRED: dict[str, list[str]] = {}
 for line in FIELDS.replace("\n  ", " ").strip().splitlines():
@@ -172,7 +172,7 @@ REASONS_UNSUPPORTED = (
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
 Rule = Callable[[Any], str]  # takes a value, returns the requirement that it violates, or ""
-MAX_DURATION_S = 2**63 // 10**9  # of Go's time.Duration
+MAX_DURATION_S = 2**63 // 10**9  # the largest value of Go's time.Duration
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
@@ -190,7 +190,7 @@ def _list_of(rule: Rule, words: str) -> Rule:
 def _check_map(value: Any) -> str:
     wrong_keys = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
     return (
-        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not one' * bool(wrong_keys[0])}. {QUOTE_HINT}"
+        f"it must be a mapping of texts{f', but {wrong_keys[0]} is not a text' * bool(wrong_keys[0])}. {QUOTE_HINT}"
         if wrong_keys
         else ""
     )
@@ -247,7 +247,7 @@ def _choice_rule(*choices: str) -> Rule:
 
 
 _text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
-# of a parameter: Argo converts numbers and booleans to texts
+# for the value of a parameter: Argo converts numbers and booleans to texts
 _scalar_rule = _type_rule(str | int | float, f"a text. {QUOTE_HINT}")
 RULES: dict[str, Rule] = {
     "text": _text_rule,
@@ -308,7 +308,7 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
             yield key
     for key in REQUIRED[table]:
         if (value or {}).get(key) is None:
-            raise ConfigError(f"{path}.{key} is missing: give it.".removeprefix("."))
+            raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))
 
 
 def _require(value: Any, path: str) -> Any:

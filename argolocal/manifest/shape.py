@@ -69,7 +69,7 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
         for key, item in value.items():
             if key == "name" and "" not in shape and not isinstance(item, str | None):
                 yield f"{path}.name".removeprefix("manifest.") + f" is {item!r}: it must be text. Quote it"
-            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # its items may be null
+            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # items may be null
                 yield f"{path}.withItems".removeprefix("manifest.") + f" is {item!r:.40}: it must be a list"
             if key in shape or "" in shape:
                 yield from shape_errors(item, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))

@@ -12,9 +12,9 @@ WORKFLOW_FIELDS = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccount
 WORKFLOW_FIELDS += ("labels", "annotations", "creationTimestamp", "scheduledTime")
 NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT_FIELDS = ("exitCode", "outputs.result")
-TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # template types with outputs.result
+TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # types of templates with the output `result`
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# tags below these may have any name; `outputs`: of a template that is not in the manifest
+# tags below these may have any name; below `outputs`, if the template is not in the manifest
 OPEN_TAG = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
@@ -31,17 +31,17 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; names with a leading = only in expressions."""
+    """Return the tags that have a value everywhere in the workflow; the tag `=NAME` has one only in expressions."""
     tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"workflow.parameters.json"}
     tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
     tags |= {"workflow.failures"} if spec.get("onExit") else set()
-    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
+    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo rejects the plain tag without onExit
     tags |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
     return tags
 
 
 def global_outputs(template: Data) -> set[str]:
-    """Return the global tags that a template's outputs set; a globalName that contains tags may set any."""
+    """Return the global tags that a template's outputs set; a globalName that contains tags may set any tag."""
     tags = set[str]()
     for kind in ("parameters", "artifacts"):
         for output in (template.get("outputs") or {}).get(kind) or []:
@@ -81,7 +81,7 @@ class Items(Names):
 
     def __init__(self, task: Data) -> None:
         self.is_open = bool(task.get("withParam"))
-        # Argo does not check `item` itself, which is the JSON of a map or list
+        # Argo accepts `item` itself in every loop; for a map or list, its value is JSON
         super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
 
     def __contains__(self, name: str) -> bool:
@@ -98,7 +98,7 @@ class Nodes:
     """Tags of the finished tasks or steps (`kind`) of a template.
 
     Argo's validation allows only the tags that the type of the called template has (`allowed_tags`), but does not check
-    expressions (`tags_of`). `tasks_without_status`: tasks whose status it does not allow.
+    expressions (`tags_of`). `tasks_without_status`: tasks whose status tag the validation rejects.
     Source: validate.go, addOutputsToScope.
     """
 
@@ -148,7 +148,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Scope:
-    """The tags that have a value at one position of a manifest: those in `layers`, and those of finished `nodes`."""
+    """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of finished `nodes`."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None

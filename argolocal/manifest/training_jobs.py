@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JobKind:
-    """A job kind."""
+    """A kind of training job."""
 
-    replicas_field: str  # key of its roles in `spec`
-    container_name: str  # name of its container
-    roles: tuple[str, ...]  # the operator's replica types
-    port: tuple[str, int]  # name and default of the port that its pods connect to
-    # the first existing one decides how the job ends; if none exists, the workers do
+    replicas_field: str  # key of the job's roles in `spec`
+    container_name: str  # name of the container of a pod
+    roles: tuple[str, ...]  # names of the operator's replica types
+    port: tuple[str, int]  # name and default number of the port that pods connect to
+    # the first of these roles that the job has decides how the job ends; without such a role, the workers decide
     leader_roles: tuple[str, ...] = ()
-    single_roles: tuple[str, ...] = ()  # roles whose `replicas` must be given as 1
-    required_roles: tuple[str, ...] = ()  # required roles
-    restart_policy: str = "Never"  # default restartPolicy
+    single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
+    required_roles: tuple[str, ...] = ()
+    restart_policy: str = "Never"
     requires_container_name: bool = True  # the operator rejects a container with another name
 
 

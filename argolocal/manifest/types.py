@@ -1,4 +1,4 @@
-"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required ones.
+"""Types of Argo's objects, which are plain data. Their fields are in schema.py, which also checks required fields.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """
@@ -10,7 +10,7 @@ Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # (kind, name) -> the object
 Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
-Template = Object  # has one of the TEMPLATE_TYPES in kinds.py
+Template = Object  # an object with one of the TEMPLATE_TYPES in kinds.py
 
 
 class Node(TypedDict, total=False):

@@ -1,9 +1,9 @@
 """Unpacks untrusted archives: they cannot touch anything outside of one new directory.
 
-Tarballs are read by `tarfile` and written here. Its data filter is not enough: it does not exist before Python 3.11.4,
-can be bypassed later by a chain of links that is too long to resolve (CVE-2025-4517), and limits nothing. Here files
-and directories are written first, before a link exists to write through; then links, if every step of their target
-stays inside. Limits: disk space, entries, and the size of one header.
+`tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not enough: it does not exist
+before Python 3.11.4, a chain of links that is too long to resolve bypasses it in later versions (CVE-2025-4517), and it
+does not limit sizes. Here files and directories are written first, before a link exists that a write could follow; then
+links are made, if every step of their target stays inside. Limits: disk space, number of entries, size of one header.
 
 Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194, for negative sizes.
 """
@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_ENTRIES = 1_000_000  # files, directories and links
-MAX_DISK_SHARE = 0.9  # of the free disk space that an archive may take
-MAX_HEADER_BYTES = 32 << 10  # before one entry (a path has at most 4096)
+MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
+MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
 MAX_RECORDS = 100  # global header records
 MAX_DEPTH = 200  # nested directories
-MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024  # limits for gzip members with few bytes, packed plus unpacked
-MAX_DIRECTORY_BYTES = 256 << 20  # of a zip
-CHUNK_BYTES = 128 << 10  # read at once
-BLOCK_BYTES = 4096  # of an empty file or a directory on disk
+# maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
+MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
+MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's directory
+CHUNK_BYTES = 128 << 10  # bytes read at once
+BLOCK_BYTES = 4096  # disk space of an empty file or a directory
 # raised by tarfile and zipfile for invalid archives; RuntimeError: encrypted, or nested too deep
 INVALID_ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
@@ -50,7 +51,7 @@ class _Entry(tarfile.TarInfo):
 
 
 class _Members(io.RawIOBase):
-    """The decompressed members of a gzip file. Few may be (almost) empty: the time is linear in the size."""
+    """The decompressed members of a gzip file. Few members may be (almost) empty, to limit the time."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")
@@ -64,7 +65,7 @@ class _Members(io.RawIOBase):
         while True:
             data = self.input or self.file.read(CHUNK_BYTES)
             if not self.decoder:
-                self.input = data.lstrip(b"\0")  # padding
+                self.input = data.lstrip(b"\0")  # removes the padding between members
                 if not data:
                     return 0
                 if self.input:
@@ -104,7 +105,7 @@ class _Headers:
         return self.position
 
     def seek(self, position: int) -> None:
-        if position < self.position:  # would decompress again from the start
+        if position < self.position:  # seeking back would decompress the file again
             raise tarfile.ReadError("its parts are not in the order of their offsets")
         while self.position < position and (skipped := len(self.file.read(min(position - self.position, CHUNK_BYTES)))):
             self.position += skipped
@@ -127,7 +128,7 @@ class _Directory(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads nothing but the directory at once in this size
+        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads only a zip's directory in one call of this size
             raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
         data, offset, count = super().read(size), 0, 0
         while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
@@ -214,7 +215,7 @@ def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budge
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
-        # as in Go; the memory of other methods is not limited
+        # the methods that Go supports; other methods could use unlimited memory
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it with one of these methods.")
         if entry.header_offset < end:
@@ -304,7 +305,7 @@ class _Tree:
         if len(parts) > MAX_DEPTH:
             raise ArchiveError(f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: pack it flatter.")
         path = self.root.joinpath(*parts)
-        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # a link to a directory does not count
+        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # false for a link to a directory
             self.make_directory(parts[:-1])
             self.budget.take(0)
             path.mkdir()
@@ -328,7 +329,7 @@ def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> b
     directory, remaining = list(path[:-1]), links[path].split("/")[::-1]
     if links[path].startswith("/") or len(path) == 1:
         return False
-    for _ in range(40):  # links: the limit of the kernel
+    for _ in range(40):  # the kernel follows at most 40 links
         while remaining:
             name = remaining.pop()
             if name == "..":

@@ -35,7 +35,7 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the output of a skipped step
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # a skipped step's output
         if artifact.get("optional"):
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
@@ -51,7 +51,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                path.mkdir(exist_ok=True)  # the mount point that the kubelet would create
+                path.mkdir(exist_ok=True)  # as the kubelet creates a mount point
                 return
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
     archive = artifact.get("archive") or {}
@@ -73,7 +73,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
 def _get(artifact: dict[str, Any], target: Path) -> None:
     http = artifact["http"]
     headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
-    headers = [header for header in headers if header[0].lower() != "host"]  # as in Argo, because of Go
+    headers = [header for header in headers if header[0].lower() != "host"]  # Go's client ignores a Host header
     message = f"artifact {artifact['name']} failed to load"
     try:
         with web.request(http["url"], headers=headers, timeout=60) as answer:
@@ -81,7 +81,7 @@ def _get(artifact: dict[str, Any], target: Path) -> None:
                 raise ArtifactError(f"{message}: {web.hide_password(http['url'])}: {answer.status} {answer.reason}")
             with target.open("wb") as file:
                 web.copy(answer, file, int(archives.MAX_DISK_SHARE * shutil.disk_usage(target.parent).free))
-    except (web.WebError, OSError) as error:  # OSError: writing the file
+    except (web.WebError, OSError) as error:  # OSError: the file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
 
@@ -145,7 +145,7 @@ def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
 
 
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
-    """Return the location of artifacts without their own: a complete archiveLocation, or the default repository."""
+    """Return the default location of artifacts: a complete archiveLocation, or the default repository."""
     is_complete = location and all(location.get(key) for key in ("endpoint", "bucket", "key"))
     return dict(location) if location and is_complete else {"key": prefix}
 
@@ -206,7 +206,7 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, and invalid gzip levels."""
+    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, or an invalid gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
@@ -244,7 +244,7 @@ def remove_directory(root: Path) -> None:
 
     try:
         shutil.rmtree(root, onerror=on_error)
-    except PermissionError:  # read-only directories, such as Go's module cache
+    except PermissionError:  # a directory is read-only, as in Go's module cache
         os.chmod(root, 0o700)
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):

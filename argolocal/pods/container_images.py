@@ -19,9 +19,9 @@ BASE_IMAGES = {  # images with programs that every machine has → the command i
 
 @dataclass(frozen=True)
 class Image:
-    """An image on this machine: the interpreter for `python`, and the variables that the image sets.
+    """An image on this machine. `python`: interpreter for the command `python`; `env`: variables that the image sets.
 
-    `command` and `args` are its ENTRYPOINT and CMD, the defaults of a container; `directory` is its WORKDIR.
+    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`: its WORKDIR.
     """
 
     python: str = sys.executable

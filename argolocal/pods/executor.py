@@ -48,7 +48,7 @@ DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadli
 
 
 class Executor:
-    """All pods of one run. Processes are started from the thread that created it, and die with that thread."""
+    """All pods of one run. The thread that creates an Executor must start the processes, which die with this thread."""
 
     def __init__(
         self, files: RunFiles, workflow: dict[str, Any], cluster: Cluster, interrupts: Interrupts, resources: Resources
@@ -149,7 +149,7 @@ class Executor:
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
-                signal_group(pod.process.pid, signal.SIGKILL)  # kills the processes left in its group
+                signal_group(pod.process.pid, signal.SIGKILL)  # kills the other processes of the group
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
             artifacts.remove_directory(pod.volumes_folder)
@@ -201,7 +201,7 @@ class Executor:
         self.threads[-1].start()
 
     def _store(self, s3: dict[str, Any]) -> Any:
-        with self.store_lock:  # the first call imports boto3 and may start the service
+        with self.store_lock:  # the first call may import boto3 and start a service
             return self.cluster.store(s3)
 
     def _on_loaded(self, pod: PodRun, work: Future[Any]) -> None:
@@ -259,7 +259,7 @@ class Executor:
 
     def _prepare(self, pod: PodRun) -> ContainerRun:
         """Prepare a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
-        containers.check_images(pod.template, pod.action.pod, self.cluster)  # the tag may come from a parameter
+        containers.check_images(pod.template, pod.action.pod, self.cluster)  # an image may come from a parameter
         template = resolve_paths(pod.template, pod.root if pod.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
@@ -361,7 +361,7 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                # Argo treats such a container as terminated on request
+                # Argo assumes that a container with such a code was terminated on request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
                 result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
                 self._end(pod, *result, None)
@@ -378,7 +378,7 @@ class Executor:
         self.running.pop(pod.action.id)
         keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay
+        artifacts.remove_directory(pod.volumes_folder)  # files of Secrets must not stay on disk
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
         elif pod.kill_reason is None:
@@ -389,6 +389,6 @@ class Executor:
 def _complete(future: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         future.set_result(work())
-    except BaseException as error:  # the loop raises it
+    except BaseException as error:  # the event loop raises the error
         future.set_exception(error)
     return future

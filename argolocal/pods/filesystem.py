@@ -1,13 +1,13 @@
-"""A pod's own file system tree without a container: `/` with private directories, which are below its root directory.
+"""A pod's file system tree without a container: the machine's `/`, but with private directories.
 
 A pod sees all files of the machine, except that /tmp and the directories of files that the manifest declares are
-private to it. So the path /tmp/out.txt is a different file in each pod: the file of that name below the pod's root. In
-a system directory only the declared path is private; its siblings are files of the machine.
+private to it. So the path /tmp/out.txt is a different file in each pod: the file tmp/out.txt below the pod's root
+directory on the machine. In a system directory only the declared path is private; all other files are the machine's.
 
 As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
 overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not allow an overlay, and on file
-systems mounted below it, the pod can only read. If the kernel allows it (to root), one overlay covers the whole
-machine, and outputs behind links are read from this overlay; otherwise each directory of / has its own overlay.
+systems mounted below the overlay, the pod can only read. For root, if the kernel allows it, one overlay covers the
+whole machine, and outputs behind links are read from this overlay; otherwise each directory of / has its own overlay.
 /dev/shm is shared with the machine unless a volume is mounted there.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 NEWNS, NEWUSER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
-LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep them
+LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep these flags
 DETACH = 2
 MAX_LINKS = 40  # the limit of the kernel
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
@@ -53,7 +53,7 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 
 
 def path_in_root(root: Path, path: str) -> Path:
-    """Return the file on this machine at `path` in a pod with this root."""
+    """Return the file on this machine that a pod with the directory `root` sees at `path`."""
     parts = Path(os.path.normpath(path)).parts[1:]
     if parts[:1] and parts[0] in SYSTEM_DIRECTORIES:  # /bin may be a link
         path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
@@ -159,7 +159,7 @@ class View:
         `keep`: paths that must stay visible. Raises OSError.
         """
         root, kept_paths = self.root, self._make_mount_points(keep)
-        covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # after the mount points exist
+        covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # the mount points exist now
         scratch, machine_mount_points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
@@ -168,7 +168,7 @@ class View:
                 scratch / "view",
                 [top for top in tops if top.name in KERNEL_DIRECTORIES or os.fsencode(top) in machine_mount_points],
             )
-        else:  # private files are next to mounts of the machine, in root itself
+        else:  # `root` is the view: it has the private files and the mounts of the machine
             view, separate_mounts = root, [*_make_top_level(tops, root, self.declared_paths)]
         mount_points = _mounts_below(machine_mount_points, [top for top in tops if top.name not in KERNEL_DIRECTORIES])
         nested_mounts = {path: _mounts_below(machine_mount_points, [path]) for path in kept_paths}
@@ -182,7 +182,7 @@ class View:
 
         def mirror(paths: list[Path]) -> None:
             for path in paths:
-                with contextlib.suppress(OSError):  # mounts may change at the same time
+                with contextlib.suppress(OSError):  # a mount may disappear at any time
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
@@ -208,14 +208,14 @@ class View:
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # still used by the overlays
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays still use it
             os.chroot(view)
             os.chdir("/")
 
         return enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable as long as this object exists. Call it after the start, successful or not."""
+        """Keep the overlay readable while this object exists. Must be called after a start, even if it failed."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -234,7 +234,7 @@ class View:
     def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
         """Make the private directories and the mount points in them. Return the paths of `keep` to mount there."""
         home = Path(os.environ.get("HOME", "/"))
-        # a file /x does not need a directory
+        # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
         for name in self.private_top_levels:
             if (self.root / name).is_symlink():  # left by an earlier attempt of this pod
@@ -250,7 +250,8 @@ class View:
             if path == SHM:
                 continue
             _make_mount_point(source, path_in_root(self.root, path))
-            for outer_source, mount_path, _ in self.binds:  # also in a volume mounted above it
+            # a volume that is mounted above `path` also needs the mount point
+            for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
                     resolved = resolve_links(str(inner_path), lambda inner: outer_source / inner.relative_to("/"))  # noqa: B023
@@ -302,7 +303,7 @@ def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
         folder.mkdir()
     lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, layer))
     options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
-    return not all(  # without privileges only with userxattr
+    return not all(  # an overlay of a user without privileges needs userxattr
         LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + extra))
         for extra in ("", ",userxattr")
     )

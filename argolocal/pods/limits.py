@@ -1,11 +1,11 @@
-"""Memory limits of containers, if this system allows a process to create cgroups next to or below its own.
+"""Memory limits of containers, if this system allows a process to create cgroups next to or below its own cgroup.
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
     memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after it exited; memory.limit_exceeded: it was OOM-killed
+    memory.close()                                    # after its exit; limit_exceeded: True if it was OOM-killed
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
-have children that limit memory, so the new one is a sibling of the runner's, below a user's systemd app.slice.
+have children that limit memory, so a new cgroup is a sibling of the runner's cgroup, below a user's systemd app.slice.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
-LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-CGROUP_PREFIX = "argolocal-"  # of cgroups; the creator's pid and start time follow
-# files that are written if the kernel has them → content ("": the limit)
+LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # `limits` in JSON or YAML
+CGROUP_PREFIX = "argolocal-"  # a cgroup's name also has its creator's pid and start time
+# files that exist only in some kernels → content to write ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
-PAUSES_S = [0.001 * 2**number for number in range(8)]  # waiting for killed processes
+PAUSES_S = [0.001 * 2**number for number in range(8)]  # pauses while killed processes exit
 
 
 class MemoryCgroup:
@@ -57,7 +57,7 @@ class MemoryCgroup:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
                 self.limit_exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
-            except FileNotFoundError:  # removed
+            except FileNotFoundError:  # the cgroup is removed
                 return
             except OSError:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -107,7 +107,7 @@ def available() -> bool:
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and their version. Child processes test the candidates once."""
+    """Return the folder for new cgroups, and their version. Candidates are tested once, in child processes."""
     for folder, version in _candidates():
         _remove_abandoned(folder)
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def _remove_abandoned(folder: Path) -> None:
     for cgroup in folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, since = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(start_time(int(pid))) != since:
-            with contextlib.suppress(OSError):  # still in use
+            with contextlib.suppress(OSError):  # the cgroup is still in use
                 cgroup.rmdir()
 
 

@@ -123,6 +123,6 @@ def _reader() -> _Reader:
 def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     maximum = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if 0 <= soft < maximum:  # each pod needs a few descriptors; containers on a cluster have this limit, too
+    if 0 <= soft < maximum:  # each pod needs a few file descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

@@ -1,10 +1,10 @@
-"""One running pod: the paths of its files on this machine, and its outputs.
+"""One running pod: where its files are on this machine, and its outputs.
 
     pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collect(name, store)
 
-A pod's files are below its own root, which it sees as `/` (filesystem.py). Without mount namespaces, the paths that
-replace `{{inputs|outputs...path}}` in the manifest are paths on this machine. As in Argo, a failed main container takes
-precedence over missing outputs, and outputs are collected even then.
+A pod's private files are below its root directory (filesystem.py). Without mount namespaces, the paths that replace
+`{{inputs|outputs...path}}` in the manifest are paths on this machine. As in Argo, the failure of the main container
+takes precedence over missing outputs, and outputs are collected even after a failure.
 """
 
 import json
@@ -26,27 +26,27 @@ from argolocal.pods.kinds.sidecars import KINDS, Sidecars
 from argolocal.pods.process import Process
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
-GRACE_S = 10.0  # between SIGTERM and SIGKILL
+GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT_PATH = "/argo/staging/script"
-MAX_RESULT_BYTES = 256 << 10  # outputs.result: the last bytes of stdout
+MAX_RESULT_BYTES = 256 << 10  # outputs.result is cut to the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
 class PodRun:
-    """One pod. `work`: the result of a thread, and the callback for the event loop."""
+    """One pod. `work`: the future of a thread's result, and the callback that gets the future in the event loop."""
 
     action: Start
     root: Path
     log: Path
     process: Process | None = None
-    descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
+    descriptors: dict[str, int] = field(default_factory=dict)  # container → pidfd of its process
     work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
     working_directory: str = "/"  # working directory of the main container; relative output paths start here
-    expand: Callable[[str], str] = str  # replaces variables of the main container in a text
+    expand: Callable[[str], str] = str  # replaces $(NAME) in a text by the main container's variable
     kill_reason: str | None = None
     kill_at: float | None = None
 
@@ -68,7 +68,7 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed, without its sidecars, which end last."""
+        """The processes to signal when the pod is killed. Sidecars are not included: they end last."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
     @property
@@ -199,7 +199,7 @@ def declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with its marked paths moved below `root`, or with the marks removed."""
+    """Return the template with the marked paths moved below `root`; without `root`, only remove the marks."""
     text = json.dumps(template, ensure_ascii=False)
     if MARK not in text:
         return template
@@ -207,7 +207,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _read_result(stdout: Path) -> Outputs:
-    """Return the stdout as outputs.result; empty for a container that never started."""
+    """Return stdout as outputs.result, or {} for a container that never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as out:

@@ -55,7 +55,7 @@ class Probe:
 
         def answer() -> None:
             passed = self.answers(ip)
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(lambda: result.done() or result.set_result(passed))
 
         threading.Thread(target=answer, name="probe", daemon=True).start()

@@ -1,9 +1,10 @@
-"""A container as a process of this machine, with its manifest's environment, in its own session; dies with its parent.
+"""A container as a process of this machine, with the manifest's environment and a session of its own.
 
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
-Container and script templates use it, and the controllers for the pods of jobs and deployments. `root` is the
-pod's own directory; `private_paths` are its private paths, in addition to its volumes (see filesystem.py).
+The process dies with its parent. Container and script templates use this module, and so do the controllers, for the
+pods of jobs and deployments. `root` is the pod's own directory; `private_paths` are its private paths, in addition to
+its volumes (see filesystem.py).
 """
 
 import os
@@ -35,7 +36,7 @@ class StartError(OSError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Properties of a pod that come from the command that applied it: interpreter and import path (see Cluster)."""
+    """Interpreter and import path of the command that applied a pod, which the pod uses, too (see Cluster.path)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -44,9 +45,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, in addition to the log.
+    """One container to run. `extra_env` overrides its variables; `stdout`: a file for stdout, in addition to the log.
 
-    `volumes`: the directories that it may mount. `root_pid`: a process whose file system tree it shares.
+    `volumes`: directories to mount. `root_pid`: a process whose file system tree the container shares.
     """
 
     name: str
@@ -60,10 +61,10 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     root_pid: int | None = None
-    origin: Origin | None = None  # default: this process
+    origin: Origin | None = None  # default: interpreter and path of this process
 
 
-MAX_MESSAGE_BYTES = 4096  # as the kubelet
+MAX_MESSAGE_BYTES = 4096  # the kubelet's limit
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
@@ -74,7 +75,7 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """The termination message of a container: a file in memory, named by the variable program.TERMINATION_LOG."""
+    """The termination message of a container: a file in memory, whose path is in program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -122,19 +123,19 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def reason(self) -> str:
-        """Kubernetes' reason for its failure."""
+        """Kubernetes' reason for the failure of the container."""
         return "OOMKilled" if self.memory and self.memory.limit_exceeded else "Error"
 
     @property
     def failure(self) -> str:
-        """Argo's message for its failure, with the termination message."""
+        """Argo's message for the failure of the container, with the termination message."""
         return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     """Start the process without waiting for it.
 
-    Raises ConfigError for a container that this machine cannot run, StartError, and OSError or ValueError for limits.
+    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for its limits.
     """
     container, origin = run.container, run.origin or Origin(path=cluster.path)
     environment = container_environment(run, cluster)
@@ -198,7 +199,7 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
 
 
 def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, plus the working directory if it is missing: container runtimes create it.
+    """Return the private paths, and a missing working directory, which container runtimes create.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -235,7 +236,7 @@ def _make_child_setup(
         if enter:
             enter()
             if directory:
-                os.makedirs(directory, exist_ok=True)  # a private directory: see _private_paths
+                os.makedirs(directory, exist_ok=True)  # a private directory: see _add_working_directory
                 os.chdir(directory)
 
     return set_up_child

@@ -1,6 +1,6 @@
 """Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected, downwardAPI and claims.
 
-A claim is a directory in the home that outlives pods and, unless deleted, runs. Sources: Argo's
+A claim is a directory in the home; it outlives pods, and runs that do not delete it. Sources: Argo's
 addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 

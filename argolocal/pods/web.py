@@ -2,8 +2,8 @@
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
 
-A redirection to another host that is not a subdomain of the first removes the login headers for the rest of the
-request; ports are ignored. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
+After a redirection to another host that is not a subdomain of the first host, no request has the login headers; ports
+are ignored. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
 shouldCopyHeaderOnRedirect, refererForURL).
 """
 
@@ -110,7 +110,8 @@ def _send(
     if parts.username is not None and not any(name.lower() == "authorization" for name in headers):
         user, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
         headers = headers | {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    opener = urllib.request.OpenerDirector()  # without handlers of files, redirections and statuses
+    # the default opener would also read files, follow redirections, and raise an error for some statuses
+    opener = urllib.request.OpenerDirector()
     handlers: list[Any] = [urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)]
     if proxies and not _is_local(parts.hostname or ""):
         handlers.append(urllib.request.ProxyHandler())
@@ -138,7 +139,7 @@ def _split(url: str) -> SplitResult:
     """Parse an address. Raises WebError if it is not an http or https address."""
     try:
         parts = urllib.parse.urlsplit(url)
-        _ = parts.port  # raises ValueError
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError as error:
         raise WebError(url, error) from None
     if parts.scheme not in ("http", "https"):

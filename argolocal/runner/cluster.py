@@ -2,8 +2,8 @@
 
     cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
 
-All state is below the home directory: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An optional
-`images.yaml` there maps images to local commands: `alpine/git:v2: {command: [git], env: {A: b}}`.
+All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An optional `images.yaml` in
+the home maps images to local commands: `alpine/git:v2: {command: [git], env: {A: b}}`.
 """
 
 import base64
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older ones are reused
+MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older addresses are assigned again
 
 
 class LocalCluster:
-    """The cluster whose state is in `home` (default: the home of commands).
+    """The cluster whose state is in `home` (default: the home that commands use).
 
     `images` maps images to local commands (default: images.yaml), `kinds` are the kinds that can be applied, and
     `store` returns an artifact's object store from its `s3` (default: a folder of the home for each bucket).
     """
 
-    bucket = "argolocal"  # of artifacts without a bucket
-    modules: tuple[str, ...] = ()  # `python -m MODULE` may run here, in any image
+    bucket = "argolocal"  # the bucket of artifacts that do not name one
+    modules: tuple[str, ...] = ()  # modules that `python -m MODULE` may run here with any image
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LocalCluster:
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the data of ConfigMaps and Secrets that exist without being stored, by kind and name."""
+        """Map kind and name of each ConfigMap and Secret that is not stored to a function that returns its data."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
@@ -112,7 +112,7 @@ class LocalCluster:
         return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store of an artifact (default: without a bucket). Raises ConfigError, KeyError."""
+        """Return the object store of an artifact with this `s3` (default: no bucket). Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         folder = self.home / "store"
@@ -120,7 +120,7 @@ class LocalCluster:
         return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
 
     def address(self, pod: str) -> str:
-        """Return a pod's loopback address: stable for its name, and unique to it."""
+        """Return a pod's loopback address: always the same for a name, and never shared by two pods."""
         homes.make(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
@@ -135,7 +135,7 @@ class LocalCluster:
     def service_variables(self) -> dict[str, str]:
         """Return the variables that a kubelet sets in every pod for each Service: HOST is the supervisor's address.
 
-        Headless Services have them too here, instead of a DNS record, with the addresses of the pods as ENDPOINTS.
+        Instead of a DNS record, a headless Service has these variables, too, and ENDPOINTS: the addresses of its pods.
         """
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
@@ -205,7 +205,7 @@ class LocalCluster:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} next to the Workflow: it must be a {', '.join(STORABLE_KINDS)} with a name."
+                    f"{kind} {name!r} in the Workflow's file: it must be a {', '.join(STORABLE_KINDS)} with a name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
@@ -215,7 +215,7 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Use a home that this user did not create there, such as a copy; forget processes that the original started.
+    """Trust a home that this user did not create at this path, such as a copy; forget the processes of the original.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """
@@ -223,7 +223,7 @@ def trust(home: Path) -> None:
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
-        with suppress(OSError, ValueError, *WRONG_SHAPE):  # not the record of a process
+        with suppress(OSError, ValueError, *WRONG_SHAPE):  # the file is not the record of a process
             if not mentions_home(json.loads(file.read_text())["pid"], home.resolve()):
                 file.unlink()
 

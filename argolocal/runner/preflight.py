@@ -68,7 +68,7 @@ def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
 
 
 def check_referenced(spec: dict[str, Any], cluster: Any, path: str) -> None:
-    """Check the spec of a referenced WorkflowTemplate in the same way."""
+    """Check the spec of a referenced WorkflowTemplate as `check` does."""
     _check_templates(spec, cluster, path)
 
 
@@ -110,7 +110,7 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.steps is empty, and Argo sees a template without a type: add a step.")
     if "container" in template or "script" in template:
         pod_run.check(template)
-        used_names = {"init", "main", "wait"}  # Argo's own
+        used_names = {"init", "main", "wait"}  # Argo's own containers
         for kind in sidecars.KINDS:
             for index, container in enumerate(template.get(kind) or []):
                 if container["name"] in used_names:
@@ -127,7 +127,10 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
 
 
 def _check_paths(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for an input artifact at the path of another one or of a volume mount (Argo's validateLeaf)."""
+    """Raise ConfigError for an input artifact at the path of another artifact or of a volume mount.
+
+    Source: Argo's validateLeaf.
+    """
     mounts = (template.get("container") or {}).get("volumeMounts") or []
     path_owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
@@ -161,7 +164,7 @@ def _check_callers(spec: dict[str, Any]) -> None:
 
 
 def _check_expressions(value: Any, where: str) -> None:
-    """Raise ConfigError for calls of unknown functions: they would fail late or, worse, stay as text."""
+    """Raise ConfigError for calls of unknown functions, which would fail late or, worse, not be evaluated."""
     if isinstance(value, dict):
         for key, child in value.items():
             _check_expressions(child, f"{where}.{key}")
@@ -178,7 +181,7 @@ def _check_functions(source: str, where: str) -> None:
     try:
         calls = expr.find_calls(source)
     except ExprError:
-        return  # stays as text, or fails its node, as on Argo
+        return  # as on Argo, such an expression is not evaluated or fails its node
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
             _check_json_path(path, where)

@@ -1,11 +1,11 @@
-"""Run a manifest on this machine: clocks, processes and the disk around the pure scheduler.
+"""Run a manifest on this machine: the clock, the processes and the disk that the scheduler itself does not use.
 
     status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
     status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
     resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
 Every change is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
-process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods gracefully
+process: completed steps are kept, running steps are killed and start over. KeyboardInterrupt stops all pods gracefully
 and leaves a run that can be resumed.
 """
 
@@ -44,7 +44,7 @@ from argolocal.runner.retry_workflow import reset
 from argolocal.state.journal import DISK_FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
 from argolocal.state.locks import SharedLocks
 
-STOP_GRACE_S = 1.0  # between SIGTERM and SIGKILL when the run is stopped
+STOP_GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
 OnChange = Callable[[Status], None]
 
 
@@ -95,7 +95,7 @@ def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
 
 
 class LocalRun:
-    """One run, locked by this process. `name` and `files.root` are set before it runs."""
+    """One run, locked by this process. `name` and `files.root` are set before the run starts."""
 
     def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
         self.files, self.workflow, self.cluster = files, workflow, cluster
@@ -103,7 +103,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.status_json = ""
-        self.resume_request = ""  # content of a request that is not in the journal yet
+        self.resume_request = ""  # content of a resume request that is not in the journal yet
 
     @classmethod
     def new(
@@ -120,7 +120,7 @@ class LocalRun:
             if note:
                 note(line)
         validate.check(workflow, find=cluster.find)
-        if manifest["kind"] == "CronWorkflow":  # Argo rejects it if its Workflow is invalid
+        if manifest["kind"] == "CronWorkflow":  # Argo rejects a CronWorkflow whose Workflow is invalid
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = store_templates(
             add_labels(workflow), cluster.find, lambda spec, path: preflight.check_referenced(spec, cluster, path)
@@ -144,7 +144,7 @@ class LocalRun:
                 status = reset_interrupted(status, now)
             try:
                 files.snapshot(status)
-            except DiskFull:  # perhaps full of the directories of failed steps
+            except DiskFull:  # perhaps because of the files of failed steps
                 artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
@@ -155,7 +155,7 @@ class LocalRun:
     def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
         """Run to the end and return the status. KeyboardInterrupt stops all pods; the run can be resumed.
 
-        `interrupts`: signal handlers that the caller has entered (default: new ones).
+        `interrupts`: an object whose `with` block the caller has entered (default: a new object).
         """
         self.on_change = on_change
         clean_up_shared_memory()
@@ -180,12 +180,12 @@ class LocalRun:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
-                    if isinstance(error, ArgolocalError):  # such as a service that exited
+                    if isinstance(error, ArgolocalError):  # a service may have exited because of a full disk
                         self.files.check_space()
                     raise
                 finally:
                     executor.close()
-                    _kill_left_over(self.files, {})  # processes that left their session, or that were just starting
+                    _kill_left_over(self.files, {})  # processes that left their session or just started
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -193,7 +193,7 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            # a newer request may have replaced it
+            # delete the request, unless a newer request has replaced it
             if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
                 self.files.resume_request.unlink()
             self.resume_request = ""
@@ -219,7 +219,7 @@ class LocalRun:
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
-        """Delete claims and artifacts that do not outlive the workflow; repeated when a completed run is resumed."""
+        """Delete claims and artifacts that do not outlive the workflow; done again when a completed run is resumed."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -273,7 +273,7 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
 
 
 def _is_left_over(pid: int, sessions: Mapping[int, int], pods_folder: str) -> bool:
-    with contextlib.suppress(OSError):  # exited, or of another user
+    with contextlib.suppress(OSError):  # the process has exited or belongs to another user
         if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
     with contextlib.suppress(OSError):

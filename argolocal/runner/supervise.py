@@ -1,4 +1,4 @@
-"""The process that supervises the Deployments; `Deployments.apply` starts it, and it outlives the run.
+"""The process that supervises the Deployments. `Deployments.apply` starts this process, which outlives the run.
 
 python -m argolocal.runner.supervise --home .argolocal --cluster argolocal.runner.cluster:LocalCluster
 """

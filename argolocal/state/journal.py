@@ -2,8 +2,8 @@
 
 The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id, and new `children`
 of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid, start time], null after its exit). Each
-line is one write, made before the change takes effect; an incomplete last line is ignored.
-The manifest is the resolved workflow, as JSON.
+line is written at once, before the change takes effect; an incomplete last line is ignored.
+manifest.yaml has the resolved workflow, as JSON.
 """
 
 import errno
@@ -24,10 +24,10 @@ from argolocal.manifest.kinds import FULFILLED
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised for data of another shape
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised when data has an unexpected structure
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
-LOCK_RELEASE_TIMEOUT_S = 2.0  # until the lock of a dead runner is free
+LOCK_RELEASE_TIMEOUT_S = 2.0  # time limit for the lock of a dead runner to be released
 
 
 class DiskFull(ArgolocalError):
@@ -148,7 +148,7 @@ class RunFiles:
         deadline = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
         while not _try_lock(self.lock_descriptor):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
-            # a process that a killed runner was forking holds the lock until it calls exec
+            # a child that a killed runner was starting has the lock until the child calls exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
@@ -204,7 +204,7 @@ class RunFiles:
 
 
 def _check_status(status: Status) -> None:
-    """Raise ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
+    """Raise ValueError or an exception of WRONG_SHAPE for a status that cannot be resumed."""
     nodes = status["nodes"]
     for id, node in nodes.items():
         if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
@@ -247,7 +247,7 @@ def write_error(error: OSError, root: Path) -> ArgolocalError:
 def reset_interrupted(status: Status, now: str) -> Status:
     """Return the status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
 
-    Nodes that depend on a daemon wait for it again: the step group or task group that it completed is running again.
+    Nodes that depend on a daemon wait for the daemon again: the daemon's step group or task group is running again.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     for id, node in nodes.items():

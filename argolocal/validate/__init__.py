@@ -1,9 +1,9 @@
-"""Check a manifest before it runs, for mistakes that Argo rejects and mistakes that it accepts.
+"""Check a manifest before it runs, for mistakes that Argo rejects and mistakes that Argo accepts.
 
     argolocal lint workflow.yaml templates/ -o json
 
-Hera compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these. The
-checks need no cluster, network or Hera.
+Hera does not report an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of these
+workflows. The checks need no cluster, network or Hera.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +20,13 @@ from argolocal.validate.workflow import WorkflowRules
 __all__ = ["Finding", "check", "lint", "lint_all"]
 
 Manifest = Mapping[str, Any]
-Reports = dict[tuple[Any, Any], list[Finding]]  # findings by kind and name of an object
+Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → its findings
 
 
 def check(
     manifest: Manifest, file: str = "", other_objects: Iterable[Manifest] = (), find: Find | None = None
 ) -> list[Finding]:
-    """Return the non-fatal findings of the manifest and `other_objects` (or, with `find`, the objects it refers to).
+    """Return the non-fatal findings of the manifest and `other_objects` (with `find`: and the objects it refers to).
 
     Raises ConfigError with all fatal findings, one line each.
     """
@@ -48,8 +48,8 @@ def lint(
 ) -> list[Finding]:
     """Return the findings of a Workflow, WorkflowTemplate, CronWorkflow, or another object, such as a training job.
 
-    The findings of objects that the manifest refers to are included. With `reports`, they are added there instead, and
-    the result has only the findings about how the manifest uses these objects.
+    The findings of objects that the manifest refers to are included. With `reports`, these findings are added to
+    `reports` instead, and the result has only the findings about how the manifest uses the objects.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
@@ -72,7 +72,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
 
 def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """Yield the findings that are not reported for other objects. Paths in their templates name the object."""
+    """Yield the findings that are not reported for other objects. Paths in other objects' templates name the object."""
     reported_findings, root = set[tuple[str, str, bool]](), rules.root
     for path, other_object in rules.other_objects.items():
         identity = other_object.get("kind"), other_object["metadata"]["name"]
@@ -83,7 +83,7 @@ def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports)
         }
     base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
     templates_path = f"{root}.workflowTemplateRef[{base_name}].templates" if base_name else f"{root}.templates"
-    # warnings about these objects are reported with the objects
+    # warnings about other objects are reported with these objects
     other_paths = tuple(rules.other_objects.keys() - {root})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (

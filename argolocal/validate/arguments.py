@@ -15,12 +15,13 @@ from argolocal.validate.findings import Findings
 KINDS = ("parameters", "artifacts")
 STORAGE_LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
-PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+# sources of an output parameter
+PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
 OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
-VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # of an argument
+VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # sources of an argument in valueFrom
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
@@ -32,11 +33,11 @@ def check(findings: Findings, path: str, arguments: Data, allow_later: bool = Fa
         where = f"{path}.artifacts[{artifact.get('name')}]"
         has_location = any(kind in artifact for kind in STORAGE_LOCATIONS[1:]) or (artifact.get("s3") or {}).get("key")
         if artifact.get("from") and artifact.get("fromExpression"):
-            findings.add(where, "argument", "it has both from and fromExpression: give one of them.")
+            findings.add(where, "argument", "both from and fromExpression are set: remove one of them.")
         elif not artifact.get("from") and not has_location:
             by_expression = artifact.get("fromExpression")
-            reason = "fromExpression alone is not allowed here" if by_expression else "its source is missing"
-            findings.add(where, "argument", f"{reason}: give from, or a location (s3), also if it is optional.")
+            reason = "fromExpression alone is not allowed here" if by_expression else "the artifact's source is missing"
+            findings.add(where, "argument", f"{reason}: give from, or a location (s3), even for an optional artifact.")
 
 
 def check_names(findings: Findings, path: str, fields: Data) -> None:
@@ -64,7 +65,7 @@ def check_inputs(
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
         for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            # without a suggestion the argument is only superfluous, which Argo accepts
+            # an argument that is not misspelt is only superfluous, which Argo accepts
             suggestion = did_you_mean(name, input_names)
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
@@ -86,7 +87,7 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
         where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
         sources = ["value"] * ("value" in output) + [key for key in PARAMETER_SOURCES if source.get(key, "") != ""]
         if len(sources) != 1 or ("value" in output and "valueFrom" in output):
-            message = f"it has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
+            message = f"the output has {' and '.join(sources) or 'no source'}: it must have exactly one valueFrom"
             findings.add(where, "output", f"{message}, with {' or '.join(allowed_sources)}.")
         elif sources[0] not in (*allowed_sources, "value"):
             message = f"{sources[0]} is not for this type of template: give {' or '.join(allowed_sources)}."
@@ -107,23 +108,22 @@ def check_timeout(
     for _ in range(2):  # an argument may itself be a tag
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if INTEGER.fullmatch(text):
-        findings.add(
-            path, "argument", f'they set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
-        )
+        message = f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
+        findings.add(path, "argument", message)
 
 
 def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
     source, choices = parameter.get("valueFrom"), parameter.get("enum")
     if source is not None and not any(key in source for key in VALUE_SOURCES):
-        message = "in arguments it must have a configMapKeyRef (and may have a default). Give that, or a value."
+        message = "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give that, or a value."
         findings.add(f"{path}.valueFrom", "argument", message)
     elif source is None and "value" not in parameter and not allow_later:
-        findings.add(path, "argument", "its value is missing: give one.")
+        findings.add(path, "argument", "the value is missing: give one.")
     if not allow_later and isinstance(choices, list) and choices:
         allowed_values, value = [anystring(choice) for choice in choices], parameter.get("value")
         if value is None or ("{{" not in (value := anystring(value)) and value not in allowed_values):
             findings.add(
-                f"{path}.value", "argument", f'"{value}" is not in its enum: it must be {" or ".join(allowed_values)}.'
+                f"{path}.value", "argument", f'"{value}" is not in the enum: it must be {" or ".join(allowed_values)}.'
             )
 
 

@@ -2,9 +2,9 @@
 
     outputs = GlobalOutputs(templates, ["main", "exit"]); outputs.tags_at(step)
 
-An output with a globalName is known after the visit of its template: in later steps, in the whole DAG, and in templates
-that are visited later, such as onExit and hooks. Outputs of the entrypoint and of a hook's template are never known. A
-globalName with tags allows any name. Source: validate.go, addOutputsToScope.
+An output with a globalName is known after the visit of the template that has it: in later steps, in the whole DAG, and
+in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint and of a hook's template are
+never known. If a globalName contains tags, any name is allowed. Source: validate.go, addOutputsToScope.
 """
 
 from collections import Counter
@@ -14,11 +14,11 @@ from argolocal.manifest.resolve import all_templates
 from argolocal.manifest.tag_scope import Data, Names, global_outputs
 
 ANY_OUTPUT = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
-MISSING_TEMPLATE: Data = {}  # a template that does not exist here
+MISSING_TEMPLATE: Data = {}  # stands for a template that is not in the manifest
 
 
 class GlobalOutputs:
-    """Global outputs that are known at a template or step. Argo does not check expressions: all are known there."""
+    """Global outputs that are known at a template or step. In expressions all are known: Argo does not check them."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
@@ -27,7 +27,7 @@ class GlobalOutputs:
         self.expression_tags = {f"={tag}" for tag in self.all_tags} | (self.all_tags & ANY_OUTPUT)
         self.known_tags: set[str] = set()
         self.known_names, self.all_names = Names(self.expression_tags), Names(self.all_tags | self.expression_tags)
-        self.names_by_id: dict[int, Names] = {}  # by the id of a template or step
+        self.names_by_id: dict[int, Names] = {}  # id of a template or step → known tags
         if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:  # a missing entrypoint is reported elsewhere
             self._walk([templates[name] for name in roots if name in templates])
 
@@ -45,7 +45,7 @@ class GlobalOutputs:
                 visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template. Yields the templates that must be visited before it continues."""
+        """Visit a template. Yields the templates to visit before the rest of this template."""
         if id(template) in self.names_by_id:
             return
         self.names_by_id[id(template)] = self.known_names
@@ -61,7 +61,7 @@ class GlobalOutputs:
         self.names_by_id[id(template)] = self.known_names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Visit the tasks. Argo visits them in random order: before each task, any other may have been visited."""
+        """Visit the tasks. Argo visits tasks in random order, so any other task may have been visited before a task."""
         called_templates = [called_template for _, called_template in self._calls(dag)]
         outputs = [self._outputs_below(called_template) for called_template in called_templates]
         counts, known_before = Counter(tag for tags in outputs for tag in tags), self.known_tags

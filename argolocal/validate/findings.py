@@ -11,7 +11,7 @@ MAX_NAMES = 6  # number of names in a hint
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: path, rule, and a message with the fix. A workflow with a problem that is not `fatal` runs."""
+    """A problem: path, rule, and a message with the fix. A workflow runs unless a problem is `fatal`."""
 
     file: str
     path: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. An image is a single finding, even if many containers use it."""
+    """Findings in order, without duplicates. A problem of an image is one finding, even if many containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -49,7 +49,7 @@ class Findings:
             return suggestion or " Correct the name."
         names = sorted(set(choices))
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        return f" Available: {', '.join(names[:MAX_NAMES])}{more}." if names else " Define it, or remove this."
+        return f" Available: {', '.join(names[:MAX_NAMES])}{more}." if names else " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:
         self.image_paths.setdefault((image, problem), []).append(path)

@@ -10,10 +10,11 @@ from argolocal.manifest.tag_scope import Data
 from argolocal.validate.findings import Findings
 
 TASK_RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
+# result of a loop → the corresponding result of a task without a loop
 LOOP_RESULTS = {
     "AnySucceeded": "Succeeded",
     "AllFailed": "Failed",
-}  # → the corresponding result of a task without a loop
+}
 TASK_REFERENCE = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
 
 Predecessors = Mapping[str, Set[str]]
@@ -26,9 +27,9 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
             findings.add(f"{path}.target", "depends", f'the task "{name}" does not exist.{findings.hint(name, tasks)}')
     has_depends = any("depends" in t for t in tasks.values())
     if has_depends and any("dependencies" in t for t in tasks.values()):
-        findings.add(path, "depends", "it has both depends and dependencies: a DAG must use one of them.")
+        findings.add(path, "depends", "the DAG has both depends and dependencies: it must use one of them.")
     for name in [name for name, task in tasks.items() if has_depends and "continueOn" in task]:
-        message = "a DAG with depends must not have it: write the results in depends, as A.Succeeded || A.Failed."
+        message = "a DAG with depends must not have continueOn: write results in depends, as A.Succeeded || A.Failed."
         findings.add(f"{path}.tasks[{name}].continueOn", "depends", message)
     predecessors = {name: _predecessors(findings, f"{path}.tasks[{name}].depends", tasks, name) for name in tasks}
     for name in tasks if any(predecessors.values()) else ():
@@ -41,7 +42,7 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
         *cycle, _ = reversed(error.args[1])
         first_index = cycle.index(min(cycle, key=list(tasks).index))
         cycle_text = " → ".join([*cycle[first_index:], *cycle[: first_index + 1]])
-        findings.add(path, "depends", f"{cycle_text} is a cycle: remove one of these from `depends`.")
+        findings.add(path, "depends", f"{cycle_text} is a cycle: remove one of these tasks from `depends`.")
         return None
     return predecessors
 
@@ -49,7 +50,7 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
 def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
     """Return a function f(task)(other) that is True if `other` has certainly finished when `task` starts.
 
-    Each task has an integer as a bit set: sets of all ancestors would need more memory.
+    The ancestors of a task are the bits of an integer, because sets of names would need more memory.
     """
     bits = {name: 1 << number for number, name in enumerate(predecessors)}
     ancestor_bits: dict[str, int] = {}
@@ -68,7 +69,7 @@ def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task
         if name not in tasks:
             findings.add(path, "depends", f'this DAG does not have a task "{name}".{findings.hint(name, tasks)}')
         elif result in LOOP_RESULTS and (name, "") not in references and not has_loop(tasks[name]):
-            reason = f"but {name} does not loop, or over nothing: use {name}.{LOOP_RESULTS[result]}."
+            reason = f"but {name} does not loop, or its loop is empty: use {name}.{LOOP_RESULTS[result]}."
             findings.add(path, "depends", f'"{name}.{result}" is a result of loops, {reason}')
         if result and result not in TASK_RESULTS:
             findings.add(path, "depends", f'"{result}" is not a result of tasks.{findings.hint(result, TASK_RESULTS)}')
@@ -78,5 +79,6 @@ def _predecessors(findings: Findings, path: str, tasks: Mapping[str, Data], task
         )
         ast.parse(python_expression.strip() or "a", mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        findings.add(path, "depends", f'"{text}" cannot be parsed: it must be tasks with &&, ||, ! and parentheses.')
+        message = f'"{text}" cannot be parsed: it must consist of tasks with &&, ||, ! and parentheses.'
+        findings.add(path, "depends", message)
     return {name for name, _ in references if name in tasks}

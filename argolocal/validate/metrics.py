@@ -19,7 +19,7 @@ def check(findings: Findings, path: str, metrics: Data) -> None:
             if "{{" not in str(name) and not NAME.fullmatch(str(name)):
                 findings.add(where, "metric", f'"{name}" must be letters, digits and _, and not begin with a digit.')
         if not metric.get("help"):
-            findings.add(f"{where}.help", "metric", "it is missing: describe the metric.")
+            findings.add(f"{where}.help", "metric", "the help text is missing: describe the metric.")
         for kind in KINDS:
             if kind in metric and not metric[kind].get("value"):
-                findings.add(f"{where}.{kind}.value", "metric", "it is missing: give one.")
+                findings.add(f"{where}.{kind}.value", "metric", "the value is missing: give one.")

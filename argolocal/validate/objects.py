@@ -33,7 +33,7 @@ POD_SPEC_PATHS: dict[str, tuple[str, ...]] = {
     "Pod": ("spec",),
 }
 SERVER_KINDS = ("Deployment", "StatefulSet")
-INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # PodSpecs of an InferenceService
+INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # fields of an InferenceService that are PodSpecs
 RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS_WITH_SELECTOR = (*SERVER_KINDS, "DaemonSet", "ReplicaSet")
 REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {  # required fields of the spec
@@ -61,13 +61,13 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         findings.add(f"{path}.action", "resource", message)
     _check_conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # the manifest of such a patch is a list of operations
+        return  # the manifest of a JSON patch is a list of operations
     if resource.get("manifest"):
         for applied_object in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
                 check(findings, f"{path}.manifest", applied_object)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
-        findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
+        findings.add(f"{path}.manifest", "resource", "the manifest is missing: give a manifest, or flags.")
 
 
 def reject_invalid(thing: Data) -> None:
@@ -90,7 +90,7 @@ def check(findings: Findings, path: str, thing: Data) -> None:
     _check_metadata(findings, prefix, kind, thing.get("metadata") or {})
     for field in REQUIRED_FIELDS.get(kind, ()):
         if not (thing.get("spec") or {}).get(field):
-            findings.add(f"{prefix}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
+            findings.add(f"{prefix}spec.{field}", "shape", f"the field is missing: a {kind} needs it.")
     if kind in KINDS_WITH_SELECTOR:
         _check_selector(findings, f"{prefix}spec", thing.get("spec") or {})
     if kind in JOBS:
@@ -102,7 +102,7 @@ def check(findings: Findings, path: str, thing: Data) -> None:
         where = prefix + ".".join(POD_SPEC_PATHS[kind])
         pods.check(findings, where, spec, pods.containers_in(where, spec))
         labels = (_get_nested(thing, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get("labels") or {}
-        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # an extra training worker does not serve requests
+        if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # a training worker does not serve requests
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
             _check_plain_job(
@@ -114,7 +114,7 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
     """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec, TransformerSpec."""
     for role in filter(spec.__contains__, INFERENCE_ROLES):
         where, pod = f"{path}.{role}", spec[role]
-        # a model without its own image runs in the container of a runtime, which is not in this object
+        # a model without an image runs in the container of a serving runtime, which is another object
         model_containers = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
         pods.check(findings, where, pod, [*pods.containers_in(where, pod), *model_containers])
         pods.check_probes(findings, [*pods.containers_in(where, pod, "containers"), *model_containers])
@@ -130,7 +130,7 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
     jobs = spec.get("replicatedJobs") or []
     names = [str(job.get("name")) for job in jobs]
     if is_complete and (not jobs or len(set(names)) < len(names)):
-        findings.add(f"{path}.replicatedJobs", "job", "it must have jobs with different names.")
+        findings.add(f"{path}.replicatedJobs", "job", "a JobSet must have jobs with different names.")
     failure_policy = spec.get("failurePolicy") or {}
     for rule in [spec.get("successPolicy") or {}, *(failure_policy.get("rules") or [])]:
         for target in map(str, rule.get("targetReplicatedJobs") or []):
@@ -150,7 +150,7 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
 
 
 def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
-    """Check overrides of a TrainJob's runtime. Source: Kubeflow Trainer, TrainJobSpec; patches replace them in 2.2."""
+    """Check overrides of a TrainJob's runtime, which are patches since 2.2. Source: Kubeflow Trainer, TrainJobSpec."""
     trainer = spec.get("trainer") or {}
     pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
     if "resourcesPerNode" in trainer:
@@ -186,14 +186,14 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; a tag without quotes is a number."""
+    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; an unquoted tag counts as a number."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:
             value = json.loads(JSON_TOKEN.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], substituted))
             return [without_nulls(value)]
         except (ValueError, RecursionError):
-            pass  # YAML that begins with a brace, or JSON that is nested too deeply
+            pass  # the text is YAML that begins with a brace, or JSON that is nested too deeply
     from argolocal.manifest.read import documents
 
     try:
@@ -248,7 +248,7 @@ def _check_metadata(findings: Findings, prefix: str, kind: str, metadata: Data) 
     name = str(metadata.get("name") or "")
     max_length, pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
     if not name and not metadata.get("generateName") and (prefix or kind in {*NAME_RULES, *POD_SPEC_PATHS}):
-        findings.add(f"{prefix}metadata.name", "name", "it is missing: give a name.")
+        findings.add(f"{prefix}metadata.name", "name", "the name is missing: give one.")
     elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length):
         rule = (
             NAME_RULE.format(max_length) if pattern is DNS_LABEL else NAME_RULE.format(max_length).partition(" and ")[2]
@@ -275,8 +275,9 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
     labels = _get_nested(spec, ("template", "metadata", "labels"))
     for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
         if UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}" and labels.get(key) != value:
-            reason = f"the pods have {'no such label' if key not in labels else repr(labels[key])}: they must be equal."
-            findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {reason}')
+            label = "no such label" if key not in labels else repr(labels[key])
+            message = f'the selector has "{value}", and the pods have {label}: both must be equal.'
+            findings.add(f"{path}.selector.matchLabels.{key}", "name", message)
 
 
 def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
@@ -294,12 +295,11 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
             findings.add(f"{where}.{name}", "job", message + findings.suggest(name, job.roles))
         replica_count = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
         if name in job.single_roles and replica_count not in (1, UNKNOWN):
-            message = f"it is {replica_count}: it must be 1, or the job is rejected."
+            message = f"replicas is {replica_count}: it must be 1, or the job is rejected."
             findings.add(f"{where}.{name}.replicas", "job", message)
         if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
-            findings.add(
-                f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook rejects the job."
-            )
+            message = "replicas is 0: it must be at least 1, or the webhook rejects the job."
+            findings.add(f"{where}.{name}.replicas", "job", message)
         if (restart_policy := replica.get("restartPolicy", UNKNOWN)) not in (*RESTART_POLICIES, UNKNOWN):
             findings.add(
                 f"{where}.{name}.restartPolicy",
@@ -330,14 +330,14 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
 def _check_replica(findings: Findings, path: str, container_name: str, pod: Data) -> None:
     containers = pod.get("containers") or []
     if not containers:
-        findings.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
+        findings.add(f"{path}.containers", "job", "the list is empty: a replica needs a container.")
     elif container_name and not any(container.get("name") in (container_name, UNKNOWN) for container in containers):
         findings.add(
             f"{path}.containers", "job", f'one container must be called "{container_name}": the operator looks for it.'
         )
     for where, container in pods.containers_in(path, pod, "containers"):
         if not container.get("image"):
-            findings.add(f"{where}.image", "job", "it is missing: give the container an image.")
+            findings.add(f"{where}.image", "job", "the image is missing: give the container an image.")
     pods.check(findings, path, pod, pods.containers_in(path, pod))
 
 
@@ -356,7 +356,7 @@ def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: D
     numbers = [number for number in (min_replicas, workers, max_replicas) if isinstance(number, int)]
     if numbers != sorted(numbers):
         order = f"minReplicas ({min_replicas}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({max_replicas})"
-        message = f"it must be {order}: change one."
+        message = f"the numbers must satisfy {order}: change one of them."
         findings.warn(where, "job", message)
 
 
@@ -370,7 +370,7 @@ def _check_plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> No
 def _check_job_pods(findings: Findings, path: str, spec: Data, pod: Data) -> None:
     """Check Kubernetes' rules for the pods of a Job."""
     if (restart_policy := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
-        message = f'it is "{restart_policy}": for the pods of a Job it must be OnFailure or Never.'
+        message = f'restartPolicy is "{restart_policy}": for the pods of a Job it must be OnFailure or Never.'
         findings.add(f"{path}.template.spec.restartPolicy", "job", message)
     if "podFailurePolicy" in spec and restart_policy not in ("Never", UNKNOWN):
-        findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")
+        findings.add(f"{path}.podFailurePolicy", "job", "podFailurePolicy needs restartPolicy: Never.")

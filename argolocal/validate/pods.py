@@ -24,7 +24,7 @@ VOCABULARY_TOKEN_NAME = re.compile(
 )
 FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-PLACEHOLDERS = ("{{", UNKNOWN, "$")  # the value comes from elsewhere
+PLACEHOLDERS = ("{{", UNKNOWN, "$")  # a text that contains one of these is not the secret itself
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 ALLOWED_VOLUMES = {
     "configMap",
@@ -54,7 +54,7 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, is_c
     """
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
-            findings.warn(f"{path}.{key}", "security", "PodSecurity restricted rejects it: remove it.")
+            findings.warn(f"{path}.{key}", "security", "PodSecurity restricted rejects this field: remove it.")
     for volume in pod.get("volumes") or []:
         if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= ALLOWED_VOLUMES:
             message = f"PodSecurity restricted rejects {kinds.pop()}: use a persistentVolumeClaim or the object store."
@@ -79,8 +79,8 @@ def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
     for where, container in containers:
         if missing_probes := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
-            reason = "without both, it gets requests before it can answer, and is not restarted if it hangs"
-            findings.warn(where, "probe", f"give it a {' and a '.join(missing_probes)}: {reason}.")
+            reason = "a server without both gets requests before it can answer, and is not restarted if it hangs"
+            findings.warn(where, "probe", f"give the container a {' and a '.join(missing_probes)}: {reason}.")
 
 
 def _check_image(findings: Findings, path: str, image: str) -> None:
@@ -120,7 +120,8 @@ def _check_security(findings: Findings, path: str, pod: Data, container: Data) -
         "privileged: false": not context.get("privileged"),
     }
     if missing_settings := [name for name, is_met in requirements.items() if not is_met]:
-        findings.warn(path, "security", f"PodSecurity restricted rejects it: it needs {', '.join(missing_settings)}.")
+        message = f"PodSecurity restricted rejects this container: it needs {', '.join(missing_settings)}."
+        findings.warn(path, "security", message)
 
 
 def _check_secrets(findings: Findings, path: str, container: Data) -> None:

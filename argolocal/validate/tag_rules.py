@@ -9,7 +9,7 @@ from argolocal.manifest.tag_scope import Scope, texts
 from argolocal.validate.findings import Findings
 
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
-PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # other tags are not substituted
+PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # first words of the tags that are substituted
 
 
 def check(findings: Findings, path: str, value: Any, scope: Scope, parameters_known: bool) -> None:
@@ -20,7 +20,7 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, parameters_kn
                 is_known = name in scope or (tag.startswith("=") and f"={name}" in scope)
                 if name.split(".")[0] in PREFIXES and not is_known:
                     message = f"{{{{{shorten(tag)}}}}}: {_unknown_message(findings, name, scope)}"
-                    is_late = tag.startswith("=") and name.split(".")[0] == "item"  # the tag fails only at run time
+                    is_late = tag.startswith("=") and name.split(".")[0] == "item"  # such a tag fails only at run time
                     findings.add(
                         where, "tag", message, (parameters_known or not name.startswith("workflow.")) and not is_late
                     )
@@ -41,7 +41,7 @@ def shorten(text: str) -> str:
 
 def _unknown_message(findings: Findings, name: str, scope: Scope) -> str:
     if f"={name}" in scope:
-        return f"Argo finds no value of {name} before this: write {{{{={name}}}}}, which it checks only when it runs."
+        return f"Argo's validation does not know {name} here: write {{{{={name}}}}}, which is checked only in the run."
     return f"{name} does not have a value here.{findings.hint(*scope.find_alternatives(name))}"
 
 

@@ -20,11 +20,11 @@ from argolocal.validate.findings import Findings
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypoint
+TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds without a required entrypoint
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-MAX_PREFIX_LENGTH = 58  # of a generated name; five characters follow
+MAX_PREFIX_LENGTH = 58  # length of generateName; five characters follow
 MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
 OUTPUT_TAG = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
@@ -35,7 +35,7 @@ class WorkflowRules:
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
         self.add, self.warn = findings.add, findings.warn
-        self.other_objects: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
+        self.other_objects: dict[str, Manifest] = {}  # path of a spec in findings → referenced object
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
@@ -43,7 +43,7 @@ class WorkflowRules:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Templates of each referenced object by scope; None: the object is missing."""
+        """Scope of each referenced object → its templates; None if the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, references)
@@ -66,7 +66,7 @@ class WorkflowRules:
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Templates by the names that callers use."""
-        stored = self.stored_templates.items()  # this property also writes full template names into the callers
+        stored = self.stored_templates.items()  # `stored_templates` also writes full template names into callers
         return _by_name(self.spec) | {
             f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
@@ -82,7 +82,7 @@ class WorkflowRules:
 
     @cached_property
     def running_ids(self) -> set[int]:
-        """Ids of templates that run before the workflow completes, when workflow.failures is unknown."""
+        """Ids of templates that run before the workflow completes, and thus cannot read workflow.failures."""
         return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
 
     def called_templates(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
@@ -119,7 +119,8 @@ class WorkflowRules:
             if name := self.spec.get(field):
                 self.check_call(f"{self.root}.{field}", str(name), workflow_arguments, allow_extra=True)
             elif field == "entrypoint" and self.kind not in TEMPLATE_KINDS:
-                self.add(f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template that runs first.")
+                message = "the entrypoint is missing: name the template that runs first."
+                self.add(f"{self.root}.entrypoint", "entrypoint", message)
         self.check_hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
         if "activeDeadlineSeconds" not in self.spec:
             message = "a workflow that hangs would never end: give a number of seconds."
@@ -159,7 +160,7 @@ class WorkflowRules:
             hint = self.findings.suggest(self.kind, KINDS)
             self.add("kind", "kind", f'"{self.kind}" must be one of {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
-            self.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
+            self.add("metadata.name", "name", "the name is missing: give a name, or a generateName.")
         elif len(name) > max_length or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
             rule = f"lower-case letters, digits and dashes, at most {max_length} characters"
             where = "metadata." + ("name" if name else "generateName")
@@ -180,7 +181,7 @@ class WorkflowRules:
     def check_cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
             effect = "Argo 4 removed `schedule`" if spec.get("schedule") else "the workflow never runs"
-            self.add("spec.schedules", "cron", f"it is missing ({effect}): give a list of cron expressions.")
+            self.add("spec.schedules", "cron", f"the list is missing ({effect}): give a list of cron expressions.")
         schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
             if problem := crontab.schedule_error(str(schedule)):
@@ -213,7 +214,7 @@ class WorkflowRules:
         """Check a template; `outer`: the scope of the task, which an inline template can read as well."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
-            actual = f"it has {' and '.join(types)}" if types else "its type is missing"
+            actual = f"the template has {' and '.join(types)}" if types else "the type of the template is missing"
             self.add(path, "template", f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.")
         for direction in ("inputs", "outputs"):
             arguments.check_names(self.findings, f"{path}.{direction}", template.get(direction) or {})
@@ -263,7 +264,7 @@ class WorkflowRules:
         self.check_names(f"{dag_path}.tasks", names(task_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         if not task_list:
-            self.add(f"{dag_path}.tasks", "template", "it is empty: a DAG must have a task.")
+            self.add(f"{dag_path}.tasks", "template", "the list is empty: a DAG must have a task.")
         predecessors = graph.check(self.findings, dag_path, template["dag"], tasks)
         if predecessors is None:
             return
@@ -287,7 +288,7 @@ class WorkflowRules:
         self.check_names(f"{path}.steps", names(step for _, step in step_list))
         self.forbid(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes, input_tags = Nodes("steps", all_steps, self.templates), Names(inputs)
-        loop_items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
+        loop_items: tuple[Names, ...] = ()  # in Argo, the items of earlier steps stay in scope
         for number, step in step_list:
             name = str(step.get("name"))
             loop_items += (Items(step),) if _has_loop(step) else ()
@@ -300,7 +301,7 @@ class WorkflowRules:
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
         """Report `fields`, which only another type of template may have."""
         for field in filter(template.__contains__, fields):
-            message = f"only a template with {kind} may have it: move it there, or to the workflow."
+            message = f"only a template with {kind} may have this field: move it there, or to the workflow."
             self.add(f"{path}.{field}", "template", message)
 
     def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
@@ -309,7 +310,7 @@ class WorkflowRules:
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            is_stored = path.startswith(tuple(self.other_objects))  # it is checked in the scope of its own object
+            is_stored = path.startswith(tuple(self.other_objects))  # then the tags are checked in their own object
             self.check_template(f"{path}.inline", inline, None if is_stored else scope)
             arguments.check_inputs(
                 self.findings, f"{path}.arguments", "the inline template", inline, passed_arguments, allow_extra=True
@@ -318,7 +319,7 @@ class WorkflowRules:
             self.add(path, "template", "the template is missing: give template, templateRef or inline.")
         arguments.check(self.findings, f"{path}.arguments", passed_arguments)
         if len(loop_fields := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
-            self.add(path, "loop", f"it has {' and '.join(loop_fields)}: keep one of them.")
+            self.add(path, "loop", f"{' and '.join(loop_fields)} are set: keep one of them.")
         if self.kind == "CronWorkflow" and not pods.runs_shell(self.templates.get(str(task.get("template"))) or {}):
             self.warn_shell_calls(f"{path}.arguments", passed_arguments)
         hooks = dict(task.get("hooks") or {})
@@ -328,7 +329,7 @@ class WorkflowRules:
         when = str(task.get("when") or "")
         if OUTPUT_TAG.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
             remedy = "{{=asFloat(...) > ...}}"
-            message = f"it compares an output as text, which fails for 5e-05 or NaN: write {remedy}."
+            message = f"the condition compares an output as text, which fails for 5e-05 or NaN: write {remedy}."
             self.warn(f"{path}.when", "when", message)
         other_fields = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.check_tags(path, other_fields, scope)
@@ -338,33 +339,33 @@ class WorkflowRules:
         self.check_step_tags(path, name, task)
 
     def check_step_tags(self, path: str, name: str, task: Manifest) -> None:
-        """Report tags of a step that Argo rejects, although they would have a value. Source: resolveAllVariables."""
+        """Report tags of a step that Argo rejects although the tags would have a value. Source: resolveAllVariables."""
         has_exit_hook = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 message = ""
                 if tag.startswith("pod."):
-                    message = "Argo accepts it only inside of templates in spec.templates: move it there."
+                    message = "Argo accepts this tag only inside of templates in spec.templates: move it there."
                 elif (
                     not has_exit_hook
                     and ".hooks" in where
                     and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
-                    message = f"Argo accepts it only with an exit hook. Without one, write {{{{={tag}}}}}."
+                    message = f"Argo accepts this tag only with an exit hook. Without one, write {{{{={tag}}}}}."
                 if message:
                     self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
 
     def check_hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
             if name not in ("exit", "onExit") and not hook.get("expression"):
-                message = "it is missing: say when the hook runs, or name the hook exit."
+                message = "the expression is missing: say when the hook runs, or name the hook exit."
                 self.add(f"{path}[{name}].expression", "hook", message)
             self.check_reference(f"{path}[{name}]", hook)
             self.check_call(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
     def check_reference(self, path: str, caller: Manifest) -> None:
         if "templateRef" in caller and caller.get("template") != resolve.qualified_name(caller["templateRef"]):
-            self.add(path, "template", "it has both template and templateRef: remove one of them.")
+            self.add(path, "template", "both template and templateRef are set: remove one of them.")
 
     def check_call(self, path: str, name: str, passed_arguments: Manifest, allow_extra: bool = False) -> None:
         """Check that a called template exists and gets its inputs; `allow_extra`: other arguments are allowed, too."""
@@ -373,7 +374,7 @@ class WorkflowRules:
         if template is None:
             templates = self.stored_templates.get(scope) if scope else self.templates
             if templates is not None and not (scope and "{{" in short_name):
-                choices = [key for key in templates if "/" not in key]  # without templates of other objects
+                choices = [key for key in templates if "/" not in key]  # names with / are templates of other objects
                 message = f'the template "{short_name}"{owner} does not exist.{self.findings.hint(short_name, choices)}'
                 self.add(path, "template", message)
             return

@@ -3,7 +3,7 @@
     with display.show(name, LogErrors(name, logs, deployments).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both read only the workflow's status (plain data) and the result of `progress`. Only the tree imports rich.
+Both displays read only the workflow's status (plain data) and the result of `progress`. Only the tree imports rich.
 """
 
 import json
@@ -42,12 +42,13 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # share of the time for examining the steps of a run with MANY_STEPS
-NOT_RUN_PHASES = ("Skipped", "Omitted")  # not a failure
-NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
-JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: its logs contain the cause
-MAX_CAUSE = 400  # characters
-ProgressOf = Callable[[Step], str]  # the progress of a running step, the error in the logs of a failed job, or ""
+MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # many steps are examined for at most this share of the time
+NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases that are not failures
+NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # reasons of a pending pod that are not reported
+JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed; the job's logs contain the cause
+MAX_CAUSE_LENGTH = 400
+# returns the progress of a running step, the error in the logs of a failed job, or ""
+ProgressOf = Callable[[Step], str]
 
 
 class Shown(Protocol):
@@ -60,7 +61,7 @@ class Shown(Protocol):
 
 @contextmanager
 def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
-    """Show a tree or lines, as `out` can display."""
+    """Show the run on `out`: a tree on a terminal, else lines."""
     shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
     stop = threading.Event()
 
@@ -86,7 +87,7 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """Prints a line for each change of a step, and one every five seconds of training.
+    """Prints a line for each change of a step, and during a training a line every five seconds.
 
     Runs with many steps are examined less often: examining every change would take longer than the steps.
     """
@@ -126,7 +127,7 @@ class Lines:
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                     cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
-                    if not row.label.startswith("("):  # not an attempt: the step has the same warnings
+                    if not row.label.startswith("("):  # an attempt has the same warnings as its step
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
             self.next_look = (
@@ -134,7 +135,7 @@ class Lines:
             )
 
     def _report_waiting(self, row: Step) -> None:
-        """Print each reason once: an image that cannot be pulled, no node with capacity."""
+        """Print each reason for waiting once, such as an image that cannot be pulled."""
         reason = row.message.partition(":")[0]
         if reason and reason not in NORMAL_PENDING_REASONS and (row.name, reason) not in self.printed_reasons:
             self.printed_reasons.add((row.name, reason))
@@ -167,7 +168,7 @@ class Tree:
 
         self.name, self.progress, self.plan = name, progress, planned(manifest)
         self.status: Status = {}
-        self.causes: dict[str, str] = {}  # by name of a failed step
+        self.causes: dict[str, str] = {}  # name of a failed step → cause
         self.began = time.time()
         self.console = Console(file=out, highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
@@ -210,7 +211,7 @@ class Tree:
 def cause_of(row: Step, progress: ProgressOf) -> str:
     """Return the cause of a failure on one line: the error of the step's job, or its message."""
     error = progress(row) if JOB_FAILED in row.message else ""
-    return " ".join((error or row.message).split())[:MAX_CAUSE]
+    return " ".join((error or row.message).split())[:MAX_CAUSE_LENGTH]
 
 
 def task_of(row: Step) -> str:
@@ -237,7 +238,7 @@ def log_line(label: str, text: str, as_json: bool) -> str:
 
 
 def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy logs with `stem` in their names to `out`, each line with its pod.
+    """Copy logs with `stem` in their names to `out`, each line with the name of its pod.
 
     Returns when `is_finished()` is true and all lines are copied.
     """
@@ -248,7 +249,7 @@ def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as
         for path in sorted(matching_logs, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(offsets.get(path, 0))
-                # an incomplete line waits for its end, unless all writers have exited
+                # an incomplete line is copied only when all writers have exited
                 for line in file:
                     if not line.endswith(b"\n") and not completed:
                         break

@@ -24,8 +24,8 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-STOP_HINT_AFTER_S = 3.0  # stopping takes longer only if something hangs
-TAIL_BYTES = 8192  # of a log that are searched for errors
+STOP_HINT_AFTER_S = 3.0  # a run takes longer to stop only if a process hangs
+TAIL_BYTES = 8192  # size of the end of a log that is searched for errors
 
 
 def create_run(
@@ -59,7 +59,7 @@ def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str],
 def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
     """Raise ConfigError for a Service whose port is in use, before the run starts."""
     if any(shape_errors(manifest)):
-        return  # LocalRun.new rejects it
+        return  # LocalRun.new rejects the manifest
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in text:
@@ -89,7 +89,7 @@ class Foreground:
         return 0 if status.get("phase") == "Succeeded" else 1
 
     def succeeded(self, code: int) -> bool:
-        """Return True if this exit code does not mean a failure."""
+        """Return True if the run with this exit code did not fail."""
         return code == 0
 
     def as_json(self, status: Status) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def names(home: Path) -> list[str]:
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the newest run (in one of `phases`, if given). Raises ConfigError if it does not exist."""
+    """Return the name of the newest run (in one of `phases`, if given). Raises ConfigError if no run exists."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
@@ -78,7 +78,7 @@ def steps_table(name: str, status: Status) -> str:
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return the reason if more may come."""
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint if more logs may come."""
     files = RunFiles(home, name := name or newest(home))
     manifest = files.workflow()
     check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])

@@ -23,7 +23,7 @@ Status = Mapping[str, Any]
 FINISHED = FULFILLED | {"Cached"}
 # Argo's message for a task with a cached result
 CACHED_MESSAGE = re.compile(r"when ''([^' ]+)' == ''' evaluated false")
-ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
+ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # line in the log of a failed step
 GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """Its duration until now or its end."""
+        """Duration of the step until its end, or until now; None if it has not started."""
         if not self.started:
             return None
         return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
@@ -71,7 +71,7 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
     """Raise ConfigError if `step` is not in the name of a task of the manifest or of one of these `logs`."""
     spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
-    tasks = tasks or {name}  # the workflow is a single leaf template
+    tasks = tasks or {name}  # the workflow has a single template
     # part of a task's name, or an extension of it: `ship.release`, `prepare(0)`, `train-worker-1`
     longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
     if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
@@ -81,7 +81,7 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
-    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy: the runner may add nodes concurrently
+    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy, because the runner may add nodes now
     nodes = {n["name"]: n for n in sorted(unsorted_nodes, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
     for node_name in nodes:
@@ -98,11 +98,11 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
             if not is_hidden:
                 row = _step(name, parent, node, depth)
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
-                    # Argo does not complete it when it stops a run
+                    # when Argo stops a run, it does not complete a Retry node
                     last = last_attempt(status, row)
                     end = {key: last[key] for key in ("phase", "finishedAt", "message") if key in last}
                     row = _step(name, parent, {**node, **end}, depth)
-                if row.kind == "Retry" and row.phase in FAILED:  # the cause, not the reason for not retrying
+                if row.kind == "Retry" and row.phase in FAILED:  # show why the attempt failed
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
             add(child, depth + (not is_hidden))
@@ -156,7 +156,7 @@ def outputs(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the texts of the outputs `warnings`, which are JSON lists, each once."""
+    """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
     texts: list[str] = []
     for node in list(nodes):
         for p in (node.get("outputs") or {}).get("parameters") or []:
@@ -184,7 +184,7 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
 
 
 def applied_log(name: str, node: Mapping[str, Any], task: str, logs: Path, deployments: Path) -> Path | None:
-    """The log that explains the outcome of the job or deployment that a step has applied."""
+    """Return the log that explains the outcome of the job or deployment that a step has applied."""
     paths = list(logs.glob(f"{name}-{task}-*.log"))
     if str(node.get("templateName")).startswith("deployment"):
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
@@ -205,7 +205,7 @@ def end_of(path: Path, size: int) -> str:
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """Return the last lines of a log; from the last `error: ...` line, if it exists."""
+    """Return the last `lines` of a log, or, if it has an `error: ...` line, `lines` from the last such line."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
     return nonempty[-lines:] if last is None else nonempty[last : last + lines]
@@ -245,7 +245,7 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
 
 
 def last_error(log: str) -> str:
-    """Return the last `error: ...` of a log, which says more than the failed condition of a job."""
+    """Return the text of the last `error: ...` line of a log, which is clearer than a job's failed condition."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""
 

@@ -37,7 +37,7 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
     """Return the Workflow to create, with a name, parameters and the hash of the manifest. Raises ConfigError."""
     own_spec, reference = _without_reference(manifest, parameters)
     identity = manifests.Identity(time.time(), suffix=manifests.random_suffix())
-    workflow = manifests.workflow(own_spec, parameters, here=False, identity=identity)
+    workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}

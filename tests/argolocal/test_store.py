@@ -29,7 +29,7 @@ def test_every_key_is_a_separate_object(store: FolderStore, keys: list[str], tmp
     assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
     assert [entry.key for entry in store.list("a/b")] == ["a/b", "a/b%00", "a/b/c"]
     for key in keys:
-        if not key.endswith("/"):  # a folder in S3
+        if not key.endswith("/"):  # such a key is a folder in S3
             store.download(key, tmp_path / "got")
             assert (tmp_path / "got").read_text() == f"text of {key!r}"
     assert {path.name for path in tmp_path.iterdir()} == {"store", "file", "got"}

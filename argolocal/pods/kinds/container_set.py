@@ -54,12 +54,12 @@ class ContainerSet(Sidecars):
         strategy = template["containerSet"].get("retryStrategy") or {}
         self.retry_delay = gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
-        self.retry_at: dict[str, float] = {}  # container → time of its retry
+        self.retry_at: dict[str, float] = {}  # container → time of the next attempt
         self.codes: dict[str, int] = {}  # exit codes of completed containers
-        self.visible_codes: dict[str, int] = {}  # the exit codes that their dependents see
+        self.visible_codes: dict[str, int] = {}  # exit codes that dependents of the containers see
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
-        self.view: filesystem.View | None = None  # of the container `main`
+        self.view: filesystem.View | None = None  # file system of the container `main`
         self.events: list[tuple[str, str, str]] = []  # name, phase and message of newly completed containers
 
     @property
@@ -81,7 +81,7 @@ class ContainerSet(Sidecars):
                     continue
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
-                if self.attempts_left[name] < 0:  # retries: 0
+                if self.attempts_left[name] < 0:  # with `retries: 0`
                     self._end(name, 0)
                 else:
                     self._try_start(name)
@@ -117,7 +117,7 @@ class ContainerSet(Sidecars):
             self._end(name, SIGTERM_EXIT_CODE)
 
     def failure(self) -> str:
-        """Return Argo's message for the first failed container by name, or ""; in inline templates, `main` is first."""
+        """Return Argo's message for the failed container whose name sorts first (`main` in inline templates), or ""."""
         failed_names = sorted(
             (name for name, code in self.codes.items() if code),
             key=lambda name: (self.is_inline and name != "main", name),

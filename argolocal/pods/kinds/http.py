@@ -16,13 +16,13 @@ from typing import Any
 from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
-MAX_BODY_BYTES = 10_000_000  # a cluster stores less than two million for a whole workflow
+MAX_BODY_BYTES = 10_000_000  # a cluster stores fewer than two million bytes for a whole workflow
 Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 Secret = Callable[[str], Mapping[str, str]]
 
 
 def send(http: Mapping[str, Any], secret: Secret) -> Result:
-    """Send the request and check the response. Without `timeoutSeconds` it waits for ever, as Argo."""
+    """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo does."""
     try:
         headers = [(header["name"], _header_value(header, secret)) for header in http.get("headers") or []]
         status, body, response_headers = _send(http, headers)

@@ -36,7 +36,7 @@ class Sidecars:
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
-        self.init_name = ""  # the running init container
+        self.init_name = ""  # name of the running init container
         self.log_error: OSError | None = None  # the reason for an incomplete log of a sidecar
 
     def next_init(self) -> Process | None:
@@ -55,7 +55,7 @@ class Sidecars:
 
     def stop(self, grace: float) -> str:
         """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed by itself, else ""."""
-        running = dict(self.running)  # the collecting thread and a stopping run may both call this
+        running = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
         for process in running.values():
             signal_group(process.pid, signal.SIGTERM)
         until = time.monotonic() + grace

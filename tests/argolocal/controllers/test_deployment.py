@@ -140,7 +140,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     assert rolled_out(obj["status"]) is None, "right after apply it is not what served before that counts"
     waiting.start()
     wait(kinds, rolled_out)
-    since = len(seen) + 1  # the request in progress
+    since = len(seen) + 1  # + 1: a request may be in progress
     waiting.join()
     until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
@@ -153,7 +153,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
 
 
 class Answers(list[str]):
-    """The versions that answered, or errors; `latest`: by client."""
+    """The versions that answered, or errors; `latest`: client → its last answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
             assert answer.read().startswith(b"2"), "it is verified at an address of its own"
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(address("2", port))
-        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # earlier requests have been answered
+        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # no answer of version 1 is pending
         kinds["Service"].apply(address("1", port))
         wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
     assert set(seen) == {"1", "2"}
@@ -244,7 +244,7 @@ def test_a_canary_gets_exactly_its_share_or_a_copy_whose_answer_is_dropped(
     def copied() -> bool:
         return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
 
-    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # without its route
+    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the previous route is gone
     wait(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
@@ -299,7 +299,7 @@ def test_pods_that_die_or_hang_are_restarted(kinds: dict[str, Controller], clust
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
 
 
-def test_a_command_killed_while_it_records_a_supervisor_leaves_none(
+def test_a_command_killed_while_it_records_a_supervisor_leaves_no_supervisor(
     kinds: dict[str, Controller], cluster: LocalCluster
 ) -> None:
     command = """
@@ -350,7 +350,9 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
 
 
-def test_down_ends_everything_for_good(kinds: dict[str, Controller], cluster: LocalCluster, port: int) -> None:
+def test_after_down_deployments_run_again_only_when_they_are_applied_or_started(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, rolled_out)
@@ -383,7 +385,7 @@ def test_a_port_in_use_is_named_with_the_remedy(kinds: dict[str, Controller], po
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     wait(kinds, lambda _: answering(port, "one"))
-    kinds["Service"].apply(service(port))  # in use by the same Service: no conflict
+    kinds["Service"].apply(service(port))  # only the same Service uses the port
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:

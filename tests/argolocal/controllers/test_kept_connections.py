@@ -199,7 +199,7 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next(
         (server,) = [child for child in supervisor.children() if prefix("1") in str(child.cmdline())]
         releases.scale("1", 0)
         until("the server to stop listening", lambda: not listens(server))
-        supervisor.suspend()  # so the Service holds the request below when the server ends
+        supervisor.suspend()  # the Service has the next request when the server ends
         try:
             client.sendall(REQUEST)
             until("the server to end", lambda: server.status() == psutil.STATUS_ZOMBIE)

@@ -52,7 +52,7 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner does not know the progress of the first
+    for _ in range(2):  # the second runner cannot see that the first runner has applied the patch
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
         assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
@@ -65,7 +65,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
         execute(workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster)
         sizes.append(len(stored.read_bytes()))
-    assert max(sizes) - min(sizes) <= 2, sizes  # digits of the versions
+    assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
     last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
     assert last == json.loads(configmap(a="1", b="1")), "a patch is no apply"
     whole = json.loads(stored.read_text())
@@ -136,7 +136,7 @@ def test_a_training_secret_is_new_for_each_run_and_only_in_its_file(
     assert len(values) == 2
 
 
-def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
+def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster) -> None:
     patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
     outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
     get = {"action": "get", "manifest": configmap()}

@@ -1,4 +1,4 @@
-"""Hooks that would run twice, too early, or not at all."""
+"""Each hook runs once, and at the right time."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def flow(**spec: Any) -> dict[str, Any]:
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
 
 
-def test_an_exit_handler_sees_the_values_at_its_start(tmp_path: Path) -> None:
+def test_an_exit_handler_reads_workflow_values_as_of_its_start(tmp_path: Path) -> None:
     meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
     spec = flow(entrypoint="tell", onExit="tell")
     last, first = step_outputs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})

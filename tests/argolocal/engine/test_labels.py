@@ -1,4 +1,4 @@
-"""Labels from expressions, with which users find runs."""
+"""Labels from expressions, which users can search runs by."""
 
 from pathlib import Path
 from typing import Any

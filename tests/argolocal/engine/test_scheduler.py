@@ -41,7 +41,7 @@ def test_an_omitted_leaf_below_a_failed_task_makes_the_dag_fail() -> None:
     assert (s.status["phase"], phase(s, "deploy")) == ("Failed", "Omitted")
 
 
-def test_a_dag_target_decides_even_when_a_leaf_below_it_succeeds() -> None:
+def test_a_failed_dag_target_fails_the_dag_even_if_a_leaf_below_it_succeeds() -> None:
     tasks = ({"name": "verify"}, {"name": "restore", "depends": "verify.Failed"})
     s = scheduler(dag(*tasks, target="verify restore"), leaf())
     play(s, {"verify": "Failed"})
@@ -71,19 +71,19 @@ def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
-    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no wait
+    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
     play(s, {"w(0)": "Failed"})
     assert s.table.now < 1010
 
 
-def test_an_expression_decides_over_retries_with_policy_always() -> None:
+def test_a_failed_attempt_is_retried_only_while_the_expression_is_true() -> None:
     strategy = {"limit": 5, "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'"}
     s = scheduler(leaf("main", retryStrategy=strategy))
     assert play(s, {"w(0)": "Error", "w(1)": "Failed"}) == ["w(0)", "w(1)"]
     assert s.status["message"] == "retryStrategy.expression evaluated to false"
 
 
-def test_each_attempt_knows_its_number_and_the_last_one() -> None:
+def test_each_attempt_can_read_its_number_and_the_last_exit_code() -> None:
     template = leaf("main", retryStrategy={"limit": 2})
     template["container"]["args"] = ["{{retries}} {{lastRetry.exitCode}} {{pod.name}}"]
     s = scheduler(template)
@@ -206,7 +206,7 @@ def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
     assert s.table.get("w.a.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
 
 
-def test_outputs_with_a_global_name_are_the_workflows() -> None:
+def test_outputs_with_a_global_name_are_outputs_of_the_workflow() -> None:
     s = scheduler(
         dag({"name": "a"}),
         leaf(),
@@ -251,7 +251,7 @@ def test_a_template_overrides_template_defaults() -> None:
     assert s.nodes["w"]["type"] == "Retry"
 
 
-def test_a_status_from_disk_continues_where_it_stopped() -> None:
+def test_a_run_continues_from_a_status_on_disk() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
     s = scheduler(dag(*tasks), leaf())
     first = s.advance(1000.0)[0]
@@ -260,16 +260,16 @@ def test_a_status_from_disk_continues_where_it_stopped() -> None:
     assert play(again) == ["b", "c"]
 
 
-def test_ids_and_pod_names_are_argos() -> None:
+def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     s = scheduler(dag({"name": "a"}), leaf())
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, Start)
     assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
-    assert fnv32a("wf-0008[0].t2") == 911381529  # from a cluster
+    assert fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
 
 
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
-def test_the_cost_per_node_does_not_grow_with_their_number(shape: str) -> None:
+def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) -> None:
     def effort(count: int) -> float:
         names = [f"t{i}" for i in range(count)]
         dependency = {name: {"depends": last} for last, name in pairwise(names)} if shape == "chain" else {}
@@ -388,7 +388,7 @@ def test_an_error_waits_for_running_pods_also_of_a_dead_runner() -> None:
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
 
 
-def test_lost_pods_behind_a_blocked_step_restart() -> None:
+def test_a_pod_of_a_dead_runner_restarts_even_if_a_limit_blocks_a_step_before_it() -> None:
     first_run = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
     a, c = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])

@@ -85,14 +85,14 @@ def test_a_step_that_expires_without_a_value_is_in_error_as_on_argo() -> None:
     assert (ask["phase"], ask["message"], s.status["phase"]) == ("Error", message, "Failed")
 
 
-def test_a_value_with_a_global_name_is_the_workflows() -> None:
+def test_a_value_with_a_global_name_is_an_output_of_the_workflow() -> None:
     s = at_approval(approval(globalName="answer"))
     (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"})])
     assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
 
 
-def test_a_second_answer_is_ignored() -> None:
+def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
     s = at_approval(approval())
     (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"}), Resumed(node["id"], {"go": "NO"})])
@@ -137,7 +137,7 @@ def manifest(path: Path, **spec: Any) -> str:
     return "w.json"
 
 
-def test_a_resumed_runner_waits_for_the_answer_of_another_terminal(
+def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first = run("run", "--manifest", manifest(tmp_path))
@@ -158,7 +158,7 @@ def test_a_resumed_runner_waits_for_the_answer_of_another_terminal(
     assert "said YES" in "".join(log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log"))
 
 
-def test_an_answer_missed_by_a_dying_runner_reaches_the_next(
+def test_values_sent_after_the_death_of_a_runner_reach_the_next_runner(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first = run("run", "--manifest", manifest(tmp_path))
@@ -174,7 +174,7 @@ def test_an_answer_missed_by_a_dying_runner_reaches_the_next(
     assert not RunFiles(tmp_path / ".rekindle", "w").resume_request.exists()
 
 
-def test_a_suspended_workflow_resumes_and_another_is_busy(
+def test_a_suspended_workflow_can_be_resumed_and_a_running_one_cannot(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
     sleep = {"image": "busybox", "command": ["sleep"], "args": ["30"]}

@@ -39,18 +39,18 @@ SCOPE = {
             "true",
         ),
         ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
-        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an error in a template stays as text
+        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an expression that fails stays as text
         ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
         ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # resolved later
+        ("{{=retries}}", "{{=retries}}"),  # the tag gets its value later
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
 )
-def test_tags_in_a_template(text: str, result: str) -> None:
+def test_tags_are_replaced_by_their_values(text: str, result: str) -> None:
     assert substitute({"k": [text]}, SCOPE) == {"k": [result]}
 
 
@@ -65,7 +65,7 @@ def test_tags_in_a_template(text: str, result: str) -> None:
         ("an unclosed {{ tag", None, TemplateError),
     ],
 )
-def test_tags_that_are_errors(text: str, strict: object, error: type[Exception]) -> None:
+def test_an_invalid_tag_is_an_error(text: str, strict: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         substitute({"k": text}, SCOPE, strict)  # type: ignore[arg-type]
 
@@ -121,9 +121,9 @@ def test_a_value_without_tags_is_unchanged(value: object) -> None:
         ("split('a,b', ',') | join('-')", "a-b"),
     ],
 )
-def test_expressions(source: str, value: object) -> None:
-    value = evaluate(source, ARGO_FUNCTIONS)
-    assert (type(value), value) == (type(value), value)
+def test_an_expression_has_the_expected_value_and_type(source: str, value: object) -> None:
+    result = evaluate(source, ARGO_FUNCTIONS)
+    assert (type(result), result) == (type(value), value)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_expressions(source: str, value: object) -> None:
         ("len(1..999999)", "999999"),
         ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
         ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
-        ("p.text[0]", "195"),  # a byte
+        ("p.text[0]", "195"),  # the first byte
         ("p.text[-1]", "97"),
         ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
         ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
@@ -217,7 +217,7 @@ def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
         "len(map(1..600000, #)) + len(1..300000)",
     ],
 )
-def test_expressions_that_are_errors(source: str) -> None:
+def test_an_invalid_expression_is_an_error(source: str) -> None:
     with pytest.raises(ExprError):
         evaluate(source, ARGO_FUNCTIONS)
 
@@ -266,18 +266,19 @@ JOB = {
     [
         ("status.replicaStatuses.Worker.succeeded > 1", "", True),
         ("status.replicaStatuses.Worker.succeeded > 2", "", None),
-        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),  # AND
-        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),  # OR
-        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),  # failure first
+        # success needs all requirements, failure only one; the failure condition is checked first
+        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),
+        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),
+        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),
         ("status.nope != x", "", True),  # a missing path differs from everything
         ("status.nope notin (a,b)", "", True),
         ("!status.nope", "", True),
-        ("status.nothing", "", True),  # null exists
-        ("status.share > 0", "", None),  # only whole numbers compare
+        ("status.nothing", "", True),  # null is a value
+        ("status.share > 0", "", None),  # only whole numbers can be compared
         ("status.conditions.5.type", "", None),
     ],
 )
-def test_conditions_of_resources(success: str, failure: str, verdict: bool | None) -> None:
+def test_conditions_decide_how_a_resource_step_ends(success: str, failure: str, verdict: bool | None) -> None:
     assert selector.evaluate_conditions(JOB, success, failure)[0] is verdict
 
 
@@ -306,12 +307,12 @@ def test_parameter_values_are_formatted_as_in_argo(value: object, text: str) -> 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_a_duration_is_parsed_to_seconds(text: str, seconds: float) -> None:
     assert gofmt.parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5 m", "1d", "s", "1m30", "abc"])
-def test_durations_that_go_rejects(text: str) -> None:
+def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="unable to parse"):
         gofmt.parse_seconds(text)
 
@@ -331,7 +332,7 @@ def test_durations_that_go_rejects(text: str) -> None:
         ("%08X", -255, "-00000FF"),
         ("%b", -255, "-11111111"),
         ("%o", -255, "-377"),
-        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # not a gigabyte
+        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # Go does not write a gigabyte
         ("a%d%99999999dz", 5, "a5%!(NOVERB)"),
         ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
     ],

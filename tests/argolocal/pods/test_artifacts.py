@@ -67,7 +67,7 @@ def test_a_tarball_is_unpacked_unless_archive_is_none(s3: Store, tmp_path: Path)
         tar.add(tmp_path / "weights", "weights")
     s3.upload(tmp_path / "model.tar.gz", "model.tar.gz")
     artifacts.load({"name": "a", "s3": {"key": "model.tar.gz"}}, tmp_path / "one", lambda _: s3)
-    assert (tmp_path / "one").read_text() == "w"  # a single entry gets the artifact's name
+    assert (tmp_path / "one").read_text() == "w"  # a single entry gets the path of the artifact
     kept = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
     artifacts.load(kept, tmp_path / "two", lambda _: s3)
     assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
@@ -132,7 +132,7 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
     (root / "go/outside").symlink_to("/usr")
     for path in (root / "go/mod", root / "go"):
         path.chmod(0o555)
-    if not os.getuid():  # they do not restrict root
+    if not os.getuid():  # permissions do not restrict root
         for path in (root, *root.rglob("*")):
             os.chown(path, 65534, 65534, follow_symlinks=False)
     child = os.fork()
@@ -145,7 +145,7 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
             os._exit(0)
     os.waitpid(child, 0)
     assert list(root.rglob("*")) == []
-    if root.exists():  # in a directory of another user
+    if root.exists():  # root is in a directory of another user
         root.rmdir()
 
 
@@ -159,7 +159,7 @@ def test_a_tarball_cannot_write_outside_its_directory(s3: Store, tmp_path: Path)
     assert not (tmp_path / "escaped").exists()
 
 
-def test_raw_data_works_without_a_store(tmp_path: Path) -> None:
+def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
     artifacts.load({"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None)
     assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
 

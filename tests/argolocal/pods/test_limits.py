@@ -92,7 +92,7 @@ def test_processes_left_by_a_step_end_with_it(tmp_path: Path) -> None:
 
 
 @needs_cgroups
-def test_two_runners_keep_each_others_cgroups() -> None:
+def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
     mine = limits.memory_cgroup({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
     assert mine
     other = "from argolocal.pods import limits; assert limits.available()"

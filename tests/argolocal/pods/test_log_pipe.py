@@ -33,7 +33,7 @@ def run_script(source: str, log: Path, copy: Path | None = None, folder: Path | 
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr", "fd/1", "fd/2"])
-def test_opening_stdout_again_keeps_the_log(tmp_path: Path, name: str) -> None:
+def test_a_container_that_opens_stdout_again_does_not_truncate_the_log(tmp_path: Path, name: str) -> None:
     run_script(f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four", log := tmp_path / "log")
     assert sorted(log.read_text().split()) == ["four", "one", "three", "two", "two"]
 
@@ -59,7 +59,7 @@ def test_a_result_is_the_whole_stdout(tmp_path: Path) -> None:
     assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]
 
 
-def test_much_output_just_before_the_exit_is_complete(tmp_path: Path) -> None:
+def test_output_just_before_the_exit_is_completely_logged(tmp_path: Path) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
     code = "import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]"
     source = shlex.join([sys.executable, "-c", code])
@@ -69,7 +69,7 @@ def test_much_output_just_before_the_exit_is_complete(tmp_path: Path) -> None:
     assert log.read_bytes().count(b"2") == 5 << 22 and set(copy.read_bytes()) == {ord("1")}
 
 
-def test_orphans_of_a_container_delay_nothing(tmp_path: Path) -> None:
+def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) -> None:
     run_script(
         "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ > loud; exec yes' & "
         "until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",

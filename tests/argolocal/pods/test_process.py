@@ -129,7 +129,7 @@ def test_deletions_by_a_pod_do_not_reach_the_machine(
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
-    # below /tmp, like the home: visible although the pod's /tmp is private
+    # a folder below /tmp, which the pod sees although its /tmp is private
     monkeypatch.setenv("REKINDLE_PATH", str(code))
     file = shlex.quote(str(beside))
     source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
@@ -173,7 +173,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    # a clone next to the pod's own files is visible
+    # if one overlay covers the whole machine, the file that the pod has changed in it can be read
     is_readable = filesystem._root_overlay_supported() and not mine.is_relative_to("/tmp")
     assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
 
@@ -195,8 +195,8 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
     }
     phase = ran(template, tmp_path)["phase"]
-    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # its private directory
-    machines.rmdir()  # it is empty
+    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # /tmp is private to the pod
+    machines.rmdir()  # fails unless the directory is empty
 
 
 @needs_namespaces
@@ -261,7 +261,7 @@ def test_mounts_below_an_import_folder_are_visible(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_a_link_left_by_an_attempt_does_not_reach_the_machine(tmp_path: Path) -> None:
+def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: Path) -> None:
     machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     mode_before = machines.stat().st_mode
     root = tmp_path / "root"
@@ -294,7 +294,7 @@ def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -
     assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == ("Error", True), status
 
 
-def test_an_output_loses_only_one_newline(tmp_path: Path) -> None:
+def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
     status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
@@ -316,7 +316,7 @@ def test_a_working_directory_in_a_volume_is_created(tmp_path: Path) -> None:
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
 
 
-def test_pod_spec_patches_set_variables_the_templates_last(tmp_path: Path) -> None:
+def test_pod_spec_patches_of_a_workflow_and_a_template_set_variables(tmp_path: Path) -> None:
     patch = (
         "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value: '{{pod.name}}'}]}]"
     )

@@ -82,7 +82,7 @@ def test_a_pod_reads_its_configuration_from_files(
     assert pod_output(tmp_path, shell(script, mount("/v")), volume, CONFIG, SECRET) == expected
 
 
-def test_one_key_is_mounted_next_to_system_files(tmp_path: Path) -> None:
+def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path: Path) -> None:
     script = "test -e /etc/passwd; cat /etc/app/b.conf > /tmp/out; "
     script += "(echo x > /etc/app/b.conf) 2>/dev/null || echo ro >> /tmp/out"
     template = shell(script, mount("/etc/app/b.conf", subPath="b"))
@@ -187,7 +187,7 @@ def test_invalid_volumes_are_rejected_before_the_run(tmp_path: Path, spec: dict[
 
 
 def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
-    """The state of the run, its logs and the directories of its pods do not contain it, also after a failure."""
+    """The state of a run, its logs and its pods' directories do not contain the secret, even after a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
     template = shell('test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={})
     template["container"]["env"] = env

@@ -71,7 +71,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         ("http://example.com@evil.example/b", False),
     ],
 )
-def test_a_secret_stays_with_its_host_when_an_answer_redirects(proxy: Proxy, location: str, stays: bool):
+def test_login_headers_are_not_sent_to_another_host_after_a_redirection(proxy: Proxy, location: str, stays: bool):
     proxy.answers["http://example.com/a"] = (302, location)
     with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
         assert answer.read() == b"hello"
@@ -81,7 +81,7 @@ def test_a_secret_stays_with_its_host_when_an_answer_redirects(proxy: Proxy, loc
     assert stays == all(first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2])
 
 
-def test_a_removed_header_is_not_sent_again(proxy: Proxy):
+def test_a_header_removed_by_a_redirection_is_not_sent_again(proxy: Proxy):
     proxy.answers |= {"http://a.example/": (307, "http://b.example/"), "http://b.example/": (307, "http://a.example/b")}
     web.request("http://a.example/", headers=LOGIN.items()).close()
     assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [True, False, False]

@@ -39,12 +39,12 @@ from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
 
-EXIT_TIMEOUT_S = 3.0  # for the last processes of a run
+EXIT_TIMEOUT_S = 3.0  # time limit for the exit of a run's last processes
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CLOCK = ("startedAt", "finishedAt")
 PORTS = count(20000 + os.getpid() % 10000)  # below the ephemeral ports
 ANSWERS = {"go": "YES"}  # values for suspended steps
-EMBEDDED = "services"  # the workflow "files" with the object store of its home
+EMBEDDED = "services"  # the workflow "files", with the embedded object store
 BODY = """echo "begin $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; ({1})
 code=$?; echo "end $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; exit $code"""
 ENVIRONMENT = [
@@ -122,13 +122,13 @@ class Run:
 
     name: str
     home: Path
-    environment: dict[str, str]  # with a store; each run has its own bucket
+    environment: dict[str, str]  # includes the address of an object store
     url: str
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
         self.shared = tempfile.TemporaryDirectory(prefix="rekindle-kills-", dir="/dev/shm")
-        self.notes = Path(self.shared.name)  # visible in pods with a private /tmp
+        self.notes = Path(self.shared.name)  # a folder that pods with a private /tmp see
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
         self.files = RunFiles(self.home, self.name)
@@ -147,7 +147,7 @@ class Run:
         (self.home / "w.json").write_text(text)
 
     def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
-        """Start a runner, and kill it at this second, call or effect. Return True if it ended before."""
+        """Start a runner, and kill it at this second, call or effect. Return True if the runner ended before."""
         last = {kind: int(moment)} if kind in ("call", "effect") else {}
         values = json.dumps(self.answers())
         command = [sys.executable, "-c", RUNNER, str(self.home), self.name, json.dumps(last), values]
@@ -155,7 +155,7 @@ class Run:
             runner = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log, env=self.environment)
 
         def has_ended() -> bool:
-            with contextlib.suppress(ConfigError, Busy):  # it was resumed in the meantime
+            with contextlib.suppress(ConfigError, Busy):  # the suspended step was resumed in the meantime
                 self.release()
             return runner.poll() is not None
 
@@ -209,7 +209,7 @@ class Run:
         return path.read_text().splitlines() if path.exists() else []
 
     def outcome(self) -> Any:
-        """Return everything that must not change."""
+        """Return all results of the run that a killed runner must not change."""
         status = self.status()
         nodes = {}
         for node in status["nodes"].values():
@@ -277,7 +277,7 @@ class Run:
                 if mark in (process / "environ").read_bytes() + b"\0":
                     orphans.append(f"orphan {process.name}: {(process / 'cmdline').read_text()}")
             except OSError:
-                continue  # it exited, or belongs to another user
+                continue  # the process exited or belongs to another user
         return orphans
 
 

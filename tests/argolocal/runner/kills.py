@@ -102,7 +102,7 @@ class Stage:
         run = self.run(plan.name, f"{plan.seed}")
         found: list[str] = []
         for kind, fraction in (*plan.kills, ("", 0.0)):
-            if run.status()["phase"] in FAILED:  # resuming it would be a retry
+            if run.status()["phase"] in FAILED:  # to resume a failed run would be a retry
                 break
             ended_pods = run.ended_pods()
             done = run.start_and_kill(kind, fraction * measured.get(kind, 0))

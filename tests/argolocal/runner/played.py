@@ -34,7 +34,7 @@ def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = 
 def play(
     s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None
 ) -> list[str]:
-    """End every pod in the order of its start, a second each, as `failing` says. Return the nodes that ran."""
+    """End all pods in the order of their starts, one per second. `failing`: node → phase. Return the nodes that ran."""
     failing, outputs = failing or {}, outputs or {}
     now, events, waiting, ran = 1000.0, [], [], []
     for _ in range(10_000):

@@ -23,7 +23,7 @@ def configmap(name: str, **data: str) -> dict:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
-def test_pods_get_objects_by_name(cluster: LocalCluster) -> None:
+def test_configmaps_and_secrets_are_read_by_name(cluster: LocalCluster) -> None:
     Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
     coded = base64.b64encode("päss".encode()).decode()
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"x": coded}, "stringData": {"y": "plain"}}
@@ -54,7 +54,7 @@ def test_concurrent_processes_never_assign_an_address_twice(cluster: LocalCluste
     assert len(addresses) == len(set(addresses)) == 100
 
 
-def test_apply_merges_like_kubectl(cluster: LocalCluster) -> None:
+def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
     kind = Controller(cluster, "HorizontalPodAutoscaler")
 
     def hpa(**spec: object) -> dict:

@@ -1,4 +1,4 @@
-"""Former differences in Argo's own examples, each reduced."""
+"""Reduced versions of Argo's examples that once gave another result here than on Argo."""
 
 import os
 from pathlib import Path

@@ -123,7 +123,7 @@ def bomb(levels: int) -> bytes:
     return b"[" + b",".join(anchors) + b"]"
 
 
-TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # edit, words of the error; "": it runs
+TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # (edit of the text, words of the error or "")
     (lambda data: data[: len(data) // 2], "did not find expected ',' or '}'"),
     (lambda data: data.replace(b"name", b"\xff\xfe", 1), "cannot be read"),
     (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
@@ -156,7 +156,7 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # edit, words of the erro
     (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"x" * (3 << 20), 1), "spec.podGC is str ('xxx"),
     (lambda data: b"", "it contains no object"),
     (lambda data: b"- 1", "each document must be a mapping"),
-    (lambda data: b"kind: Workflow", "spec.entrypoint: it is missing"),
+    (lambda data: b"kind: Workflow", "spec.entrypoint: the entrypoint is missing"),
     (lambda data: b"\x89PNG\r\n\x1a\n" + data, "cannot be read"),
 ]
 ERROR = re.compile(
@@ -165,7 +165,7 @@ ERROR = re.compile(
 )
 # texts of Python errors
 INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType")
-CPU_TIMEOUT_S = 20  # for reading and playing
+CPU_TIMEOUT_S = 20  # time limit to read a manifest and play its workflow
 
 
 def fields(value: Any) -> list[tuple[Any, Any]]:
@@ -226,7 +226,7 @@ def play(scheduler: Scheduler) -> None:
             for i, s in enumerate(starts)
             for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
-    # a workflow that retries for ever, or waits for its own lock, does so on Argo as well
+    # the workflow may not have ended: on Argo, too, it may retry for ever or wait for its own lock
 
 
 def load_error(data: bytes, home: Path) -> str:
@@ -281,7 +281,7 @@ def test_a_broken_manifest_runs_or_is_rejected_in_a_sentence(data: bytes) -> Non
 @pytest.mark.timeout(3600)
 @SOAK
 @given(damaged_manifests())
-def test_five_thousand_broken_manifests(data: bytes) -> None:
+def test_five_thousand_broken_manifests_run_or_are_rejected_in_a_sentence(data: bytes) -> None:
     check(data)
 
 

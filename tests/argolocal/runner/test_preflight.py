@@ -146,7 +146,7 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
         ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
         ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
-        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is not one"),
+        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is not a text"),
         ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),
@@ -261,7 +261,7 @@ def test_an_ignored_schedule_is_reported() -> None:
     assert "schedules, timezone" in check(workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
 
 
-def test_an_image_that_all_templates_share_is_the_image_of_each() -> None:
+def test_an_image_in_template_defaults_is_enough_for_every_template() -> None:
     manifest = documents(GOOD)[0]
     manifest["spec"]["templateDefaults"] = {"container": {"image": "alpine", "command": ["sh", "-c"]}}
     manifest["spec"]["templates"][0]["container"] = {"args": ["echo hi"]}
@@ -363,7 +363,7 @@ def test_a_template_with_a_null_body_is_rejected(kind: str) -> None:
         check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
-def test_a_null_item_is_an_item() -> None:
+def test_a_null_item_of_a_loop_is_kept() -> None:
     manifest = documents(GOOD)[0]
     task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
     manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})

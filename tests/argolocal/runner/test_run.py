@@ -40,7 +40,7 @@ def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> d
 
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
-    """Return a template; a command with /shared gets the claim mounted there (see `shared`)."""
+    """Return a template. A command that contains /shared gets the claim mounted at that path (see `shared`)."""
     mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
     if mounts and not filesystem.available():
         pytest.skip("needs mount namespaces")
@@ -139,7 +139,7 @@ def nothing_left(cluster: LocalCluster) -> None:
 
 
 def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
-    """Kill a runner when its journal has reached this size, unless it ends before."""
+    """Kill a runner when its journal has reached this size, unless the runner ends before."""
     until("its moment", lambda: journal.stat().st_size >= size or process.poll() is not None, pause=0.001)
     process.kill()
     process.wait()
@@ -161,8 +161,8 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(tmp_path:
             continue
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
-        done: dict[str, int] = {}  # how often a step had run when its end was first seen
-        for _ in range(2):  # a second time, while it resumes
+        done: dict[str, int] = {}  # step → number of its runs when it had ended
+        for _ in range(2):  # kill it again while it resumes
             kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
             ran = Counter(mark.read_text().split() if mark.exists() else ())
             status, _ = state.RunFiles(home.home, "w").load()
@@ -187,7 +187,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     shared(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     nothing_left(cluster)
-    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the last pod
+    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # only the log of the last pod
 
 
 def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(tmp_path: Path, mo
     holder = os.fork()
     if not holder:
         files.lock()
-        if not os.fork():  # between fork and exec: it has the lock of its dead parent
+        if not os.fork():  # a child before its exec has the lock of its dead parent
             until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
         os._exit(0)
     os.waitpid(holder, 0)
@@ -247,7 +247,7 @@ def test_a_stop_during_a_pod_start_ends_the_pod(cluster: LocalCluster, monkeypat
 
     def start(*arguments: Any) -> Any:
         process = real(*arguments)
-        os.kill(os.getpid(), signal.SIGTERM)  # before the process is recorded
+        os.kill(os.getpid(), signal.SIGTERM)  # sent before the process is recorded
         return process
 
     monkeypatch.setattr(executor, "start_container", start)
@@ -260,7 +260,7 @@ def test_a_stop_during_a_pod_start_ends_the_pod(cluster: LocalCluster, monkeypat
 def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
     gate, command = shared(cluster, "gate"), "test -e /shared/gate || sleep 1000"
     run = LocalRun.new(workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster)
-    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
 
     def interrupt() -> None:
         until("its first process", lambda: left_over(cluster))
@@ -292,7 +292,7 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
     status = resume("w", cluster)
     assert status["phase"] == "Succeeded"
     assert set(phases(status).values()) == {"Succeeded"}
-    assert mark.read_text() == "x\nx\n"  # good ran once, after once
+    assert mark.read_text() == "x\nx\n"  # the steps `good` and `after` ran once each
 
 
 def test_a_full_disk_ends_the_run_which_can_be_resumed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +436,7 @@ def test_an_invalid_manifest_starts_nothing(cluster: LocalCluster) -> None:
     [
         ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is not a schedule: the minute'),
         ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is not a time zone'),
-        ({"schedules": []}, r"spec\.schedules: it is missing"),
+        ({"schedules": []}, r"spec\.schedules: the list is missing"),
     ],
 )
 def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(

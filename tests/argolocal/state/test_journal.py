@@ -87,7 +87,7 @@ def test_a_file_written_by_two_threads_has_the_content_of_one(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_failed_write_keeps_the_old_file_only(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     write_atomically(tmp_path / "f", "before")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "f", "\ud800")

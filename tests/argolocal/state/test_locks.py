@@ -21,7 +21,7 @@ def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
     return [s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)]
 
 
-def test_nodes_with_the_same_mutex_never_overlap_and_name_it(tmp_path: Path) -> None:
+def test_nodes_with_the_same_mutex_never_overlap_and_show_its_name(tmp_path: Path) -> None:
     s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert starts(s, 1) == ["w.a"]
     waiting = s.nodes[s.table.id("w.b")]

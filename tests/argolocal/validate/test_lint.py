@@ -174,7 +174,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "output with a default only": (lambda w: set_output(w, valueFrom={"default": "1"}), "output", "no source"),
     "output from two places": (
         lambda w: set_output(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
-    "output with a value and a default": (lambda w: set_output(w, value="1", valueFrom={"default": "2"}), "output", "it has value"),
+    "output with a value and a default": (lambda w: set_output(w, value="1", valueFrom={"default": "2"}), "output", "the output has value"),
     "output of another kind": (
         lambda w: set_output(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
     "output of steps": (
@@ -192,7 +192,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "hook": (
         lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}), "hook", r"hooks\[running\]\.expression"),
     "workflow's hook": (
-        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\]\.expression: it is missing"),
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\]\.expression: the expression is missing"),
     "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
         "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
         "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "argument", r"spec\.arguments\.parameters\[p\]\.valueFrom"),
     "not of the enum": (
         lambda w: step(w, "three")["arguments"]["parameters"][0].update(value=1, enum=[2, "3"]),
-        "argument", r'three\].*"1" is not in its enum: it must be 2 or 3'),
+        "argument", r'three\].*"1" is not in the enum: it must be 2 or 3'),
     "parameter twice": (
         lambda w: w["spec"]["arguments"]["parameters"].append({"name": "rows", "value": "6"}),
         "name", r'spec\.arguments\.parameters: "rows" must be .* unique'),
@@ -259,9 +259,9 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"), "argument", "fromExpression alone"),
     "artifact from two": (
         lambda w: artifact(w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}),
-        "argument", r"score\]\.arguments\.artifacts\[data\]: it has both"),
-    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "its source is missing.*also if it is optional"),
-    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "its source is missing"),
+        "argument", r"score\]\.arguments\.artifacts\[data\]: both from and"),
+    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "source is missing.*even for an optional"),
+    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "source is missing"),
     "workflow's artifact": (
         lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]), "argument", r"spec\.arguments\.artifacts\[x\]"),
     "inline input": (
@@ -270,7 +270,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "parallel leaf": (lambda w: template(w, "make").update(parallelism=2), "template", r"make\]\.parallelism.*dag or steps"),
     "suspend's timeout": (
         lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {}, "timeout": "5s"}), "template", r"s\]\.timeout.*a pod"),
-    "two loops": (lambda w: task(w, "loop").update(withParam="[1]"), "loop", r"loop\]: it has withItems and withParam"),
+    "two loops": (lambda w: task(w, "loop").update(withParam="[1]"), "loop", r"loop\]: withItems and withParam are set"),
     "loop and a sequence": (
         lambda w: task(w, "loop").update(withSequence={"count": 1}), "loop", "withItems and withSequence"),
     "no tasks": (lambda w: w["spec"]["templates"].append({"name": "d", "dag": {"tasks": []}}), "template", "must have a task"),
@@ -278,10 +278,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "metric": (lambda w: metric(w, name="a-b", help="h"), "metric", r"metrics\.prometheus\[a-b\].*letters"),
     "metric's label": (
         lambda w: metric(w, name="a", help="h", labels=[{"key": "1", "value": ""}]), "metric", r'prometheus\[a\]: "1" must'),
-    "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: it is missing"),
+    "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: the help text is missing"),
     "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
     "global of a later step": (
-        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*finds no value of .*\.late before this"),
+        lambda w: pass_output(w, "two", "one"), "tag", r"steps\[0\]\[one\].*does not know .*\.late here"),
     "global of the entrypoint": (
         lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
         container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
@@ -303,15 +303,15 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "timeout": (
         lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
-        arguments(of="30")), "argument", r"tasks\[score\].arguments: they set the timeout of score to .30.: give a unit"),
+        arguments(of="30")), "argument", r"tasks\[score\].arguments: arguments set the timeout of score to .30.: give a unit"),
     "timeout by an argument's tag": (
         lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
-        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'they set the timeout of make to "5"'),
+        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'arguments set the timeout of make to "5"'),
     "timeout of all": (
         lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
-        'they set the timeout of make to "5"'),
+        'arguments set the timeout of make to "5"'),
     "template beside": (
-        lambda w: task(w, "away").update(template="make"), "template", "both template and templateRef: remove one of them"),
+        lambda w: task(w, "away").update(template="make"), "template", "both template and templateRef are set: remove one"),
     "hook's template beside": (
         lambda w: task(w, "score")["hooks"]["exit"].update(templateRef={"name": "other", "template": "t"}), "template",
         "both template and templateRef"),
@@ -321,7 +321,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "twice": (lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}), "name", "2 times"),
     "task twice": (lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")), "name", "2 times"),
     "two types": (lambda w: template(w, "score").update(suspend={}), "template", "container and suspend"),
-    "no type": (lambda w: template(w, "score").pop("container"), "template", "its type is missing"),
+    "no type": (lambda w: template(w, "score").pop("container"), "template", "type of the template is missing"),
     "parameter name": (
         lambda w: template(w, "finish")["inputs"]["parameters"].append({"name": "a.b", "default": ""}), "name", "a.b"),
     "memoize": (lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}), "name", "memoize"),
@@ -449,7 +449,7 @@ def test_a_global_output_is_known_in_later_steps_and_in_the_whole_dag() -> None:
     assert lint(manifest) == []
 
 
-def test_variables_that_a_shell_or_kubernetes_expands_pass() -> None:
+def test_shell_syntax_that_a_shell_or_kubernetes_expands_passes() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
     assert lint(manifest) == []
@@ -506,7 +506,7 @@ def test_an_unknown_name_without_a_similar_one_gets_a_list_of_names() -> None:
     task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
     assert all("Available" in f.message or "Correct the" in f.message for f in lint(manifest) if f.rule == "depends")
     manifest["spec"]["templates"] = []
-    assert "Define it, or remove this" in next(f.message for f in lint(manifest) if f.rule == "template")
+    assert "Define it, or remove the reference" in next(f.message for f in lint(manifest) if f.rule == "template")
 
 
 def test_each_step_without_a_deadline_is_reported_once() -> None:
@@ -525,12 +525,12 @@ def test_an_image_of_many_containers_is_one_finding() -> None:
     assert "5 containers run it" in found.message
 
 
-def test_a_cron_name_is_short_enough_for_its_workflows_and_jobs() -> None:
+def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
     assert "at most 52" in str(lint(cron("a" * 53))[0])
     assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
 
 
-def test_a_cron_without_schedule_and_shell_syntax_in_its_arguments_are_found() -> None:
+def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"]["schedules"] = []
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
@@ -540,7 +540,7 @@ def test_a_cron_without_schedule_and_shell_syntax_in_its_arguments_are_found() -
     assert "Argo 4 removed" in str(lint(manifest)[0])
 
 
-def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_are_found() -> None:
+def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_workflow_are_found() -> None:
     manifest = cron("sample")
     manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
     messages = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
@@ -554,7 +554,7 @@ def test_an_invalid_schedule_and_shell_syntax_in_tasks_of_a_cron_are_found() -> 
         ("shell", "[main].dag.tasks[loop].arguments.parameters[note]"),
         ("shell", "[stages].steps[0][one].arguments.parameters[note]"),
     ]
-    template(spec, "finish")["container"].update(command=["sh", "-c"])  # a shell expands them
+    template(spec, "finish")["container"].update(command=["sh", "-c"])  # a shell expands the $(...)
     assert lint(manifest) == []
 
 
@@ -715,7 +715,7 @@ def test_pods_of_servers_and_runtimes_are_checked(mistake: str) -> None:
     assert [(f.rule, f.path, f.fatal) for f in lint(thing)] == [(rule, path, False)]
 
 
-def test_the_objects_of_the_blocks_pass() -> None:
+def test_the_objects_that_blocks_create_pass() -> None:
     for kind, one in kinds(image=PINNED).items():
         assert [str(f) for f in lint(one.manifest)] == [], kind
 
@@ -742,7 +742,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "no container": ("MPIJob", lambda j: worker(j)["template"].pop("spec"), "job", "needs a container"),
     "no image": ("MPIJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"), "job", "an image"),
     "two masters": (
-        "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: it is 2"),
+        "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: replicas is 2"),
     "unsaid": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"), "job", "is missing"),
     "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
     "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "needs a Worker"),
@@ -759,7 +759,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
         "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
     "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
     "job letter": ("TFJob", lambda j: j["metadata"].update(name="1a"), "name", "begin with a letter"),
-    "no name": ("Deployment", lambda j: j["metadata"].clear(), "name", "give a name"),
+    "no name": ("Deployment", lambda j: j["metadata"].clear(), "name", "the name is missing"),
     "cron name": ("CronJob", lambda j: j["metadata"].update(name="a" * 53), "name", "at most 52"),
     "label": ("Job", lambda j: j["metadata"].update(labels={"a": "b" * 64}), "name", "63 letters"),
     "label's type": ("Job", lambda j: j["metadata"].update(labels={"a": 1}), "name", "a text"),
@@ -780,8 +780,8 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
         "JobSet", lambda j: node_pod(j).update(restartPolicy="Always"), "job", "OnFailure or Never"),
     "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].update(cleanPodPolicy="Some"), "job", "must be one of None"),
     "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
-    "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: it is missing"),
-    "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: it is missing"),
+    "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: the field is missing"),
+    "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: the field is missing"),
     "other pods": (
         "Deployment", lambda j: j["spec"]["selector"].update(matchLabels={"app": "other"}), "name", "the pods have 'plain'"),
     "no such pods": (
@@ -832,7 +832,7 @@ def test_a_mistake_in_an_object_that_a_cluster_accepts_is_a_warning(mistake: str
     assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
 
 
-def test_values_of_tags_in_objects_pass() -> None:
+def test_tags_are_allowed_anywhere_in_an_object() -> None:
     manifest = copy.deepcopy(RIGHT)
     applied = OBJECTS["PyTorchJob"]()
     tag = "{{inputs.parameters.x}}"
@@ -867,7 +867,7 @@ def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
 
-def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_ones(tmp_path: Path) -> None:
+def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_findings(tmp_path: Path) -> None:
     wrong = copy.deepcopy(RIGHT)
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
@@ -905,7 +905,7 @@ def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Pa
 
 
 def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path) -> None:
-    """They may be in a List, a folder or another file; their own mistakes are reported once."""
+    """Templates may be in a List, a folder or another file; a mistake in a template is reported once."""
     api = {"apiVersion": "argoproj.io/v1alpha1"}
     shared: Any = api | {
         "kind": "WorkflowTemplate",

@@ -60,7 +60,7 @@ def test_steps_are_listed_by_start_time():
     assert [row.name for row in rows] == ["early", "late"]
 
 
-def test_a_retried_step_is_shown_and_not_blamed_after_success():
+def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
     attempts = [node(".train", "Retry"), node(".train(0)", phase="Failed", message="evicted"), node(".train(1)")]
     rows = steps(WORKFLOW, status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
@@ -75,7 +75,7 @@ def test_an_error_of_the_runner_names_the_running_step():
     assert "step    train" in text and "cause   No space left on device" in text
 
 
-def test_an_error_of_the_runner_is_the_cause_not_the_step():
+def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
     failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
     text = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
     assert "step    fill" in text and "cause   no space is left" in text
@@ -92,8 +92,8 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
-def test_a_stopped_run_shows_no_running_step():
-    """On a real Argo, the Retry node stayed Running."""
+def test_a_stopped_run_does_not_show_a_running_step():
+    """On a stopped run of a real Argo, a Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = steps("demo", ended)
@@ -267,7 +267,7 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     out = io.StringIO()
     display.follow(tmp_path, "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
-    if as_json:  # JSON is complete
+    if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
         assert out.getvalue() == f"w-a | {HARMLESS}|\n"

@@ -50,7 +50,7 @@ def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path
     assert ends(status) == {name: ("Succeeded", "") for name in ("set", "main", "first", "beside")}
 
 
-def test_containers_are_below_their_pod_and_the_next_step_below_the_last() -> None:
+def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step() -> None:
     containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}, {"name": "c", "dependencies": ["a"]}]
     template = {"name": "one", "containerSet": {"containers": containers}}
     s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
@@ -79,7 +79,7 @@ def test_containers_of_a_pod_that_never_ran_fail() -> None:
 
 
 @needs_namespaces
-def test_dependents_of_a_failed_container_do_not_run_and_it_is_named(tmp_path: Path) -> None:
+def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(tmp_path: Path) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
     main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
     status = ran(tmp_path, *chain, main, outputs=OUT)
@@ -95,7 +95,7 @@ def test_dependents_of_a_failed_container_do_not_run_and_it_is_named(tmp_path: P
 
 
 @needs_namespaces
-def test_a_container_runs_as_often_as_retries_says_with_a_pause_between(tmp_path: Path) -> None:
+def test_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
     main = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
     status = ran(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
     assert status["phase"] == "Succeeded", status

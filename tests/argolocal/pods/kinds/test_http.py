@@ -70,8 +70,8 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
 )
 def test_an_answer_decides_the_phase_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    actual_phase, message, _ = http.send(request, secret)
-    assert (actual_phase, message[: len(message)]) == (phase, message)
+    actual_phase, actual_message, _ = http.send(request, secret)
+    assert (actual_phase, actual_message[: len(message)]) == (phase, message)
 
 
 def test_a_missing_server_or_secret_fails_the_node() -> None:
@@ -119,7 +119,7 @@ class Bucket:
         return (type("Entry", (), {"key": key}) for key in self.keys if key.startswith(prefix))
 
 
-def test_data_lists_keys_and_transforms_them() -> None:
+def test_a_data_template_lists_keys_and_transforms_them() -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
     steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
     phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
@@ -130,7 +130,7 @@ def test_data_lists_keys_and_transforms_them() -> None:
     assert phase == "Failed" and "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # an artifact would use the default bucket
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # the default bucket is not used
     assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
 
 

@@ -149,7 +149,7 @@ DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
 
 
 @needs_namespaces
-def test_a_daemon_of_a_run_is_a_process_that_ends_with_the_run(tmp_path: Path) -> None:
+def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
     spec = {
         "entrypoint": "main",
         "templates": [

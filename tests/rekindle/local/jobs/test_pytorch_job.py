@@ -273,7 +273,7 @@ def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: Training
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
     "needs a Worker": lambda spec, replicas: replicas.clear(),
-    "it is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
+    "replicas is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
     '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
     'must be called "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
         name="main"
