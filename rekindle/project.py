@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PATH = "REKINDLE_PATH"  # environment variable: the project and other folders to import from, as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
 ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
-BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project is next to the package
+# this folder exists in a wheel; in a clone, the reference project is next to the package
+BUNDLED = PACKAGE / "reference"
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -49,7 +50,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     pipelines, config = folder / "pipelines", folder / "pyproject.toml"
     if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
-    import tomllib  # only here: steps do not need it, since pods get their project from REKINDLE_PATH
+    import tomllib  # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
         text = config.read_text() if config.lstat().st_uid in owners else ""
@@ -85,7 +86,8 @@ def other_project(file: Path) -> Path | None:
 
     A file in a folder of another user is not in a project: commands must not import that user's modules.
     """
-    folder = Path(os.path.abspath(file)).parent  # without `..`, and a link belongs to the folder that it is in
+    # `abspath` resolves `..`, but no links: a link belongs to the folder that contains it
+    folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
     found = find(folder)
@@ -163,7 +165,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """Format an exception: FILE:LINE of the innermost frame in the project, the text, and the nearest name."""
-    from pydantic import ValidationError  # only here: `rekindle --help` does not need it
+    from pydantic import ValidationError  # imported only here: `rekindle --help` does not need it
 
     message = str(error)
     if isinstance(error, ValidationError):
@@ -200,7 +202,7 @@ def raises(error: BaseException) -> bool:
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
     """Return the frames outside of libraries, or all frames if every one is in a library."""
-    import traceback  # only here: `rekindle --help` does not need it
+    import traceback  # imported only here: `rekindle --help` does not need it
 
     frames = list(traceback.extract_tb(error.__traceback__))
     outside = [

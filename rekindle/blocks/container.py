@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
-TASK = "task-name"  # an input of the template; the hyphen keeps it apart from the fields of steps
+TASK = "task-name"  # an input of the template; the fields of steps cannot have this name, because it contains a hyphen
 RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # invalid data, code or configuration: rekindle/errors.py
 
 
@@ -46,7 +46,7 @@ def retry_watcher(limit: int) -> RetryStrategy:
 
 
 def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
-    """Return the template `name` that runs the step `module`; `looped`: its tasks have loops."""
+    """Return the template `name` that runs the step `module`; `looped`: the tasks of the template have loops."""
     definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
@@ -55,7 +55,8 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        if default is not None or info.is_required():  # None cannot be passed as text: the step uses its default
+        # None cannot be passed as text: without the flag, the step uses the default
+        if default is not None or info.is_required():
             value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
             inputs.append(value)
             args.append(f"{flag(field)}={{{{inputs.parameters.{field}}}}}")

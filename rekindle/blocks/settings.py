@@ -54,7 +54,7 @@ class PodConfig(Section):
         60, ge=1, description="pods of jobs: seconds from SIGTERM to SIGKILL; preemptible nodes may grant less"
     )
     notice: Literal["", "aws", "azure"] = Field(
-        "", description="cloud whose metadata service workers poll for interruption notices, to leave before SIGTERM"
+        "", description="cloud whose metadata service workers poll for interruption notices; they leave before SIGTERM"
     )
     deadline_minutes: int = Field(120, ge=1, description="time limit of one attempt, excluding time waiting for nodes")
 
@@ -65,8 +65,8 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-SPREADABLE = ("train", "coordinator", "serve")  # kinds with several pods, or with pods that belong to the same job
-ON_DEMAND = ("coordinator", "executor")  # kinds that must outlive the workers
+SPREADABLE = ("train", "coordinator", "serve")  # kinds of pods that can be spread: several pods, or pods of one job
+ON_DEMAND = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},

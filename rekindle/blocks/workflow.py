@@ -154,10 +154,11 @@ class Pipeline(References):
     def reuse(self, task: str) -> dict[str, Any]:
         """Return the task options that skip `task` if its outputs are cached."""
         self.cacheable.append(task)
-        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo shows it in the message of a skipped task
+        # Argo shows this condition in the message of a skipped task
+        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}
 
     def close(self) -> None:
-        """Finish the workflow: everything that needs the complete list of tasks."""
+        """Finish the workflow: do the work that needs the complete list of tasks."""
         self._reject_repeated_groups()
         self.connect_plain_tasks()
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):

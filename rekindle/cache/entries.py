@@ -61,7 +61,7 @@ def record(store: "Store", entry: Entry) -> bool:
         return True
     except Conflict:
         pass
-    with suppress(Conflict):  # another run has just recorded the same result, which serves as well
+    with suppress(Conflict):  # another run has just recorded the same result
         _, etag = store.get_with_etag(object_key)
         if find(store, entry.key) is None:
             store.put(object_key, data, if_match=etag)
@@ -127,7 +127,7 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
 
 
 class Lookup:
-    """Looks up the entries of `tasks` tasks; many tasks with one listing and an index of the previous lookup.
+    """Looks up the entries of `tasks` tasks; for many tasks it uses one listing and an index of the previous lookup.
 
     The index is a copy: an entry in it is used only if the ETag of its object is unchanged. Methods raise StorageError.
     """

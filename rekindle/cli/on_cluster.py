@@ -140,7 +140,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
-    if suspend is not None:  # only in the CronWorkflow: the template stays the same
+    if suspend is not None:  # changes only the CronWorkflow, not the template
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):

@@ -12,7 +12,7 @@ from rekindle.cluster.api import Cluster, Object
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
-POD_TIMEOUT_S = 180.0  # for the pod to start, run and end
+POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
 def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
@@ -41,7 +41,7 @@ def _image_of(workflow: Object) -> str:
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]
-        if command[1:4] == ["-m", "rekindle", "step"]:  # not a user's own container
+        if command[1:4] == ["-m", "rekindle", "step"]:  # excludes the user's own containers
             return str(container["image"])
     raise RekindleError(
         f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only be read with the "

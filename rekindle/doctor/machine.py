@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PYTHON = (3, 11)
 GIB = 1 << 30
 MIN_DISK, MIN_MEMORY = 5 * GIB, 3 * GIB  # free bytes
-MIN_SHARED_MEMORY = 1 * GIB  # free bytes, for the snapshots of the workers of a small model
-MIN_OPEN_FILES = 1024  # per process
+MIN_SHARED_MEMORY = 1 * GIB  # free bytes; they suffice for the snapshots of a small model
+MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
 
 def check(home: Path) -> list[Check]:

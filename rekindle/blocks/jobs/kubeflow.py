@@ -15,7 +15,8 @@ from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# Conditions are appended, Running and Restarting replace each other, Created is the first: Failed has an index 1..4.
+# The operator appends conditions, Running and Restarting replace each other, and Created is the first condition: so
+# Failed has an index from 1 to 4.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
 RESTARTS_PER_POD = 10  # average number of container restarts until the job fails
@@ -50,7 +51,7 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    completing_roles: tuple[str, ...] = ()  # roles that complete the job: it needs at least one of them
+    completing_roles: tuple[str, ...] = ()  # roles that complete the job: the job needs at least one of them
 
 
 FRAMEWORKS = {
@@ -162,7 +163,7 @@ def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manife
 def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
     """Return the run policy of a job; an elastic job starts with `min_pods` pods.
 
-    Its deadline is only a safeguard: the workflow has a deadline of its own.
+    The deadline of the job is only a safeguard: the workflow has its own deadline.
     """
     policy = {"minAvailable": min_pods} if min_pods else {}
     policy |= gang.fields("policy", cluster, workers.priority_class)

@@ -130,7 +130,7 @@ class Loaded:
 
 
 def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`, as a loaded config has them: workloads and pipelines add keys of their own.
+    """Describe the keys at and below `key`. With `loaded`, the keys of its workload and its pipeline are included.
 
     Raises ConfigError if no config has such a key.
     """
@@ -138,7 +138,7 @@ def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
 
 
 def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
-    """Load the config in `file` with its overrides. Raises ConfigError that names each wrong key or value.
+    """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key or value.
 
     A Python file is a pipeline: its config has the defaults and the file's name.
     A relative path that does not exist in the working directory is looked up in the project. `data.source` of a file in

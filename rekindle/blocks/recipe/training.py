@@ -82,7 +82,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     templates, needed = [(template, backend.job)], list[str]()
     scope, unless_cached = pipeline.scope(), pipeline.reuse(name)
     pipeline.localize(scope, values["dataset"], needed)
-    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # needs no permission to read Secrets
+    # a server-side apply does not need the permission to read Secrets
+    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)
@@ -97,7 +98,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
 
 
 def _set_part(templates: list[tuple[Resource, Any]], manifest: Callable[..., Manifest]) -> None:
-    """Pass the training's name to its processes, if the run has several trainings."""
+    """Pass the name of the training to its processes, for a run with several trainings."""
     for template, maker in templates:
         template.manifest = render(manifest(maker))
 

@@ -24,7 +24,7 @@ from rekindle.local.services.login import Login
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
-# of the sources of model versions; the server does not read them
+# allowed sources of model versions; the server does not read from them
 SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 
 
@@ -141,7 +141,8 @@ def main() -> None:
     initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
     listening = socket.socket(fileno=args.fd)
     port = listening.getsockname()[1]
-    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)  # only data for Handler: never started
+    # used only as data for Handler: this server is never started
+    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
     login = Login(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:

@@ -39,7 +39,7 @@ STORED_HEADERS = ("content-type", "cache-control", "content-disposition", "conte
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
 PARAMETERS = {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
 PARAMETERS |= {*SUBRESOURCES, "partNumber", "x-id", "AWSAccessKeyId", "Signature", "Expires"}
-PREFIXES = ("X-Amz-", "response-")  # of the parameters of a presigned URL
+PREFIXES = ("X-Amz-", "response-")  # prefixes of further parameters of a presigned URL
 
 
 def iso_time(seconds: float) -> str:
