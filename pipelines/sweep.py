@@ -1,4 +1,4 @@
-"""A sweep: trials train in parallel, the better ones continue from their checkpoints, the best is the candidate.
+"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best is the candidate.
 
     rekindle sweep configs/sweep.yaml
 

@@ -94,7 +94,7 @@ class Decision:
     gate: Gate
     metrics: Sequence[Metric]
     evaluation: Evaluation
-    candidate: str  # sha256 of its weights
+    candidate: str  # sha256 of the candidate's weights
     champion: Champion | None
     champion_rows: int = 0  # number of rows that the champion was evaluated on for its release; 0: unknown
     changed: str = ""  # the difference from the champion if the weights are equal, e.g. code or servers

@@ -32,7 +32,7 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
-TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
+TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows the content of this file as the container's message
 
 
 class ArtifactMark:
@@ -225,7 +225,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        from rekindle import user_code  # only needed for failures
+        from rekindle import user_code  # imported only for failures
 
         traceback.print_exc()
         return fail(user_code.as_error(error))

@@ -71,7 +71,7 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # the default trailing checksums cost more CPU than the transfer, and older S3 servers reject them
+            # boto3's default, trailing checksums, costs more CPU than the transfer, and older S3 servers reject them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             # signing the body would compute its sha256; our files have their own hashes

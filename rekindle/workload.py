@@ -100,7 +100,8 @@ class Prepared:
     tags: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    shares: dict[str, float] = field(default_factory=dict)  # e.g. of positives: the next run warns if they change
+    # shares of rows, e.g. of positives: the next run warns if they change
+    shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
 
@@ -117,9 +118,9 @@ class Refreshed:
 class Example(NamedTuple):
     """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth, group)."""
 
-    instance: dict[str, Any]  # as a client sends it
+    instance: dict[str, Any]  # an instance as a client sends it
     truth: Any
-    group: Any = None  # for dependent rows, e.g. the customer: rows of a group are resampled together
+    group: Any = None  # group of dependent rows, e.g. their customer: rows of a group are resampled together
     baseline: Any = None  # prediction of a simple model, for comparison
     part: str | None = None  # e.g. the week: a metric is the mean over the parts
 
@@ -202,7 +203,7 @@ class Workload(Protocol):
         """
         ...
 
-    Instance: type[BaseModel]  # one instance of a request
+    Instance: type[BaseModel]  # pydantic model of one instance of a request
 
     def predict(self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]) -> list[Any]:
         """Return a JSON value for each Instance, in order; the model is in eval mode."""
@@ -210,14 +211,14 @@ class Workload(Protocol):
 
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss", "examples")
-SERVED = ("Instance", "predict")  # also required, unless the workload has a predictor
+SERVED = ("Instance", "predict")  # further names that are required, unless the workload has a predictor
 REMOVED = {  # hooks of earlier versions, and their replacement
     "evaluate": "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and `report`",
     "replay": "let `examples` return a rekindle.Examples whose `report` writes the requests (record_predictions)",
     "baseline": "let `examples` yield rekindle.Example(instance, truth, baseline=...)",
     "seen": "define `examples(path, champion)`, and omit the rows that a champion with these facts has seen",
 }
-ARGUMENTS = {  # of the functions, the optional ones included
+ARGUMENTS = {  # arguments of the functions, including optional functions
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},

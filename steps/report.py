@@ -21,7 +21,7 @@ from rekindle.step import StepInputs, StepOutputs
 if TYPE_CHECKING:
     from rekindle.training.ledger.report import Summary
 
-MAX_FAILURES, FAILURE_LENGTH = 5, 900  # of a tag, which MLflow limits to 5,000 characters
+MAX_FAILURES, FAILURE_LENGTH = 5, 900  # in a tag, which MLflow limits to 5,000 characters
 
 
 class Inputs(StepInputs):

@@ -5,9 +5,9 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
-PORT = 8080  # of a model server in its pod
+PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
-VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the model version that it serves
+VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
 
 class Limits(Section):
@@ -36,14 +36,16 @@ class Limits(Section):
         default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"
     )
     grace_seconds: float = Field(
-        default=20.0, gt=0, description="time after that for requests in flight and open connections"
+        default=20.0, gt=0, description="time after `drain_seconds` for requests in flight and open connections"
     )
 
 
 class CanaryConfig(Section):
     """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if it does worse."""
 
-    steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
+    steps: list[int] = Field(
+        default=[5, 25, 100], description="percent of the traffic in each step; the last, 100, is the release"
+    )
     minutes: float = Field(default=5.0, gt=0, description="minimum duration of each step")
     requests: int = Field(
         default=2500, ge=1, description="minimum number of requests per step, of the candidate and of the champion"
@@ -53,7 +55,10 @@ class CanaryConfig(Section):
     )
     slower: float = Field(default=1.5, ge=1, description="largest response time, relative to the champion's")
     score_shift: float = Field(
-        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of the predictions of both"
+        default=0.25,
+        ge=0,
+        lt=1,
+        description="largest Kolmogorov-Smirnov distance between the predictions of candidate and champion",
     )
     false_alarms: float = Field(
         default=0.01, gt=0, lt=1, description="largest probability that a good candidate is rolled back"

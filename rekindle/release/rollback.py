@@ -228,7 +228,7 @@ def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, cham
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
-            if has_traffic or promotion.pending_rollback(store, model):  # another command needs these pods
+            if has_traffic or promotion.pending_rollback(store, model):  # another command needs the pods
                 break
             with suppress(Conflict):
                 _scale(objects, deployment, rollback.replicas)

@@ -12,11 +12,12 @@ from pydantic_core import SchemaValidator, from_json
 from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
-MAX_SHOWN_ERRORS = 5  # of a request
-LARGE = 1 << 15  # bytes of a body whose errors could take too much memory: 500 bytes and more per error
+MAX_SHOWN_ERRORS = 5
+# size in bytes from which the errors of a body could take too much memory: at least 500 bytes per error
+LARGE = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
-OPAQUE = {"metadata", "cls", "config", "serialization"}  # keys of a schema
-# may be a number that does not fit into float64 or int64; the exact check is slow
+OPAQUE = {"metadata", "cls", "config", "serialization"}  # keys of a schema that do not contain schemas
+# matches texts that may contain a number that does not fit into float64 or int64; the exact check is slow
 SUSPICIOUS = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
@@ -44,7 +45,7 @@ def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
 
     Otherwise pydantic collects all errors first: for 16 MB it takes 40 s and 4 GB of memory.
     """
-    # without the prebuilt validators of nested models, which do not stop
+    # build all validators again: the prebuilt validators of nested models would not stop early
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
@@ -76,7 +77,7 @@ def reject_huge_numbers(body: bytes) -> None:
     try:
         values = from_json(body)
     except ValueError:
-        return  # not JSON: the parser reports the position
+        return  # the body is not JSON: the parser will report the position
     for path, value in numbers(values):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise DataError(f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits.")
@@ -121,6 +122,6 @@ def format_path(path: tuple[str | int, ...]) -> str:
 def format_value(value: Any) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
-        return f"a number of {value.bit_length():,} bits"  # Python refuses to format the longest
+        return f"a number of {value.bit_length():,} bits"  # Python refuses to format very long integers
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -19,10 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError
 
-KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60)
+KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60 s)
 MAX_CONNECTIONS = 10_000  # each takes about 10 KB
-RESERVED_DESCRIPTORS = 64  # for the store while loading, files, and connections that are rejected or closing
-PROCESS_DESCRIPTORS = 4  # per model process, for its pipe and the monitoring of the process
+# descriptors for the object store while loading, for files, and for connections that are rejected or closing
+RESERVED_DESCRIPTORS = 64
+PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
 REFUSAL_BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
 REFUSAL_RESPONSE = (
@@ -32,7 +33,7 @@ REFUSAL_RESPONSE = (
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, which is also in a group by the event that it waits for."""
+    """uvicorn's protocol for one connection, and the connection's group: the event that it waits for."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -47,7 +48,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def descriptor(self) -> int:
-        """Its file descriptor."""
+        """File descriptor of the connection."""
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:

@@ -55,11 +55,11 @@ class ModelFacts:
     example: dict[str, Any]
     schemas: dict[str, Any]  # name → JSON schema, of a request and its parts
     data_until: str  # data cut-off, ISO 8601; empty if unknown
-    numerics: str  # facts that the bits depend on; empty if the workload has its own predictor
+    numerics: str  # facts that the bits of a prediction depend on; empty if the workload has its own predictor
 
 
 class ModelProcess:
-    """The server's side of a model process. It works on one batch, and the next one may wait in its pipe."""
+    """The server's side of a model process. While the process works on a batch, the next batch may wait in its pipe."""
 
     def __init__(self, release: Path, max_instances: int, max_batch: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
@@ -68,7 +68,7 @@ class ModelProcess:
         self.process = context.Process(target=work, args=(worker_pipe, release, *limits), daemon=True)
         self.process.start()
         worker_pipe.close()
-        self.threads = ThreadPoolExecutor(2, "model")  # one waits for answers while the other sends
+        self.threads = ThreadPoolExecutor(2, "model")  # one thread waits for answers while the other sends
 
     def wait_until_loaded(self) -> ModelFacts:
         """Block until the model is ready. Raises the error if loading failed."""
@@ -160,7 +160,7 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
         request = parse(predictor.Request, body)
     except DataError as error:
         return failure(422, str(error))
-    except Exception as error:  # of a validator of the workload
+    except Exception as error:  # a validator of the workload failed
         return failure(500, f"the request could not be validated ({type(error).__name__}); {LOG}", error)
     if (count := len(getattr(request, "instances"))) > max_instances:  # noqa: B009
         return failure(

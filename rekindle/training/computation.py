@@ -117,7 +117,7 @@ class Computation:
     def update(self, step: int, total: Tensor) -> tuple[float, float]:
         """Make one update from the sum over the virtual workers; return the gradient's norm and the learning rate."""
         rate = partial(self.rate, step)
-        if hasattr(self.workload, "optimizer"):  # it may draw random numbers
+        if hasattr(self.workload, "optimizer"):  # an optimizer of the workload may draw random numbers
             self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
         norm = self.state.update(total, self.spec.virtual_workers, rate)
         return norm, rate(self.spec.learning_rate)

@@ -19,8 +19,9 @@ from rekindle.step import flag, to_text
 
 STEP = "steps.rehearse"
 ROWS = 1000
-TIMEOUT_S = 30  # of a rehearsal that a run does not depend on
-# of an error that a training would meet: stages of the workload's code. Other stages may fail for a lack of rows
+TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
+# stage of the workload's code → exit codes of errors that a training would meet, too. Other stages may fail only
+# because the rehearsal has few rows.
 CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
 CERTAIN |= {"predict": (70, 78)}
 SECTIONS = ("workload", "data", "model", "train")  # parts of a config that a training depends on
@@ -45,7 +46,7 @@ def check_trainable(config: Sections) -> None:
 
 
 def _stamp(data: dict[str, Any]) -> list[int]:
-    """Return size and time of a source that is a file."""
+    """Return the size and the modification time of a source that is a file, else an empty list."""
     path = Path(str(data["source"]))
     status = path.stat() if path.is_file() else None
     return [status.st_size, status.st_mtime_ns] if status else []

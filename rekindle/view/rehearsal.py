@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-MAX_TEXT = 100  # characters of an instance or a prediction
+MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
 def text(report: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study

@@ -3,10 +3,10 @@
     services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
 
 The first command that needs a service starts it; the service outlives this command and serves all later commands. Its
-port, pid and start time are in `services/<name>.json`. Concurrent commands start only one process (flock). The listening
-socket is created here and passed to the service, so `start` returns immediately and early requests wait instead of
-being refused.
-A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use real services.
+port, pid and start time are in `services/<name>.json`. Concurrent commands start only one process (flock). The
+listening socket is created here and passed to the service, so `start` returns immediately and early requests wait
+instead of being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
+MLFLOW_TRACKING_URI to use real services.
 """
 
 import fcntl

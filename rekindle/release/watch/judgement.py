@@ -98,7 +98,7 @@ def ks_distance(a: Buckets, b: Buckets) -> float:
     """Return the largest difference of two cumulative distributions at the bounds of the buckets."""
     n, m = count(a), count(b)
     if not n or not m:
-        return float(bool(n or m))  # only one of them has the output
+        return float(bool(n or m))  # only one version has this output
     return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
 
 

@@ -30,8 +30,8 @@ from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
 CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
-PARALLEL_REQUESTS = 4  # per worker
-STALL_TIMEOUT_S = 5.0  # without a new chunk from other members; rank 0 then uploads the missing ones
+PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
+STALL_TIMEOUT_S = 5.0  # after this time without a new chunk from other members, rank 0 uploads the missing chunks
 
 RankSize = tuple[int, int]  # rank in a group, and size of the group
 
@@ -44,7 +44,7 @@ class Upload:
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
     facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
-    stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
+    stop: threading.Event = field(default_factory=threading.Event)  # an event that cancels the upload
     cpu_seconds: float = 0.0  # CPU time of this worker's upload threads
     problem: str = "not started"
     chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
@@ -87,7 +87,7 @@ class RemoteCheckpoints:
         return step_of(self._read_latest())
 
     def restore(self, target: memoryview, after_step: int) -> Manifest | None:
-        """Load the newest intact checkpoint after step `after_step`. Damaged ones are logged and added to `damage`.
+        """Load the newest intact checkpoint after step `after_step`; log damaged checkpoints, and add them to `damage`.
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
@@ -98,7 +98,7 @@ class RemoteCheckpoints:
         try:
             return self._restore(target, after_step, self._read_latest())
         finally:
-            with suppress(RekindleError):  # otherwise the lease expires
+            with suppress(RekindleError):  # a lease that is not deleted expires
                 self.store.delete([lease])
 
     def _restore(self, target: memoryview, after_step: int, newest: str) -> Manifest | None:
@@ -242,7 +242,7 @@ class RemoteCheckpoints:
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 
     def _gather(self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]) -> None:
-        """Wait until the other members have uploaded their chunks; upload the missing ones if they stall."""
+        """Wait until the other members have uploaded their chunks; upload the missing chunks if they stall."""
         last_arrival, missing_count = time.monotonic(), len(other_numbers) + 1
         while missing_numbers := [number for number in other_numbers if upload.chunk_name(number) not in stored_chunks]:
             if len(missing_numbers) < missing_count:

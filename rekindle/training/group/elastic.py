@@ -152,7 +152,7 @@ class ElasticGroup(StaticGroup):
                 try:
                     authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:
-                    sockets.shut_down(group_sockets)  # otherwise the group's destructor might block
+                    sockets.shut_down(group_sockets)  # without this, the group's destructor might block
                     raise
             return pg, group_sockets
 

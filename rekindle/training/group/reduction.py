@@ -24,20 +24,20 @@ kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class Reduction:
-    """Computes the sums of one group in its own buffers: a broken group may still write to them."""
+    """Computes the sums of one group, in buffers of its own: a broken group may still write to old buffers."""
 
     def __init__(self, state: State, members: StaticGroup) -> None:
         self.state, self.members = state, members
         self.view = GroupView(0, 1)
         self.virtual_workers, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
-        width = state.width + CONTROLS + self.virtual_workers  # slices of equal size extend beyond the end
+        width = state.width + CONTROLS + self.virtual_workers  # the padding makes slices of equal size possible
         self._total = torch.zeros(width, device=state.device)
         self._inbox = self._total.new_empty(0)
         self._flags = (False, False, False)
         self._flag_values = self._total.new_tensor(self._flags)
         self._pool = pool = list[Buffer]()
 
-        # not a method: a reference cycle would keep the process group alive
+        # a function, not a method: a reference cycle would keep the process group alive
         def add_buffers(first: Buffer, second: Buffer) -> Buffer:
             first[0].add_(second[0])
             pool.append(second)
@@ -71,7 +71,7 @@ class Reduction:
             return flats[0][1][:width]
         blocks_by_rank = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
         if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1], blocks_by_rank[1][:1]]):
-            total = flats[0][1][:width]  # two addends can be added in one order only
+            total = flats[0][1][:width]  # the sum of two addends does not depend on their order
             for _, addend in flats[1:]:
                 total += addend[:width]
             self.members.wait(pg.allreduce([total]))

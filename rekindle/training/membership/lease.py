@@ -71,6 +71,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except ValueError:  # damaged: treat the run as having no owner
+        except ValueError:  # a damaged lease has no owner
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

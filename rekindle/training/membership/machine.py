@@ -13,10 +13,11 @@ from rekindle.training.spec import TrainingSpec
 
 JOIN_TIMEOUT_S = 1.0  # the first group waits for the expected workers for this long
 HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that acknowledges within this time is not the cause
-MAX_FRUITLESS_GROUPS = 3  # consecutive groups that broke without a step or a lost worker; then groups are delayed
-MAX_CRASHES = 3  # worker errors without a newer step in between; then the run is aborted
-MAX_VALUES = 16  # per member on average, sent to the other members of its group
-REMINDER_INTERVAL_S = 30.0  # between two log lines about the same wait
+# number of consecutive groups that broke without a step or a lost worker after which groups are delayed
+MAX_FRUITLESS_GROUPS = 3
+MAX_CRASHES = 3  # number of worker errors without a newer step in between after which the run is aborted
+MAX_VALUES = 16  # maximum number of values that a member sends to the others of its group, on average
+REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Worker:
     join_time: float
     last_seen_time: float
     acked_generation: int = 0  # the newest generation that this worker has acknowledged
-    last_busy_time: float = float("-inf")  # of its last report that it does work other than steps
+    last_busy_time: float = float("-inf")  # time of the last report that this worker does work other than steps
 
 
 @dataclass
@@ -65,7 +66,8 @@ class Membership:
     eligible_ids: list[str] = field(default_factory=list)  # members first, then by arrival; other workers are spares
     unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
     unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
-    fingerprint: dict[str, Any] = field(default_factory=dict)  # of the live workers; fixed once a group was published
+    # fingerprint of the live workers; fixed once a group was published
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
     refused_since: float = float("inf")  # time since which workers are refused while too few others are alive
     values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members

@@ -24,7 +24,7 @@ from rekindle.errors import ConfigError
 from rekindle.view.history.weeks import Week
 
 POLL_INTERVAL_S, CLUSTER_POLL_INTERVAL_S = 0.5, 5.0
-FOLDER = "backfill"  # below the home: manifests, and the output of the runs
+FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
 
 
 def backfill(
