@@ -95,7 +95,7 @@ def served(result: dict[str, Any]) -> str:
         return json.load(answer)["sha256"]
 
 
-def test_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
+def test_a_model_of_the_users_data_becomes_the_champion(started: tuple[Shell, dict[str, Any]]):
     _, result = started
     assert (result["phase"], result["verdict"]) == ("Succeeded", "release")
     assert 0 < result["metrics"]["ap"] <= 1 and 0.5 < result["metrics"]["auc"] <= 1

@@ -170,7 +170,9 @@ def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Clien
     assert client.kube.items("pods", f"workflows.argoproj.io/workflow={name}") == []
 
 
-def test_refusals_of_a_real_server_are_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_errors_of_a_real_server_become_messages_with_a_remedy(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
         cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})

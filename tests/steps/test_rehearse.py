@@ -42,7 +42,7 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
 
 
 @pytest.mark.parametrize("config", ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("language", "demo"))])
-def test_the_example_workloads_pass(config: str) -> None:
+def test_the_example_workloads_pass_the_rehearsal(config: str) -> None:
     values = load_config(ROOT / f"configs/{config}.yaml", environment={}).config.model_dump(mode="json")
     result = report(values, thorough=True)
     assert "error" not in result
@@ -62,7 +62,7 @@ def test_the_report_describes_batch_model_and_step(tmp_path: Path) -> None:
     assert isinstance(result["prediction"], float)
 
 
-def test_a_model_is_built_from_example_facts_where_its_rows_are_out_of_reach(tmp_path: Path) -> None:
+def test_a_model_is_built_from_example_facts_if_its_data_is_unavailable(tmp_path: Path) -> None:
     definition, source = GENERATED
     code = optimizer("return torch.optim.LBFGS(model.parameters())").replace("Data = DataConfig", definition)
     code = code.replace("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])')

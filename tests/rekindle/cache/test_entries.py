@@ -31,7 +31,7 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     assert entries.find(s3, recorded.key) is None
 
 
-def test_one_of_several_concurrent_entries_is_recorded_and_an_invalid_one_is_replaced(s3: Store) -> None:
+def test_one_of_several_concurrent_entries_is_recorded_and_an_invalid_entry_is_replaced(s3: Store) -> None:
     recorded = entry("w-2/prepare")
     several = [replace(recorded, at=f"w-2/prepare-{number}") for number in range(8)]
     for other in several:

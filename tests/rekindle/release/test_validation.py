@@ -88,7 +88,7 @@ KEYS = ",".join(f'"{number}": ""' for number in range(MANY >> 2))
     ],
     ids=["values", "lists", "dictionary", "keys"],
 )
-def test_a_body_full_of_errors_costs_no_more_than_a_valid_one(fields: str, message: str) -> None:
+def test_a_body_full_of_errors_costs_no_more_than_a_valid_body(fields: str, message: str) -> None:
     body = b'{"instances": [{' + fields.encode() + b"}]}"
     tracemalloc.start()
     try:

@@ -54,7 +54,7 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     assert not follower.is_alive()
 
 
-def test_logs_merge_steps_and_replicas_and_follow_new_pods(server: ApiServer, out: io.StringIO):
+def test_logs_contain_steps_replicas_and_new_pods(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
     server.write_log("demo-prepare-1", "one")
     until("the line", lambda: "prepare(0) | one\n" in out.getvalue())

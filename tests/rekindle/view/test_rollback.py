@@ -319,7 +319,7 @@ def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> N
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 
-def test_after_its_deployment_was_deleted_another_version_can_be_chosen(model: Model) -> None:
+def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(model: Model) -> None:
     for _ in range(3):
         model.release()
 

@@ -27,7 +27,7 @@ def test_the_api_server_knows_every_field_of_our_objects(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
-def test_a_restricted_namespace_accepts_its_pods(kind: str) -> None:
+def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> None:
     """Source: the Pod Security Standards, profile restricted."""
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
