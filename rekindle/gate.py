@@ -51,15 +51,15 @@ class Gate(Section):
     """The rule for replacing the champion. Without any bound, a first model is not released."""
 
     minimum: dict[str, float] = Field(
-        default_factory=dict, description="a metric below its minimum is never released, e.g. {accuracy: 0.9}"
+        default_factory=dict, description="minimum of each metric for a release, e.g. {accuracy: 0.9}"
     )
     maximum: dict[str, float] = Field(
-        default_factory=dict, description="a metric above its maximum is never released, e.g. {rmse: 2.5}"
+        default_factory=dict, description="maximum of each metric for a release, e.g. {rmse: 2.5}"
     )
     tolerance: float = Field(
         default=0.01,
         ge=0,
-        description="in the workload's first metric the candidate may be this much worse if chance can explain it",
+        description="tolerated loss of the candidate in the workload's first metric, if chance can explain the loss",
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="confidence level of the difference's interval")
     resamples: int = Field(default=300, ge=50, le=10_000, description="draws of the paired bootstrap")

@@ -38,8 +38,8 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 class AnyModel(GenerateJsonSchema):
     """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any value."""
 
-    # noqa: RUF012, the base class has the same attribute
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
+    # the base class has the same attribute
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}

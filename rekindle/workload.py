@@ -57,10 +57,11 @@ class DataConfig(Section):
         return type(self).at is not DataConfig.at
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for about `rows` rows, which may be written to `folder`; None if all would be prepared.
+        """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
         `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
         parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
+        The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
@@ -324,7 +325,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
                 f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
-                f"({data.tolerated_rejects:g} of them). Correct the data, or raise it."
+                f"({data.tolerated_rejects:g} of them). Correct the data, or raise the share."
             )
         digest = record_dataset(out, prepared)
     except BaseException:

@@ -1,7 +1,7 @@
 """A step module as an Argo container template.
 
 Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks share a template:
-the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's.
+the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's name.
 """
 
 import json

@@ -118,7 +118,9 @@ class ClusterConfig(Section):
         False, description="run the workers beyond train.min_workers as extra pods on idle capacity, outside the job"
     )
     harvest_priority: str = Field(
-        "", description="priority of these pods: WorkloadPriorityClass of Kueue or, without cluster.gang, PriorityClass"
+        "",
+        description="priority of the extra pods of cluster.harvest: Kueue's WorkloadPriorityClass, or a PriorityClass "
+        "without cluster.gang",
     )
     cache: str = Field("", description="PersistentVolumeClaim that caches datasets for training pods (empty: no cache)")
     retries: int = Field(4, ge=0, description="number of retries of a failed step, after 2, 6, 18, 54 seconds")

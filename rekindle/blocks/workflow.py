@@ -77,7 +77,8 @@ class Pipeline(References):
     def name(self, requested: str, default: str) -> str:
         """Reserve the name of a new task: `requested`, or the default with its group's name or a number.
 
-        In the group `ship-wide`, `release` is called `release-wide`; in the group `wide` only if `release` is in use.
+        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, it gets this name only if the
+        name `release` is already in use.
         """
         if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
             refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')

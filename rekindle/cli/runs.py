@@ -63,7 +63,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
     """Resume a run, or the suspended steps of an active run.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
-    status` lists (default: the newest that did not succeed). If it is still running, its suspended steps are resumed.
+    status` lists (default: the newest that did not succeed). If the run is active, its suspended steps are resumed.
     On a cluster NAME is required: failed steps are retried as by `argo retry`, suspended ones are resumed.
 
     Example:

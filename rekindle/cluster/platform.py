@@ -170,7 +170,7 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
 
 
 def _substitute(node: Any, values: dict[str, str]) -> Any:
-    """Fill in placeholders after parsing, so that a value cannot change the structure."""
+    """Fill in the placeholders in parsed YAML, so that a value cannot change the structure."""
     if isinstance(node, dict):
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):

@@ -13,9 +13,9 @@ VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with t
 class Limits(Section):
     """Capacity and limits of a server."""
 
-    processes: int = Field(default=1, ge=1, le=64, description="processes of one server, each with the whole model")
+    processes: int = Field(default=1, ge=1, le=64, description="number of processes of one server; each has the model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
-    max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
+    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances in a request; else 413")
     max_batch: int = Field(
         default=MAX_BATCH,
         ge=1,
@@ -25,12 +25,12 @@ class Limits(Section):
     batch_delay_ms: float = Field(
         default=0.0, ge=0, le=1000, description="time that a request waits for others to fill a batch"
     )
-    max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
+    max_bytes: int = Field(default=16_000_000, ge=1000, description="maximum size of a request's body")
     max_waiting: int = Field(
-        default=128, ge=1, description="requests queued or in progress; more are answered 503 with Retry-After"
+        default=128, ge=1, description="maximum number of requests queued or in progress; others are answered with 503"
     )
     body_seconds: float = Field(
-        default=10.0, gt=0, description="time for sending a request; slower clients are answered 408"
+        default=10.0, gt=0, description="time limit for sending a request; slower clients are answered with 408"
     )
     drain_seconds: float = Field(
         default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"
@@ -146,7 +146,7 @@ class DriftConfig(Section):
     minimum: int = Field(
         default=500, ge=50, description="minimum number of instances; fewer are counted in the next check"
     )
-    ignore: list[str] = Field(default_factory=list, description="features and outputs that may change, such as numbers")
+    ignore: list[str] = Field(default_factory=list, description="features and outputs that do not count, such as ids")
     retrain: bool = Field(
         default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
     )

@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move to `group`; the waiting time continues if it is already there."""
+        """Move to `group`; the waiting time continues if the connection is already in that group."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]

@@ -39,7 +39,7 @@ class Segment:
         return self.values.numel() * (1 if self.values.dtype == torch.float32 else 2)
 
     def change(self) -> Tensor:
-        """Return the summands: float32 changes; for integers the changes and their squares, which show if all agree."""
+        """Return the summands: float32 changes; for integers the changes and their squares, to see if all are equal."""
         if self.values.dtype == torch.float32:  # compare the bits, because inf - inf is NaN
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
             return (self.working_copy - self.values).masked_fill_(is_unchanged, 0.0)

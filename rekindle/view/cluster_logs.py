@@ -303,7 +303,7 @@ def inputs_of(row: Step) -> dict[str, str]:
 class TrainingProgress:
     """The progress of the training of a run, polled from the logs of its workers while `of` is called.
 
-    While no worker runs, it is the reason why the job waits in its queue.
+    While no worker runs, the progress is the reason why the job waits in its queue.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:

@@ -47,7 +47,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and conditions of one kind of job. Its leading pod never runs on preemptible nodes."""
+    """The roles and conditions of one kind of job. The leading pod of a job never runs on preemptible nodes."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"

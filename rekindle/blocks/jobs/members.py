@@ -28,7 +28,7 @@ def run_secret(name: str) -> Manifest:
 
 
 def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError if workers are left over."""
+    """Return the number of workers in a pod, one per GPU. Raises ConfigError unless the pods have equally many."""
     gpus = max(1, cluster.pod("train").gpus)
     for key in ("workers", "max_workers"):
         if (number := getattr(train, key)) % gpus:

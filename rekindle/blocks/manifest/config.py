@@ -3,7 +3,7 @@
     name: demo
     train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5 overrides both
 
-Each section's model is defined next to the code that it configures; the workload defines `data` and `model`.
+The class of each section is next to the code that it configures; the workload defines the sections `data` and `model`.
 """
 
 import os

@@ -82,8 +82,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     templates, needed = [(template, backend.job)], list[str]()
     scope, unless_cached = pipeline.scope(), pipeline.reuse(name)
     pipeline.localize(scope, values["dataset"], needed)
-    # a server-side apply does not need the permission to read Secrets
-    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])
+    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # avoids the permission to read Secrets
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)

@@ -6,8 +6,8 @@ An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's 
     coordinator {id}                                 a coordinator started or restarted
     join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
     lost {worker, name, why}                         why: connection, silent, hung, dropped
-    drain {worker, name}                             it left after an announcement
-    open {generation, hard}                          the group stops after its step; hard: immediately, it broke
+    drain {worker, name}                             the worker left after an announcement
+    open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
     generation {generation, members, step}           the next group trains
     step {step}                                      at most one event a second
     checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}

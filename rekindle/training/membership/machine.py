@@ -42,7 +42,7 @@ class CrashCounter:
     reporters: set[str] = field(default_factory=set)
 
     def record(self, name: str, step: int, group: int, members: int) -> int:
-        """Return the number of errors without a newer step in between; up to `members` workers report the same."""
+        """Return the number of errors since the newest step; up to `members` workers may report the same error."""
         position = max(step, 0), group  # restoring a first state is not progress
         if position[0] != self.position[0]:
             self.count = 0
@@ -278,7 +278,7 @@ class Membership:
         self.unregistered_ids = set(self.members)
 
     def _skip_past(self, now: float, generation: int) -> None:
-        """Open a number above `generation`, which another coordinator issued: workers acknowledge only newer ones."""
+        """Open a generation after `generation` of another coordinator: workers acknowledge only newer generations."""
         if self.is_published:
             self.open_time, self.must_abort = now, False
         self.generation = generation + 1
@@ -362,7 +362,7 @@ class Membership:
         self.events.append({"event": "verdict", "code": code, "message": text})
 
     def _yield_to(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a training group: it outranks workers that arrived earlier."""
+        """Adopt the fingerprint of a training group: the group outranks workers that arrived earlier."""
         previous_fingerprint, self.fingerprint = self.fingerprint, hello["fingerprint"]
         if previous_fingerprint in ({}, self.fingerprint):
             return

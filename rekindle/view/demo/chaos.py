@@ -3,7 +3,7 @@
     code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
 
 Both trainings are the PyTorchJob of one rendered manifest, run by the local controller: a coordinator and launchers as
-real processes. An attack is a signal to some of those processes; the recovery is the product's own.
+real processes. An attack is a signal to some of those processes; Rekindle itself recovers.
 """
 
 import hashlib

@@ -4,7 +4,8 @@
         ...                                 # update the recording
         view.tick()                         # often
 
-The picture redraws itself on a terminal; plain lines go anywhere else. Times are seconds of `time.monotonic()`.
+A terminal shows the picture, which redraws itself; any other output gets plain lines. Times are seconds of
+`time.monotonic()`.
 """
 
 import time
