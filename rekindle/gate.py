@@ -81,7 +81,8 @@ class Evaluation:
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
-    parts: list[dict[str, Any]] = field(default_factory=list)  # e.g. weeks: {"name", "rows", "candidate": {...}, ...}
+    # parts of the rows, e.g. weeks: {"name", "rows", "candidate": {...}, ...}
+    parts: list[dict[str, Any]] = field(default_factory=list)
     difference: Difference | None = None
     incomparable: str = ""  # the reason why the champion cannot score this data
     warnings: list[str] = field(default_factory=list)

@@ -146,7 +146,8 @@ def reasons(failures: str) -> list[str]:
             value = json.loads(value)
         except ValueError:
             return [f"workflow: {value}"]
-    nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []  # may be `null`
+    # the value may be `null`
+    nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     nodes = [node for node in nodes if node.get("message")] or nodes  # leaves out DAGs, whose message is empty
     return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
 

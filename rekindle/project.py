@@ -33,7 +33,7 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "pl
 UNEXPECTED = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
-MAX_TEXT = 600  # length of an exception's text in an error
+MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -140,7 +140,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         _extend_path(name.partition(".")[0])
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing one
+        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing module
             hint = did_you_mean(error.name or "", _siblings(error.name or "", folders))
             remedy = "Install it, also in the image."
             if (error.name or "").partition(".")[0] in SHARED:

@@ -28,8 +28,8 @@ from urllib3.exceptions import HTTPError
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
 
-THREADS = 8  # parallel transfers; more do not help with one endpoint
-LOADER = create_loader()  # shared, since parsing the description of S3 takes 0.1 s
+THREADS = 8  # number of parallel transfers; more do not help with one endpoint
+LOADER = create_loader()  # shared by all Stores, since parsing the description of S3 takes 0.1 s
 REFUSED_CODES = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 T = TypeVar("T")
 

@@ -123,7 +123,7 @@ class Example(NamedTuple):
     truth: Any
     group: Any = None  # group of dependent rows, e.g. their customer: rows of a group are resampled together
     baseline: Any = None  # prediction of a simple model, for comparison
-    part: str | None = None  # e.g. the week: a metric is the mean over the parts
+    part: str | None = None  # part of the test rows, e.g. a week: a metric is the mean over the parts
 
 
 class Dataset(Sized, Protocol):
@@ -177,7 +177,7 @@ class Workload(Protocol):
 
     Data: type[DataConfig]
     Model: type[Section]
-    metrics: Sequence[Metric]  # the first compares the candidate with the champion
+    metrics: Sequence[Metric]  # the first metric compares the candidate with the champion
 
     def prepare(self, data: Any, out: Path) -> Prepared:
         """Convert the raw data to files in the empty directory `out`. Raises DataError."""
@@ -226,7 +226,7 @@ ARGUMENTS = {  # arguments of the functions, including optional functions
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
 
-OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # further arguments
+OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # optional arguments
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

@@ -126,7 +126,7 @@ def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings that are equal at both times, as the parameters of an MLflow run."""
+    """Return the text settings of `data` that `moved` does not change, as the parameters of an MLflow run."""
     other = moved.model_dump(mode="json")
     same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
     return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}

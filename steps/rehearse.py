@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rekindle import RekindleError, StepInputs, StepOutputs
 
-MAX_EXAMPLES = 100  # test rows to predict
+MAX_EXAMPLES = 100  # maximum number of test rows to predict
 
 
 class Inputs(StepInputs):

@@ -21,7 +21,8 @@ from rekindle.step import StepInputs, StepOutputs
 if TYPE_CHECKING:
     from rekindle.training.ledger.report import Summary
 
-MAX_FAILURES, FAILURE_LENGTH = 5, 900  # in a tag, which MLflow limits to 5,000 characters
+# failures in a tag, and characters of each: MLflow limits a tag to 5,000 characters
+MAX_FAILURES, FAILURE_LENGTH = 5, 900
 
 
 class Inputs(StepInputs):

@@ -129,7 +129,7 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Reject an output whose text would not be a valid value; every output can be passed as text."""
+    """Raise WiringError if the text of an output would not be a valid value; a text input accepts every output."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _fits(value.kind, annotation):

@@ -192,7 +192,7 @@ class ClusterConfig(Section):
                     f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one {pod.gpu_resource}, which is a "
                     "part of a GPU. Set it to 1, and start more workers"
                 )
-            # source: NVIDIA's device plugin, internal/plugin/mps.go; members.SHARED_MOUNT
+            # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
             if name == "train" and pod.node_selector.get(SHARING) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training: NVIDIA's device "
@@ -213,6 +213,6 @@ class ClusterConfig(Section):
             if (minutes := self.pod(name).deadline_minutes) > 60 * self.deadline_hours:
                 raise ValueError(
                     f"cluster.deadline_hours is {self.deadline_hours}: the workflow would end before the {minutes} "
-                    f"minutes of cluster.pods.{name}.deadline_minutes have passed. Raise it, or lower the other"
+                    f"minutes of cluster.pods.{name}.deadline_minutes have passed. Raise the hours or lower the minutes"
                 )
         return self

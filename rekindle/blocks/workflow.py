@@ -280,8 +280,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
-    Among all workflows, only one at a time runs a group with the same `mutex`. Outputs of outer tasks can be used
-    inside. `options` are fields of Hera's DAG.
+    Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group can use
+    outputs of outer tasks. `options` are fields of Hera's DAG.
     """
     pipeline = current()
     outer, name = pipeline.scope(), pipeline.name(name or " ", "")
@@ -337,7 +337,7 @@ def step(
     outputs: dict[str, Any] = {}
     for field_name, info in definition.Outputs.model_fields.items():
         if looped and is_artifact(info):
-            continue  # Argo cannot pass the artifacts of a loop on
+            continue  # Argo cannot pass the artifacts of a loop to other tasks
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
             outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))

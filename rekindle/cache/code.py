@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rekindle import project
 
-IMAGE = "REKINDLE_IMAGE"  # environment variable of a pod: its image
+IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
 def image_digest(image: str) -> str:

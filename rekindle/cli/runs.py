@@ -130,7 +130,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
     object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are missing,
-    or more may come, stderr says why.
+    stderr shows the cause.
 
     Example:
       rekindle logs -f

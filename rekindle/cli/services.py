@@ -171,7 +171,8 @@ def env(as_json: bool) -> None:
 
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
-    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
+    # MLflow's client fetches models directly from the object store
+    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     print_result(as_json, variables, text)

@@ -26,7 +26,7 @@ class ArgoServer:
         self.url, self.namespace, self.session = without_user(self.address), namespace, Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
         if token := os.environ.get("ARGO_TOKEN", "").strip():
-            if not token.isprintable():  # requests would print it in its error
+            if not token.isprintable():  # `requests` would print such a token in an error
                 raise ConfigError("ARGO_TOKEN must be one line of text, as `argo auth token` prints it.")
             self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
 

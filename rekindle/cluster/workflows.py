@@ -28,7 +28,7 @@ from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Obj
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
-MAX_NODES_BYTES = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
+MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retry finds the object of the first attempt
 
@@ -228,7 +228,7 @@ def _retry(workflow: Object) -> Object:
             node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
     status |= remaining | {
         "phase": "Running",
-        "startedAt": timestamp(time.time()),  # start of the workflow's deadline
+        "startedAt": timestamp(time.time()),  # the deadline of the workflow counts from this time
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
         "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],

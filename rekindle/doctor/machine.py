@@ -44,7 +44,8 @@ def check(home: Path) -> list[Check]:
     results = [check_one(home) for check_one in machine]
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),  # each pod has its own
+        # each local pod has its own address
+        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
     if not all(result.ok for result in results if result.required):

@@ -38,8 +38,9 @@ class Examples:
     groups: Column | None = None
     baseline: Column | None = None
     parts: Column | None = None
-    warnings: list[str] = field(default_factory=list)  # shown with the verdict
-    max_batch: int = field(default=MAX_BATCH, init=False)  # rows that are predicted together; set by the engine
+    warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
+    # number of rows that are predicted together; set by the engine
+    max_batch: int = field(default=MAX_BATCH, init=False)
     numerics: str = field(default="", init=False)  # facts that the bits of `score` depend on (device.describe)
     _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
 

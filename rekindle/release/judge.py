@@ -48,7 +48,8 @@ def evaluate(
     if champion and not incomparable:
         try:
             others["champion"] = score(examples, champion, champion)
-        except (DataError, CodeError, RuntimeError) as error:  # e.g. another shape, other classes
+        # e.g. the champion expects inputs of another shape, or other classes
+        except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
         others["baseline"] = examples.baseline
@@ -126,7 +127,7 @@ def to_array(values: Any) -> Any:
     """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values unchanged."""
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # the lists have different lengths
         return values
     return array if array.dtype.kind in "biuf" else values
 

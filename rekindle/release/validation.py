@@ -108,7 +108,7 @@ def describe_error(request: type[BaseModel], detail: Any) -> str:
             return f"{format_path(path[:-1])} has the unknown key {format_value(path[-1])}.{hint}"
         case "too_short" if detail["input"] == []:
             return f"{where} is empty: it must contain at least {detail['ctx']['min_length']}."
-        case "value_error" if not path:  # a rule of the workload about the whole request
+        case "value_error" if not path:  # the request breaks a rule of the workload about requests as a whole
             return message
     return f"{where} is {format_value(detail['input'])}: {message[:1].lower() + message[1:]}"
 

@@ -30,7 +30,7 @@ class Body:
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client, self.deadline, self.start_time = client, deadline, time.monotonic()
         self.data = bytearray()
-        self.drop_reason = ""  # "": not dropped
+        self.drop_reason = ""  # "": the body is not dropped
 
 
 class Bodies:
@@ -96,7 +96,7 @@ class Bodies:
         self._remove(body)
         body.data.clear()
         if not body.deadline.expired():
-            body.deadline.reschedule(asyncio.get_running_loop().time())  # ends `read`
+            body.deadline.reschedule(asyncio.get_running_loop().time())  # the expired deadline ends `read`
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving_bodies:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rekindle.errors import ConfigError
 
 KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60 s)
-MAX_CONNECTIONS = 10_000  # each takes about 10 KB
+MAX_CONNECTIONS = 10_000  # a connection takes about 10 KB of memory
 # descriptors for the object store while loading, for files, and for connections that are rejected or closing
 RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
@@ -164,10 +164,12 @@ class Connections:
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds, self.limit = request_seconds, limit
-        self.unfinished: dict[Connection, float] = {}  # a request's head, or the rest of an answered one, is arriving
-        self.idle: dict[Connection, float] = {}  # between two requests
-        self.unread: dict[Connection, float] = {}  # the client has not received its answer yet
-        self.drop_body: Callable[[str], bool] = lambda reason: False  # rejects one of the arriving requests
+        # connections on which a request's head, or the rest of an answered request, is arriving
+        self.unfinished: dict[Connection, float] = {}
+        self.idle: dict[Connection, float] = {}  # connections between two requests
+        self.unread: dict[Connection, float] = {}  # connections whose client has not received the answer yet
+        # function that rejects one of the arriving requests
+        self.drop_body: Callable[[str], bool] = lambda reason: False
         self.draining = False  # True: answers have `Connection: close`
         self.closing_idle = False  # True: idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})

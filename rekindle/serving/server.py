@@ -111,7 +111,7 @@ class ModelServer:
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
-        self.waiting = 0  # requests queued or in progress
+        self.waiting = 0  # number of requests queued or in progress
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
         routes = [

@@ -106,7 +106,8 @@ class ModelProcess:
 
 def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) -> None:
     """Run the process: load, report it, then answer batches until the server closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the server decides
+    # Ctrl-C reaches all processes of a terminal; the server decides when this process ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         predictor = open_predictor(release, max_batch)

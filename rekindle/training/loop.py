@@ -33,7 +33,7 @@ def train(spec: TrainingSpec, leaving: threading.Event) -> None:
     """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving` is set."""
     if not retry_until(lambda: completed_model(spec), leaving, "to check if the run is complete"):
         _train_as_member(spec, leaving)
-    # snapshots of workers killed during shutdown
+    # remove snapshots of workers that were killed during shutdown
     snapshot_file.discard(snapshot_file.run_name(spec.identity_hash(), spec.checkpoints))
 
 

@@ -36,7 +36,7 @@ class Metrics:
         self.note, self.plan = note, plan or {}
         self.prefix = f"{prefix}/" if prefix else ""
         self.steps_per_point = max(1, total // MAX_POINTS)
-        self._sums = [0.0, 0.0, 0]  # loss, norm, steps
+        self._sums = [0.0, 0.0, 0]  # sums of loss and norm, and number of steps
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
         self._validation_loss: float | None = None  # the newest validation loss, if any

@@ -83,7 +83,8 @@ class TorchOptimizer:
             (p, key, value) for name, p in named_parameters for key, value in sorted(created_state[name].items())
         ]
         device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
-        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]  # step counters, on a GPU
+        # if the parameters are on a GPU: step counters, which stay on the CPU
+        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]
         self._templates = device_entries + host_entries
         self._sizes = [
             [padded_size(template.numel(), template.dtype) for *_, template in entries]

@@ -33,7 +33,7 @@ def find_old_runs(home: Path, keep: int) -> list[dict[str, Any]]:
     A run is kept if a kept run reuses its outputs. Releases do not need their run: they are copies.
     """
     store, finished_counts, rows, reused_runs = LocalCluster(home).store(), Counter[str](), [], set[str]()
-    for name in overview.names(home):  # newest first
+    for name in overview.names(home):  # `names` yields the newest run first
         workflow = RunFiles(home, name).workflow()
         labels = workflow["metadata"].get("labels") or {}
         pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name

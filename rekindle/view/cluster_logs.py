@@ -314,7 +314,7 @@ class TrainingProgress:
 
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
-            with suppress(ApiError):  # the message of the step remains
+            with suppress(ApiError):  # without logs, only the message of the step is shown
                 labels = [row.name.partition("(")[0], task_of(row)]
                 return last_error(tail(self.cluster, self.name, labels, inputs_of(row).get("server", "")))
             return ""

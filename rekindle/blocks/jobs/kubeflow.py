@@ -63,8 +63,8 @@ FRAMEWORKS = {
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
-    # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
-    # trains too. The policy is ExitCode, because with other policies a lost pod fails the job.
+    # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and WORLD_SIZE describe the
+    # process. The Master is rank 0 and trains, too. The policy is ExitCode: with others, a lost pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",

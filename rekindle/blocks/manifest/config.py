@@ -31,7 +31,7 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-MAX_ERRORS = 20  # errors of a config in one message
+MAX_ERRORS = 20  # maximum number of errors of a config in one message
 Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
 
@@ -147,7 +147,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     file = project.config(Path(file))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths with keys below them
+    sections: set[str] = set()  # paths of values that have keys below them
     for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
         _assign(values, keys, value, origin)
         path = ".".join(keys)

@@ -56,7 +56,7 @@ def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     path, text = folder / kubexec.WORKERS_FILE, json.dumps(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, 0o600)  # the environments may contain keys
+        write_atomically(path, text, 0o600)  # the environments may contain secret keys
 
 
 def mount_files(

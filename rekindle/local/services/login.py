@@ -18,7 +18,8 @@ from rekindle.local.services.connections import response
 Headers = Mapping[str, list[str]]
 HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: `ssh -L` may forward another one
 HINT = "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN as `rekindle env` prints it."
-# an HTTP redirect would still count as cross-site, without the strict cookie; the fragment names MLflow's page
+# a page instead of an HTTP redirect, which would still count as cross-site and so lack the strict cookie; the fragment
+# of the address names MLflow's page
 REDIRECT = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 
 

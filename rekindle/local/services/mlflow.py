@@ -72,7 +72,8 @@ def confine(destination: str) -> None:
     make_repository, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: Any) -> Any:
-        if not uri.startswith(bucket):  # the whole bucket: a model version's page reads the signature of its release
+        # the whole bucket is allowed: the page of a model version reads the signature of its release
+        if not uri.startswith(bucket):
             raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: store artifacts there.")
         return make_repository(uri, **options)
 

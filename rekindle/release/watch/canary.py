@@ -71,7 +71,7 @@ class Canary:
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            return ""  # the promotion checks it again
+            return ""  # MLflow is unavailable; the promotion checks the champion again
         if not champion or champion.version == self.champion:
             return ""
         return f"by now the champion is version {champion.version}"

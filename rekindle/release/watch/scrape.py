@@ -25,7 +25,7 @@ class VersionStats:
     """Statistics of a version's answers."""
 
     requests: float = 0
-    errors: float = 0  # requests without a prediction
+    errors: float = 0  # number of requests without a prediction
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
     scores: dict[str, Buckets] = field(default_factory=dict)  # output → its histogram

@@ -110,7 +110,7 @@ class RemoteCheckpoints:
                 manifest = self._read_manifest(name)
                 self._load_chunks(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint replaced it
+                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint has replaced this one
                     return self._restore(target, after_step, latest)
                 self._report_damage(name, error)
                 continue
@@ -179,7 +179,7 @@ class RemoteCheckpoints:
                     view[:] = data
                     return
             self._damaged_names.add(name)
-            with suppress(RekindleError):  # so that the next writer uploads this chunk again
+            with suppress(RekindleError):  # deleted, so that the next writer uploads this chunk again
                 self.store.delete([key])
             raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 

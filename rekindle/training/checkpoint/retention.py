@@ -71,7 +71,7 @@ class Retention:
             try:
                 self._chunk_names[manifest] = manifest_file.read(manifest, self.store.get(manifest))["chunks"]
             except (NotFound, manifest_file.Damaged):
-                self._chunk_names[manifest] = []  # damaged, or deleted by another rank 0
+                self._chunk_names[manifest] = []  # the manifest is damaged, or was deleted by another rank 0
         return self._chunk_names[manifest]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from rekindle.errors import ConfigError, RekindleError
 
 SLOTS = 3  # number of slots in a file
-PAGE = 4096  # bytes
+PAGE = 4096  # bytes of a memory page
 MAX_LOADER_STATE_BYTES = 1 << 18  # bytes that each slot reserves for the state of the workload's own data loader
 STALE_AFTER_S = 3600.0  # older files that no process holds are removed
 READ_BYTES = 16 << 20  # bytes per read
@@ -34,7 +34,7 @@ MAGIC = b"rekindle hot 1\n\0"
 HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerprint, bytes of state
 RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
 FLAG = struct.Struct("<I")
-FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # in bytes
+FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' records, in bytes
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def discard(run: str) -> list[Path]:
 def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed = []
     for file in directory().glob(pattern):
-        with suppress(OSError):  # already removed, locked by a process, or owned by another user
+        with suppress(OSError):  # the file is already removed, locked by a process, or owned by another user
             if not is_selected(file):
                 continue  # do not lock the file: a starting worker may be about to lock it
             with open(file, "r+b") as opened:

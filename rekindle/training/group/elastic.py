@@ -179,7 +179,7 @@ class ElasticGroup(StaticGroup):
     def _unblock(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, even if its peer never answers."""
         with suppress(RuntimeError):
-            pg.abort()  # enough for nccl; gloo ignores it
+            pg.abort()  # this suffices for nccl; gloo ignores `abort`
         sockets.shut_down(fd for fd, _ in self._sockets.items() & sockets.open_sockets().items())
         self._sockets = {}
 

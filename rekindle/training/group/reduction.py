@@ -18,7 +18,7 @@ from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.tree import Block, Sum, blocks
 from rekindle.training.state import State
 
-CONTROLS = 4  # loss, join, leave, save
+CONTROLS = 4  # number of control values: loss, join, leave, save
 Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor, and its views: the state's summands, the loss and the flags
 kernels: Any = torch  # the type stubs lack the fused operations
 

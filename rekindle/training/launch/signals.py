@@ -17,10 +17,10 @@ from contextlib import suppress
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
-GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
+GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
 LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of these seconds for the launcher and its workers
 
-# [0]: the step; in memory shared with the launcher, if this process has one
+# element 0 is the newest step of this process; under a launcher, this is memory that both share
 newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
@@ -64,7 +64,7 @@ def on_sigterm() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked SIGTERM
     _shield_children()
     return leaving
 

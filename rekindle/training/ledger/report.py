@@ -47,7 +47,7 @@ class Incident:
     step: int = 0  # newest recorded step at that time
     left: int = 0  # number of surviving members of the group; if a coordinator restarted: of workers that continued
     resumed: float | None = None  # when the next group started
-    repeated: int = 0  # repeated steps
+    repeated: int = 0  # number of repeated steps
     back: float | None = None  # when a worker with that name trained again
     cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
 

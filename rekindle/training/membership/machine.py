@@ -63,7 +63,8 @@ class Membership:
     must_abort: bool = False  # the last group is broken: its members must not finish their step
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
-    eligible_ids: list[str] = field(default_factory=list)  # members first, then by arrival; other workers are spares
+    # ids of the workers for the next group: members first, then by arrival; other workers are spares
+    eligible_ids: list[str] = field(default_factory=list)
     unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
     unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
     # fingerprint of the live workers; fixed once a group was published
@@ -286,7 +287,7 @@ class Membership:
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
         """Return True if a worker is silent. A step of the group proves that all members were alive."""
-        may_train = worker.acked_generation < self.generation or self.is_published  # if the worker is a member
+        may_train = worker.acked_generation < self.generation or self.is_published  # counts only for members
         is_training_member = may_train and worker.id in self.members
         last_sign = max(worker.last_seen_time, self.last_progress_time) if is_training_member else worker.last_seen_time
         return now - last_sign > self.config.silence_seconds

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
-from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
 from rekindle.errors import rule
 from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message

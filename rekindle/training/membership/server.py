@@ -86,7 +86,7 @@ class Coordinator:
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
-            ticker.result()  # raises its error: without ticks no silent worker would be dropped
+            ticker.result()  # raises the error of `_tick`: without ticks, no silent worker would be dropped
         code = await self.exit_code
         ticker.cancel()
         server.close()
@@ -346,7 +346,8 @@ def log(text: str) -> None:
 
 def main(argv: list[str]) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # every worker needs a connection
+    # the limit of open files must allow one connection per worker
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
         spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
     except RekindleError as error:
@@ -362,7 +363,8 @@ def main(argv: list[str]) -> int:
             code = fail(error)
         except Exception:
             traceback.print_exc()
-        finally:  # asyncio and Python would wait for requests to an object store that may be unresponsive for minutes
+        # asyncio and Python would wait for requests to the object store, which may be unresponsive for minutes
+        finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
             os._exit(code)

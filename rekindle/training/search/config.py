@@ -164,7 +164,7 @@ def default(sweep: Sweep, train: Any, model: Any) -> Settings:
 
 
 def whole_numbers(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
-    """Return by dotted path if the setting is an integer, like its value in the config."""
+    """Map the path of each setting to True if it is an integer, like its value in the config."""
     return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
 
 

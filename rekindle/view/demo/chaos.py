@@ -133,7 +133,7 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is cached: both train
+    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # no results are reused: both trainings train
     for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)

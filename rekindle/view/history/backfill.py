@@ -52,7 +52,7 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
     files = RunFiles(home, week.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
-    while files.runner():  # started by a backfill that was killed
+    while files.runner():  # a backfill that was killed has started this run
         time.sleep(POLL_INTERVAL_S)
     log = home / FOLDER / f"{week.name}.log"
     if not (files.root / "manifest.yaml").exists():
