@@ -38,7 +38,7 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of `rekindle doctor`, with the remedy if it failed. If not `required`, it only warns."""
+    """Result of one check of `rekindle doctor`, with the remedy if it failed. A check without `required` only warns."""
 
     name: str
     ok: bool

@@ -1,8 +1,8 @@
 """The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
 
-It is the working directory or the nearest folder above that contains modules in `pipelines/`, or a `pyproject.toml`
-with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation. A command
-that gets a config of another project uses that project.
+The project is the working directory or the nearest folder above that contains modules in `pipelines/`, or a
+`pyproject.toml` with `[tool.rekindle]`. Outside of any project, it is the reference project, which is part of the
+installation. A command that gets a config of another project uses that project.
 """
 
 import os

@@ -72,8 +72,8 @@ class StepOutputs(BaseModel):
 class Reuse:
     """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data it reads.
 
-    Do not use it for a step with side effects. `aside`: inputs that the outputs do not depend on. `reads`: returns the
-    paths and s3:// URIs of the inputs whose content the outputs depend on. An output `run_id` is never reused.
+    A step with side effects must not have REUSE. `aside`: inputs that the outputs do not depend on. `reads`: returns
+    the paths and s3:// URIs of the inputs whose content the outputs depend on. An output `run_id` is never reused.
     """
 
     aside: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Reuse:
 
 
 class Step(Protocol):
-    """A step module. With REUSE, its outputs may come from the cache."""
+    """A step module. The outputs of a step with REUSE may come from the cache."""
 
     __doc__: str
     Inputs: type[StepInputs]

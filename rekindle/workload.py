@@ -59,8 +59,8 @@ class DataConfig(Section):
     def first_rows(self, rows: int, folder: Path) -> Self | None:
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
-        `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
-        parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
+        `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
+        or parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
         The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
@@ -131,9 +131,9 @@ class Dataset(Sized, Protocol):
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict` and
     `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two steps, although each
-    worker reads different batches. So only a third function may change it: `advance(step)`, which every worker calls
-    after update number `step` (from 1); any other change is lost when a step is repeated. The state is part of every
-    snapshot and checkpoint, and is sent to joining workers.
+    worker reads different batches. So only a third function may change the state: `advance(step)`, which every worker
+    calls after update number `step` (from 1); any other change is lost when a step is repeated. The state is part of
+    every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -172,7 +172,8 @@ class Workload(Protocol):
     `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
     `measures(model, batch) -> dict[str, float]`.
 
-    `example_facts`: facts as `prepare` could return them. With these, `rekindle lint` can build the model without data.
+    `example_facts`: facts as `prepare` could return them. With these facts, `rekindle lint` can build the model without
+    data.
     """
 
     Data: type[DataConfig]
@@ -337,7 +338,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
 def record_dataset(out: Path, prepared: Prepared) -> str:
     """Write the dataset.json of a dataset whose other files are in `out`, and return its digest. Raises DataError.
 
-    For steps that derive a dataset from another one. `prepare` does not need it: the engine calls it.
+    Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
     """
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")

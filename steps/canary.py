@@ -47,7 +47,7 @@ def count_pods(percent: int, servers: int) -> int:
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare at this share and log the result to the run. Return the reason to roll back, or an empty text."""
+    """Compare the models at the current share, and log the result. Return the reason to roll back, or an empty text."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary

@@ -46,7 +46,7 @@ class NoFacts(dict[str, Any]):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the findings. An error of the workload is one of them."""
+    """Return the findings, including an error of the workload."""
     from rekindle import user_code
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}

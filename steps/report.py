@@ -107,7 +107,7 @@ def training_summary(ledger: str) -> "Summary | None":
 
 
 def log(run_id: str, summary: "Summary", folder: Path, prefix: str) -> None:
-    """Log metrics `workers/`, tags and artifacts `ledger/`; `prefix` precedes their names if the run has several."""
+    """Log metrics `workers/`, tags and artifacts `ledger/`; with several trainings, `prefix` precedes the names."""
     from rekindle import tracking
     from rekindle.training.ledger import publish
 

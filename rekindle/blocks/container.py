@@ -97,7 +97,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates without their own."""
+    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates that have none."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)

@@ -1,4 +1,4 @@
-"""References of tasks to outputs of other tasks: rewritten for the DAG of the task, which then depends on them."""
+"""Rewrites the references of a task to outputs of other tasks for the task's DAG, and adds dependencies."""
 
 import re
 from typing import Any

@@ -129,7 +129,8 @@ def _report_submission(workflow: dict[str, Any], cluster: Cluster | None, watch:
 def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print the changes.
 
-    It applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not affected.
+    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not
+    affected.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
@@ -160,7 +161,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
     """Start a run of a schedule now.
 
-    Like scheduled runs, it uses the WorkflowTemplate on the cluster. The schedule may be suspended.
+    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be suspended.
 
     Example:
       rekindle run-now demo --namespace models --watch
@@ -182,7 +183,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 def unschedule(name: str, target: Target, as_json: bool) -> None:
     """Delete a schedule from a cluster, with its WorkflowTemplate.
 
-    Its runs are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
+    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models

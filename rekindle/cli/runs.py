@@ -94,7 +94,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
-    Without NAME, it also lists services and deployments, or on a cluster the schedules.
+    Without NAME, the command also lists services and deployments, or on a cluster the schedules.
 
     Example:
       rekindle status
@@ -164,7 +164,8 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report losses and recoveries during the training of a run.
 
     The report shows which workers were lost and when, how soon the others continued, how much work was repeated, and
-    where the time went. NAME defaults to the newest run; it may be active. On a cluster, a pod reads the object store.
+    where the time went. NAME defaults to the newest run; the run may be active. On a cluster, a pod reads the object
+    store.
 
     Example:
       rekindle explain
@@ -185,7 +186,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
-    NAME defaults to the newest running run; on a cluster it is required. `rekindle resume` resumes the run.
+    NAME defaults to the newest running run; on a cluster, NAME is required. `rekindle resume` resumes the run.
 
     Example:
       rekindle stop

@@ -104,7 +104,7 @@ class Cluster:
         return self.call("POST", resource.path(self.namespace), body, {"dryRun": "All"} if dry_run else {})
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object. Raises ApiError 409 if it has changed since `body` was read."""
+        """Replace an object. Raises ApiError 409 if the object has changed since `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:

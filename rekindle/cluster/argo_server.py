@@ -3,7 +3,7 @@
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
-It reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
+The class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
 """
 
 import os
@@ -37,7 +37,7 @@ class ArgoServer:
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects it, RekindleError if the server fails."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if it fails."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:

@@ -18,7 +18,7 @@ POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
     """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints, one per line.
 
-    Raises ApiError, RekindleError if it fails or takes longer than POD_TIMEOUT_S.
+    Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
     """
     image = _image_of(workflow)
     subject = f"the pod that reads the object store, of {image},"

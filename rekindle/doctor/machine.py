@@ -2,7 +2,7 @@
 
     for check in check(Path(".rekindle")): print(check)
 
-The checks write to the object store, query MLflow and bind addresses. They stop the services that they start.
+The checks write to the object store, query MLflow and bind addresses. The checks stop the services that they start.
 If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, that service is checked instead.
 """
 

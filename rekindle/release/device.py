@@ -26,7 +26,7 @@ def pick_device() -> "torch.device":
 
 
 def place(model: Any, device: "torch.device") -> Any:
-    """Move the model to `device`. Its calls still accept and return tensors of the CPU, also in lists and dicts."""
+    """Move the model to `device`. Calls of the model accept and return tensors of the CPU, also in lists and dicts."""
     import torch
 
     if device.type == "cpu":

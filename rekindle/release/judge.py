@@ -1,7 +1,7 @@
 """Evaluates the candidate and the champion on the workload's test examples, with the same predictor as in serving.
 
-The report contains a sample of the examples with the candidate's predictions. `verify` replays it, and its first row
-becomes the server's example request.
+The report contains a sample of the examples with the candidate's predictions. `verify` replays this sample, and its
+first row becomes the server's example request.
 """
 
 import traceback
@@ -75,7 +75,7 @@ def read_examples(
 ) -> Examples:
     """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError.
 
-    `most`: number of rows to read, if they are yielded one by one.
+    `most`: number of rows to read, if the examples are yielded one by one.
     """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
     examples = result if isinstance(result, Examples) else Examples.of(islice(result, most))

@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` does it later, and a request could arrive before that."""
+        """Shut down sending immediately: `transport.close` does so later, and a request could arrive before that."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 

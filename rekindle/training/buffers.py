@@ -121,7 +121,7 @@ class Buffers:
         self.widths = [segment.width for segment in self._segments]  # number of summands of each segment
 
     def load(self, memory: Tensor | None = None) -> None:
-        """Copy the values of the state, or of another `memory`, to the model. Call it before each forward pass."""
+        """Copy the values of the state, or of another `memory`, to the model. To be called before each forward pass."""
         if memory is None:
             for segment in self._segments:
                 segment.working_copy.copy_(segment.values)

@@ -78,7 +78,7 @@ class Computation:
     def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
 
-        They depend on the state, the seed, the step and the virtual worker, and on nothing else.
+        Loss and summands depend only on the state, the seed, the step and the virtual worker.
         """
         indices = self.sampler.indices(step, virtual_worker)
         batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))

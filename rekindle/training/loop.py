@@ -1,4 +1,4 @@
-"""The training loop. `rekindle step steps.train` runs it."""
+"""The training loop, which `rekindle step steps.train` runs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Device and torch settings. In addition to the config, they determine the bits of a result."""
+"""Device and torch settings, which determine the bits of a result in addition to the config."""
 
 import ctypes
 import os

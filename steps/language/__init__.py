@@ -49,7 +49,7 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. If it is longer than the window of the model, only its end counts."""
+    """A text. Of a text longer than the window of the model, only the end counts."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)

@@ -91,7 +91,7 @@ FRAMEWORKS = {
 def training_job(
     kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
 ) -> Manifest:
-    """Return the job `name` (at most 50 characters: its pods' names are longer); `spec`: further fields of its spec.
+    """Return the job `name` (at most 50 characters: its pods' names are longer); `spec`: more fields of the job's spec.
 
     Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of pods.
     """

@@ -105,7 +105,7 @@ def _set_part(templates: list[tuple[Resource, Any]], manifest: Callable[..., Man
 def _harvest(
     pipeline: Pipeline, block: Block, arguments: Mapping[str, Any], manifest: Manifest, after: list[str], options: Any
 ) -> Resource:
-    """Add the tasks that start the extra workers of the job of `block`, and delete them when it ends."""
+    """Add the tasks that start the extra workers of the job of `block`, and delete these workers when the job ends."""
     task, retry = pipeline.name("", f"{block.name}-harvest"), retries(pipeline.config.cluster.retries)
     template = apply(pipeline.template_name(task), manifest, inputs=tuple(arguments), owned=True, retry=retry)
     pipeline.add(task, template, arguments, options, after)

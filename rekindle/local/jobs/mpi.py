@@ -28,7 +28,7 @@ def worker_names(obj: Object) -> list[str]:
 
 
 def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run. An init container of the operator makes the Launcher wait for them."""
+    """Return True if all Workers run. An init container of the operator makes the Launcher wait for all Workers."""
     return all(name in pods and pods[name].running for name in worker_names(obj))
 
 

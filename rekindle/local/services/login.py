@@ -1,6 +1,6 @@
 """Access control for the embedded MLflow: every request needs the token of this home.
 
-MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends it once, in the address that
+MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once, in the address that
 `rekindle ui` prints, and gets a cookie that is valid for the life of this process. Requests are checked by their heads,
 before MLflow reads a byte. Pages of other origins, including other ports of this machine and host names that were
 redirected here (DNS rebinding), cannot use the login of a browser.

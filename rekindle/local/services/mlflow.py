@@ -61,7 +61,7 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 def confine(destination: str) -> None:
     """Restrict MLflow to artifacts below ROOT, stored at `destination`, in the bucket of `destination`.
 
-    It would otherwise follow paths on this machine, links, and every address that its libraries support.
+    MLflow would otherwise follow paths on this machine, links, and every address that its libraries support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers

@@ -1,9 +1,9 @@
 """Objects as files: the storage of `rekindle.local.services.s3`.
 
-An object is one file: its bytes, its metadata as JSON, and the length of that JSON. It is written to a temporary file
-and renamed, so it is complete or absent after `kill -9` of any process. Files are not synced: a power cut may lose the
-last seconds. The file's name is the sha256 of the key, so every key is possible; the listing is kept in memory and read
-from the files at start. One process owns a root (flock), so check-and-rename is atomic.
+An object is one file: its bytes, its metadata as JSON, and the length of that JSON. The file is written under a
+temporary name and renamed, so it is complete or absent after `kill -9` of any process. Files are not synced: a power
+cut may lose the last seconds. The file's name is the sha256 of the key, so every key is possible; the listing is kept
+in memory and read from the files at start. One process owns a root (flock), so check-and-rename is atomic.
 """
 
 import bisect

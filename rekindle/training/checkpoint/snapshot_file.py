@@ -1,4 +1,4 @@
-"""Snapshots in shared memory: the newest states of one worker. They survive the death of every process.
+"""Snapshots in shared memory: the newest states of one worker. The snapshots survive the death of every process.
 
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
@@ -115,7 +115,7 @@ def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
 
 
 class SnapshotFile:
-    """The file of this worker. Raises OSError if it cannot be opened, ConfigError if it belongs to another run.
+    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it is another run's.
 
     Read the file first; then `reserve` prepares it for writing, which takes as long as filling that much memory.
     """

@@ -1,9 +1,9 @@
 """The sum of all virtual workers' gradients: bit for bit the sum that one process computes.
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other process its slice of
-these sums, and finishes the tree for its own slice; then the slices are gathered. This sends as much as an all-reduce.
-The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the loss and three
-control flags.
+these sums, and finishes the tree for its own slice; then the slices are gathered. The exchange sends as much data as an
+all-reduce. The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the
+loss and three control flags.
 """
 
 from collections.abc import Iterator

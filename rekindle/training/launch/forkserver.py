@@ -1,4 +1,4 @@
-"""The process that forks the workers. It has torch loaded, so a worker starts in hundredths of a second.
+"""The process that forks the workers. Torch is already loaded in it, so a worker starts in hundredths of a second.
 
     forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or two
     forkserver.send_spec(spec)               # the settings of all workers
@@ -137,7 +137,8 @@ def _preload(spec: "TrainingSpec") -> None:
         workload = load(spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
-            import torch._dynamo  # noqa: F401  creating an optimizer of torch.optim imports this module, which takes a second
+            # creating an optimizer of torch.optim imports this module, which takes a second
+            import torch._dynamo  # noqa: F401
 
 
 def _fork_worker(

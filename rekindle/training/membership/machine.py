@@ -200,7 +200,7 @@ class Membership:
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker. Reason `drain`: it left on purpose, and all members agreed on its last step."""
+        """Remove a worker. Reason `drain`: the worker left on purpose, and all members agreed on its last step."""
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return

@@ -1,4 +1,4 @@
-"""Runs past weeks of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
+"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
 
 The models of such runs are evaluated and recorded, but never released: the gate reads the parameter `backfill`.
 """
@@ -30,7 +30,7 @@ FOLDER = "backfill"  # folder in the home with the manifests and the output of t
 def backfill(
     weeks: Iterable[Week], run: Callable[[Week], dict[str, Any]], parallel: int, note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run all weeks, `parallel` at a time; returns their rows, in order. A failure does not stop the others."""
+    """Run all `weeks`, `parallel` at a time; returns a row per run, in order. A failure does not stop other runs."""
 
     def run_week(week: Week) -> dict[str, Any]:
         note(f"{week.name} is the run of {week.time:%Y-%m-%d %H:%M} UTC")
@@ -48,7 +48,7 @@ def backfill(
 
 
 def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]:
-    """Run or resume a week on this machine; returns its status. Raises ConfigError if it cannot start."""
+    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it cannot start."""
     files = RunFiles(home, week.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ def _rekindle(log: Path, *arguments: str) -> None:
 
 
 def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any]:
-    """Submit or resume a week of a schedule, and wait for its end; returns its status. Raises ConfigError, ApiError."""
+    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError, ApiError."""
     if not cluster.find(workflows.WORKFLOWS, week.name):
         workflow = workflows.scheduled_workflow(cluster, schedule, week.parameters)
         workflow["metadata"]["name"] = week.name
@@ -95,7 +95,10 @@ def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any
 
 
 def week_runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
-    """Return the function that runs a week. Raises ConfigError if the schedule on the cluster has another config."""
+    """Return the function that starts or resumes a missed run.
+
+    Raises ConfigError if the schedule on the cluster has another config.
+    """
     if not cluster:
         return partial(run_here, home, manifest)
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
