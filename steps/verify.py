@@ -130,7 +130,7 @@ def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) 
         raise DataError(
             f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as "
             f"{comparison.example}. The model is in train mode (dropout), or `predict` uses random numbers: call "
-            f"model.eval(), and draw none. {outcome}"
+            f"model.eval(), and draw no random numbers. {outcome}"
         )
     if comparison.unstable:
         raise DataError(

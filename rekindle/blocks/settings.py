@@ -173,7 +173,7 @@ class ClusterConfig(Section):
         if self.harvest and self.gang not in ("", "kueue"):
             raise ValueError(
                 f"cluster.harvest is on, but cluster.gang is {self.gang}: only Kueue admits single pods in addition to "
-                "a job. Set cluster.gang to kueue, or remove it"
+                "a job. Set cluster.gang to kueue, or remove cluster.gang"
             )
         if self.queue_priority and self.gang != "kueue":
             raise ValueError(

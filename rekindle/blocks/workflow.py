@@ -124,7 +124,7 @@ class Pipeline(References):
         """Return the name of the object that `task` applies. Raises WiringError if its pods' names are too long."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
-            refuse(f'the task name "{task}" must have at most {limit} characters: its pods are named after it.')
+            refuse(f'the task name "{task}" must have at most {limit} characters: the names of its pods contain it.')
         return f"{{{{workflow.name}}}}-{task}"
 
     def add(

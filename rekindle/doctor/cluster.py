@@ -106,7 +106,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
                 results.append(result)
         except RekindleError as error:
             required = getattr(error, "code", 0) != 403  # a missing permission to read is not a failure
-            results.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required))
+            results.append(Check(name, False, f"not checked: {error}", "Fix this error, then check again.", required))
     return results
 
 

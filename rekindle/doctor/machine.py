@@ -135,8 +135,8 @@ def check_shared_memory(_: Path) -> Check:
     free = shutil.disk_usage(directory).free if directory.exists() else 0
     detail = f"{free / GIB:.1f} GiB free in {directory}"
     remedy = (
-        "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
-        f"larger: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
+        "Without this memory, a run that loses all its processes resumes from an older step in the object store. "
+        f"Enlarge it: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
         f"--shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
     return Check("shared memory", free >= MIN_SHARED_MEMORY, detail, remedy, required=False)
@@ -154,7 +154,7 @@ def check_clock(_: Path) -> Check:
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(
-        "clock", seconds_behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock."
+        "clock", seconds_behind < 60, detail, "The time is before the installation of Rekindle: set the clock."
     )
 
 

@@ -15,7 +15,7 @@ class Limits(Section):
 
     processes: int = Field(default=1, ge=1, le=64, description="number of processes of one server; each has the model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
-    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances in a request; else 413")
+    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances in a request (more: 413)")
     max_batch: int = Field(
         default=MAX_BATCH,
         ge=1,

@@ -67,7 +67,7 @@ class Bodies:
         finally:
             self._remove(body)
         if body.drop_reason:
-            raise Refusal(503, f"{body.drop_reason}, so this one was dropped: try again soon.", close=True)
+            raise Refusal(503, f"{body.drop_reason}, so this request was dropped: try again soon.", close=True)
         if size > limits.max_bytes:
             raise too_large
         return bytes(body.data)

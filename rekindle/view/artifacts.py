@@ -68,8 +68,8 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
     except NotFound as error:
         names = [row["artifact"] for row in list_artifacts(home, run)]
         raise ConfigError(
-            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} It has {", ".join(names)}; '
-            "give one of them, or a path inside one."
+            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} The run has {", ".join(names)}; '
+            "give one of these artifacts, or a path inside one."
         ) from error
 
 

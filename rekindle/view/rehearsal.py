@@ -45,7 +45,7 @@ def _model(report: dict[str, Any]) -> Iterator[str]:
 def _error(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         stage = report["stage"]
-        hint = " It was tried on the first rows only: --rows sets their number." if report["rows"] else ""
+        hint = " Only the first rows were used: --rows sets the number of rows." if report["rows"] else ""
         yield f"error       {report['error']}{hint if stage in ('dataset', 'gradient', 'examples', 'metrics') else ''}"
 
 

@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True, help="exit when this file is missing or has another pid")
     args = parser.parse_args()
     if not (token := os.environ.pop(TOKEN_VARIABLE, "")):
-        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with it. Set it.")
+        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with this token. Set it.")
     end_unless_recorded(args.record)
     os.environ.update(settings(args.store, args.artifacts))
     from mlflow.server import app

@@ -90,7 +90,9 @@ class Files:
         try:
             fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SystemExit(f"{root} is in use by another S3 endpoint: only one may use it. Stop that one.") from error
+            raise SystemExit(
+                f"{root} is in use by another S3 endpoint: only one may use it. Stop the other one."
+            ) from error
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, dict]] = {}
         self.keys: dict[str, list[str]] = {}

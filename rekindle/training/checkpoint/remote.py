@@ -159,7 +159,7 @@ class RemoteCheckpoints:
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run has "
                 f"{self.identity[:12]}, computed from config, data digest and model): nothing was changed. "
-                "Give this run another `checkpoints` prefix, or delete that one."
+                "Give this run another `checkpoints` prefix, or delete the other run's."
             )
         return manifest
 

@@ -141,7 +141,8 @@ class Sweep(Section):
         if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
             raise ValueError(
                 f"sweep.rungs is {self.rungs}: the first rung is after {first:.3g} {unit}, before the first "
-                f"validation. Set train.validation_{unit} to at most that, or lower sweep.rungs or sweep.reduction"
+                f"validation. Set train.validation_{unit} to at most {first:.3g}, or lower sweep.rungs or "
+                "sweep.reduction"
             )
 
 

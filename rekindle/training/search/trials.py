@@ -41,7 +41,7 @@ def train(study: Study, number: int, share: list[int], common: Mapping[str, Any]
             raise SystemExit(143)
         if code:
             raise RekindleError(
-                f"trial {trial.number} exited with code {code}. A restarted pod continues it from its checkpoint."
+                f"trial {trial.number} exited with code {code}. A restarted pod continues from its checkpoint."
             )
 
 

@@ -312,4 +312,4 @@ def summary(recording: Recording) -> str:
 
 
 def conclusion(recording: Recording) -> str:
-    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: these are not the same weights"
+    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: the weights are not the same"

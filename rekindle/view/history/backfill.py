@@ -62,7 +62,9 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
         pairs = [f"{name}={value}" for name, value in week.parameters.items()]
         _rekindle(log, "run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair)))
     elif _manifest_hash(files.workflow()) != _manifest_hash(manifest):  # the name has only the start of the hash
-        raise ConfigError(f"{week.name} belongs to another config: `rekindle prune` removes it, or change the name.")
+        raise ConfigError(
+            f"{week.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
+        )
     elif files.load()[0].get("phase") != "Succeeded":
         _rekindle(log, "resume", week.name)
     if not (files.root / "manifest.yaml").exists():
@@ -104,7 +106,7 @@ def week_runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cl
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
     if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
         raise ConfigError(
-            f"the schedule {schedule} on the cluster has another config: apply this one with `rekindle schedule "
-            "CONFIG` first, or give the config of the schedule."
+            f"the schedule {schedule} on the cluster has another config: apply the given one with `rekindle "
+            "schedule CONFIG` first, or give the config of the schedule."
         )
     return partial(run_on_cluster, cluster, schedule)
