@@ -30,7 +30,7 @@ BUNDLED = PACKAGE / "reference"
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-UNEXPECTED = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
 MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
@@ -185,7 +185,7 @@ def _nearest_name(error: Exception, file: str) -> str:
     if isinstance(error, AttributeError) and error.name:
         owner = type(error.obj) if isinstance(error.obj, str | int | float) else error.obj
         return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
-    if isinstance(error, TypeError) and (match := UNEXPECTED.search(str(error))):
+    if isinstance(error, TypeError) and (match := UNEXPECTED_ARGUMENT.search(str(error))):
         users = [vars(module) for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file]
         names = {name: value for namespace in users for name, value in namespace.items()}
         modules = [value for value in names.values() if isinstance(value, ModuleType)]

@@ -18,7 +18,8 @@ from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
 TASK = "task-name"  # an input of the template; the fields of steps cannot have this name, because it contains a hyphen
-RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # invalid data, code or configuration: rekindle/errors.py
+# excludes invalid data, code or configuration: rekindle/errors.py
+RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
@@ -91,7 +92,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
         **placement(pod),
         pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
-        retry_strategy=retries(cluster.retries, RETRYABLE),
+        retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
 

@@ -65,8 +65,12 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-SPREADABLE = ("train", "coordinator", "serve")  # kinds of pods that can be spread: several pods, or pods of one job
-ON_DEMAND = ("coordinator", "executor")  # kinds of pods that must outlive the workers
+SPREADABLE_KINDS = (
+    "train",
+    "coordinator",
+    "serve",
+)  # kinds of pods that can be spread: several pods, or pods of one job
+ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
@@ -135,7 +139,7 @@ class ClusterConfig(Section):
         available = self._pod_presets()
         layers = [find(preset, f"cluster.pods.{name}.preset", available) for preset in settings.get("preset", ())]
         values = merged({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
-        if name in ON_DEMAND:
+        if name in ON_DEMAND_KINDS:
             train = self.pod("train")
             values = merged({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
         values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
@@ -155,7 +159,7 @@ class ClusterConfig(Section):
                 return f"preset {preset}"
         if field == "image":
             return "cluster.image"
-        derived = name in ON_DEMAND and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
+        derived = name in ON_DEMAND_KINDS and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
         return "cluster.pods.train" if derived else "default"
 
     @model_validator(mode="after")
@@ -199,12 +203,12 @@ class ClusterConfig(Section):
                     "plugin mounts over /dev/shm, where workers keep their snapshots. Use gpu-time-slicing or a mig "
                     "preset; gpu-mps is for other pods"
                 )
-            if pod.spread and name not in SPREADABLE:
+            if pod.spread and name not in SPREADABLE_KINDS:
                 raise ValueError(
                     f"cluster.pods.{name} is spread over {', '.join(pod.spread)}: it is a single pod. Remove its "
-                    f"preset or spread; only {', '.join(SPREADABLE)} can be spread"
+                    f"preset or spread; only {', '.join(SPREADABLE_KINDS)} can be spread"
                 )
-            if name in ON_DEMAND and pod.preemptible:
+            if name in ON_DEMAND_KINDS and pod.preemptible:
                 raise ValueError(
                     f"cluster.pods.{name} is on preemptible nodes ({pod.preemptible}): it must outlive the workers, "
                     "which may be preempted. Remove its preset"

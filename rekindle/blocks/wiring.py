@@ -228,9 +228,9 @@ class Block(Task):
     inputs: dict[str, Any]
     predecessor: "Block | None" = None  # the block whose outputs this one uses
 
-    def follow(self, before: "Block") -> "Block":
+    def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
-        self.predecessor = before
+        self.predecessor = predecessor
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from rekindle.blocks.binding import (
     validate_inputs,
 )
 from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
-from rekindle.blocks.jobs.backends import ELASTIC
+from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
@@ -201,7 +201,7 @@ class Pipeline(References):
 
     def finish(self) -> None:
         """Add the exit tasks: the report to MLflow, the notification, and the deletion of training jobs."""
-        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC]
+        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         inputs |= {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
         recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}

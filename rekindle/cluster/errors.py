@@ -56,7 +56,7 @@ OWNERS = {
     "trainer.kubeflow.org": "Kubeflow Trainer",
 }
 REGEX = re.compile(r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)")
-PERMANENT = (400, 404, 409, 413, 422)
+PERMANENT_CODES = (400, 404, 409, 413, 422)
 # permanent errors, whatever their HTTP status is
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
@@ -66,7 +66,7 @@ def api_error(code: int, body: bytes, path: str, server: str, context: str, name
     status = _status(body)
     message = _without_regex(str(status.get("message") or body.decode(errors="replace")[:500]).strip())
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
-    error_type = BadObject if code in PERMANENT or PERMANENT_MESSAGE.search(message) else ApiError
+    error_type = BadObject if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message) else ApiError
     return error_type(_describe(code, message, status, facts), code, str(status.get("reason") or ""))
 
 

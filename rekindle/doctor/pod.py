@@ -62,7 +62,9 @@ def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], sec
         waiting = states[name].get("waiting") or {}
         cause = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
         if not waiting or waiting.get("reason") in PULL_FAILURE_REASONS:
-            remedy = "Push it to a registry of the nodes (rekindle images build ... --push), and set cluster.image."
+            remedy = (
+                "Push the image to a registry of the nodes (rekindle images build ... --push), and set cluster.image."
+            )
             yield Check(f"image {image}", not waiting, cause or "available", remedy)
             continue
         remedy = (

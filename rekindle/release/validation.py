@@ -14,21 +14,21 @@ from rekindle.sections import broken_rule, known_keys
 
 MAX_SHOWN_ERRORS = 5
 # size in bytes from which the errors of a body could take too much memory: at least 500 bytes per error
-LARGE = 1 << 15
+LARGE_BODY_BYTES = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
-OPAQUE = {"metadata", "cls", "config", "serialization"}  # keys of a schema that do not contain schemas
+OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}  # keys of a schema that do not contain schemas
 # matches texts that may contain a number that does not fit into float64 or int64; the exact check is slow
-SUSPICIOUS = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
+SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def parse(request: type[R], body: bytes) -> R:
     """Parse a request strictly: text is not converted to numbers, unknown keys are errors. Raises DataError."""
-    if SUSPICIOUS.search(body):
+    if SUSPICIOUS_NUMBER.search(body):
         reject_huge_numbers(body)
     try:
-        if len(body) > LARGE:
+        if len(body) > LARGE_BODY_BYTES:
             return fail_fast_validator(request).validate_json(body, strict=True)
         return request.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
@@ -57,7 +57,7 @@ def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
         return schema
     kind = schema.get("type")
     alternative = alternative or kind in ("union", "definitions")
-    schema = {key: inner if key in OPAQUE else add_fail_fast(inner, alternative) for key, inner in schema.items()}
+    schema = {key: inner if key in OPAQUE_KEYS else add_fail_fast(inner, alternative) for key, inner in schema.items()}
     if kind in COLLECTIONS:
         schema["fail_fast"] = True
     if kind in ("model-fields", "typed-dict", "dataclass-args"):

@@ -22,8 +22,8 @@ ROWS = 1000
 TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
 # stage of the workload's code → exit codes of errors that a training would meet, too. Other stages may fail only
 # because the rehearsal has few rows.
-CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
-CERTAIN |= {"predict": (70, 78)}
+CERTAIN_ERRORS = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
+CERTAIN_ERRORS |= {"predict": (70, 78)}
 SECTIONS = ("workload", "data", "model", "train")  # parts of a config that a training depends on
 Sections = dict[str, Any]
 
@@ -38,7 +38,7 @@ def check_trainable(config: Sections) -> None:
     if remembered.exists():
         return
     report = rehearse(quick, timeout=TIMEOUT_S)
-    if report.get("exit_code") in CERTAIN.get(report["stage"], ()):
+    if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report:
         remembered.parent.mkdir(parents=True, exist_ok=True)

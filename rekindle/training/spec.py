@@ -51,7 +51,9 @@ class TrainConfig(Section):
     )
     validation_epochs: float = Field(1.0, gt=0, description="passes over the training data between two validations")
     validation_steps: int = Field(0, ge=0, description="updates between two validations (0: use validation_epochs)")
-    patience: int = Field(0, ge=0, description="validations without a lower loss until training stops (0: never)")
+    patience: int = Field(
+        0, ge=0, description="number of validations without a lower loss until training stops (0: never)"
+    )
     keep_best: bool = Field(False, description="release the weights with the lowest validation loss, not the last")
     reduction: Literal["exact", "fast"] = Field(
         "exact", description="fast: a plain all-reduce, whose bits depend on the number of workers"

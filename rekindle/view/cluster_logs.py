@@ -36,7 +36,9 @@ COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 SILENCE_TIMEOUT_S = 300.0  # after this time without a line, reconnect: the connection may have died silently
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
-CUT = "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
+CUT_MESSAGE = (
+    "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
+)
 
 
 class Logs:
@@ -275,7 +277,7 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
             if missing := record["number"] - next_number:
-                yield keys[record["key"]], CUT.format(missing)
+                yield keys[record["key"]], CUT_MESSAGE.format(missing)
             next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 

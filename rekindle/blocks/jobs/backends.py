@@ -39,4 +39,4 @@ BACKENDS = {
         "TrainJob", train_job.train_job, train_job.success, train_job.FAILURE, train_job.HOST, runtime=train_job.runtime
     ),
 }
-ELASTIC = frozenset(backend.kind for backend in BACKENDS.values())
+ELASTIC_KINDS = frozenset(backend.kind for backend in BACKENDS.values())

@@ -18,7 +18,7 @@ from rekindle.errors import ConfigError, did_you_mean
 # The operator appends conditions, Running and Restarting replace each other, and Created is the first condition: so
 # Failed has an index from 1 to 4.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
+IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
 RESTARTS_PER_POD = 10  # average number of container restarts until the job fails
 
 
@@ -145,7 +145,7 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     job, rule = JOBS[kind], FRAMEWORKS[kind].roles[role]
     config = replica.pod.on_demand() if role in job.leader_roles else replica.pod
     main = container(job.container_name, config, replica.args)
-    main |= {"command": ["sh", "-c"], "args": [IDLE]} if rule.is_idle else {}
+    main |= {"command": ["sh", "-c"], "args": [IDLE_COMMAND]} if rule.is_idle else {}
     pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
     omitted_fields = () if rule.has_account else ("serviceAccountName", "automountServiceAccountToken")
     return {field: value for field, value in pod.items() if field not in omitted_fields}

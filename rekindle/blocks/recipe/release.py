@@ -8,7 +8,7 @@ from typing import Any
 from hera.workflows import DAG, Parameter, Task
 
 from rekindle.blocks.binding import check_section, check_workload
-from rekindle.blocks.container import RETRYABLE, command, retries
+from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, arguments, text
@@ -120,7 +120,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     promote = {"promote": False} if serve.canary else {}
     block = step("steps.verify", task=task, inputs=values | promote | inputs, after=[deployed.name]).follow(deployed)
     # verify has its own timeout
-    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRYABLE)
+    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRY_CONDITION)
     if not serve.canary:
         return _promote(pipeline, model, serve, server, block, [deployed.name])
     canary = _canary(pipeline, model, serve, server, block)

@@ -13,14 +13,14 @@ from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time to test
-FAMILIES = 3  # number of kinds of tests: errors, seconds, scores
+TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
 
 
 def find_breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
     """Return the reason why the candidate is worse, with figures, or "". `alpha`: the share of this check."""
     if candidate.crashes > champion.crashes:
         return f"its servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
-    return next(_findings(candidate, champion, config, alpha / FAMILIES), "")
+    return next(_findings(candidate, champion, config, alpha / TEST_KINDS), "")
 
 
 def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> Iterator[str]:

@@ -164,7 +164,7 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
             )
             training.repeated_steps.clear()
         if not (recording.attacks or recording.healthy):
-            last_attack_time = time.monotonic()  # the first attack waits until all have started
+            last_attack_time = time.monotonic()  # the first attack waits until all processes have started
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # all attacks must happen, even on a fast machine
         is_late = training.step >= share * plan.steps
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
