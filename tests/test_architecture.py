@@ -58,7 +58,7 @@ MEMBERS = {  # modules that start a command, which Python requires at the top â†
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }
-LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # of argolocal
+LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # libraries of argolocal
 # modules that may import these slow libraries at their top; elsewhere, every command would wait for them
 TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")

@@ -109,7 +109,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         args = shlex.split(example.partition(" | ")[0])
         while isinstance(called, click.Group):
             called, args = called.commands[args[0]], args[1:]
-        with contextlib.suppress(click.exceptions.Exit):  # of --help
+        with contextlib.suppress(click.exceptions.Exit):  # `--help` raises Exit
             called.make_context(name, args)
     documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     assert f"rekindle {name}" in documents

@@ -261,7 +261,8 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
     }
     command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
     template = {"name": "prepare", "container": {"image": "rekindle:0.1", **command}}
-    other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # it cannot read logs
+    # this container cannot read logs
+    other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
     spec = {"templates": [other, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
