@@ -1,4 +1,4 @@
-"""A sweep: trials train in parallel, the better ones continue from their checkpoints, the best is the candidate.
+"""A sweep: trials train in parallel, the better trials continue from their checkpoints, the best is the candidate.
 
     rekindle sweep configs/sweep.yaml
 
@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks
-from rekindle.blocks.container import RETRYABLE, retries
+from rekindle.blocks.container import RETRY_CONDITION, retries
 from rekindle.training.search.config import Sweep, check_workload, default, whole_numbers
 from rekindle.training.search.rounds import rounds
 
@@ -57,7 +57,7 @@ def build(config: Config) -> Any:
                 run="{{workflow.name}}",
                 with_param=ask.outputs.pods,
             )
-            trials.template.retry_strategy = retries(limit, RETRYABLE, factor=1)  # type: ignore[union-attr]
+            trials.template.retry_strategy = retries(limit, RETRY_CONDITION, factor=1)  # type: ignore[union-attr]
             previous = trials.name
         best = blocks.step("steps.search.best", after=[previous], **search, run_id=data.outputs.run_id)
         blocks.decide(best, dataset=data.outputs.dataset, run_id=data.outputs.run_id)

@@ -1,9 +1,12 @@
-"""`rekindle` and `python -m rekindle`. `rekindle step` does not import the packages of the other commands."""
+"""Entry point of `rekindle` and `python -m rekindle`.
+
+`rekindle step` does not import the packages of the other commands.
+"""
 
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # the working directory, which `python -m` searches first: its files must not shadow a library
+    del sys.path[0]  # `python -m` searches the working directory first: files there must not shadow a library
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process. If a retry cannot help, it follows sysexits.h (78 EX_CONFIG, 65 EX_DATAERR,
-70 EX_SOFTWARE), so that a retry strategy can tell.
+`exit_code` is the exit code of the process. For errors that a retry cannot repair, the code is one of sysexits.h
+(78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE), and retry strategies recognize it.
 """
 
 import re
@@ -12,18 +12,18 @@ from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_
 
 __all__ = ["ConfigError", "Conflict", "NotFound", "RekindleError", "StorageError", "did_you_mean", "say"]
 
-# also passwords with a slash, and text without a scheme: not valid URLs, but still secrets
+# also matches passwords with a slash, and text without a scheme: such URLs are invalid, but still contain secrets
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
 class DataError(RekindleError):
-    """The input data is invalid: running again cannot help."""
+    """The input data is invalid: a retry cannot help."""
 
     exit_code = 65
 
 
 class CodeError(RekindleError):
-    """The user's code raised an exception that it would raise again; the message has FILE:LINE and its text."""
+    """The user's code raised an exception that a retry would raise again; the message has its FILE:LINE and text."""
 
     exit_code = 70
 
@@ -38,7 +38,7 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of `rekindle doctor`, with the remedy if it failed. Without `required` it only warns."""
+    """Result of one check of `rekindle doctor`, with the remedy if it failed. A check without `required` only warns."""
 
     name: str
     ok: bool

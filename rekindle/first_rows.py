@@ -20,7 +20,7 @@ def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
 
 
 def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines, and more up to the end of a quoted field with several lines."""
+    """Copy the first `lines` lines, and more if they end within a quoted field: then copy up to the field's end."""
     quotes = 0
     with source.open("rb") as read, target.open("wb") as write:
         for number, line in enumerate(read):

@@ -51,15 +51,15 @@ class Gate(Section):
     """The rule for replacing the champion. Without any bound, a first model is not released."""
 
     minimum: dict[str, float] = Field(
-        default_factory=dict, description="a metric below its minimum is never released, e.g. {accuracy: 0.9}"
+        default_factory=dict, description="minimum of each metric for a release, e.g. {accuracy: 0.9}"
     )
     maximum: dict[str, float] = Field(
-        default_factory=dict, description="a metric above its maximum is never released, e.g. {rmse: 2.5}"
+        default_factory=dict, description="maximum of each metric for a release, e.g. {rmse: 2.5}"
     )
     tolerance: float = Field(
         default=0.01,
         ge=0,
-        description="in the workload's first metric the candidate may be this much worse if chance can explain it",
+        description="tolerated loss of the candidate in the workload's first metric, if chance can explain the loss",
     )
     beats_baseline: float = Field(
         default=0.0,
@@ -87,7 +87,8 @@ class Evaluation:
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
-    parts: list[dict[str, Any]] = field(default_factory=list)  # e.g. weeks: {"name", "rows", "candidate": {...}, ...}
+    # parts of the rows, e.g. weeks: {"name", "rows", "candidate": {...}, ...}
+    parts: list[dict[str, Any]] = field(default_factory=list)
     difference: Difference | None = None  # from the champion
     baseline_difference: Difference | None = None
     chosen: dict[str, Any] | None = None  # the family of the candidate, and the validation values of all
@@ -102,7 +103,7 @@ class Decision:
     gate: Gate
     metrics: Sequence[Metric]
     evaluation: Evaluation
-    candidate: str  # sha256 of its weights
+    candidate: str  # sha256 of the candidate's weights
     champion: Champion | None
     champion_rows: int = 0  # number of rows that the champion was evaluated on for its release; 0: unknown
     changed: str = ""  # the difference from the champion if the weights are equal, e.g. code or servers

@@ -19,15 +19,16 @@ from rekindle.errors import innermost, say, without_user
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
-SECRET = "rekindle-notify"  # on a cluster: the Secret with the address
-URL = "NOTIFY_URL"  # key in the Secret, and environment variable
+SECRET = "rekindle-notify"  # name of the Secret with the webhook's address, on a cluster
+URL = "NOTIFY_URL"  # key in this Secret, and name of the environment variable
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-MAX_REASON_LENGTH = 3000  # characters
+MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-STOP_MESSAGES = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # of Argo, for `stop`
+# messages of Argo about `stop`
+STOP_MESSAGES = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")
 VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
 
 
@@ -56,11 +57,11 @@ class Message:
     """A notification: the event, its pipeline or model, the reason and a link."""
 
     event: Event
-    name: str  # of the pipeline or the model
+    name: str  # name of the pipeline or the model
     text: str  # one sentence
     reason: str = ""
     workflow: str = ""
-    link: str = ""  # to the MLflow run
+    link: str = ""  # address of the MLflow run
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
@@ -103,7 +104,7 @@ def _post(url: str, body: dict[str, Any], attempts: int) -> str:
         status_forcelist=RETRIED_STATUSES,
         allowed_methods=None,
         raise_on_status=False,
-        respect_retry_after_header=False,  # a server may ask for hours
+        respect_retry_after_header=False,  # a server may ask for a pause of hours
     )
     try:
         with requests.Session() as session:
@@ -145,7 +146,8 @@ def reasons(failures: str) -> list[str]:
             value = json.loads(value)
         except ValueError:
             return [f"workflow: {value}"]
-    nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []  # may be `null`
+    # the value may be `null`
+    nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
     nodes = [node for node in nodes if node.get("message")] or nodes  # leaves out DAGs, whose message is empty
     return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
 

@@ -1,15 +1,19 @@
 """The current project: the folder whose `pipelines`, `steps`, `configs` and `images` are used.
 
-It is the working directory or the nearest folder above that contains modules in `pipelines/`, or a `pyproject.toml`
-with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation. A command
-that gets a config of another project uses that project.
+The project is the working directory or the nearest folder above that contains modules in `pipelines/`, or a
+`pyproject.toml` with `[tool.rekindle]`. Outside of any project, it is the reference project, which is part of the
+installation. A command that gets a config of another project uses that project.
+
+`as_error` converts an exception of the project's code to a one-line error with its location, and an exit code for
+retries. Most exceptions recur on the same data. Exceptions of files, memory, network and accelerators may be transient;
+the OSError of a wrong path is not.
 """
 
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -17,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import CodeError, ConfigError, RekindleError, did_you_mean
 
 if TYPE_CHECKING:
     from traceback import FrameSummary
@@ -25,14 +29,28 @@ if TYPE_CHECKING:
 PATH = "REKINDLE_PATH"  # environment variable: the project and other folders to import from, as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
 ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
-BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project is next to the package
+# this folder exists in a wheel; in a clone, the reference project is next to the package
+BUNDLED = PACKAGE / "reference"
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-UNEXPECTED = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
-MAX_TEXT = 600  # length of an exception's text in an error
+MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
+TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
+PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+NETWORK_PACKAGES = {  # packages whose exceptions come from the network or a service
+    *("aiohttp", "azure", "boto3", "botocore", "google", "grpc", "http", "httpcore", "httpx", "mlflow", "requests"),
+    *("sqlalchemy", "urllib3"),
+}
+TRANSIENT_NAMES = re.compile(
+    r"Connect|Disconnect|Time(d)?Out|Timeout|Unavailable|Throttl|RateLimit|OutOfMemory|Temporary|Transient"
+)
+TRANSIENT_TEXTS = re.compile(
+    r"CUDA (driver )?error|cuDNN error|CUBLAS_STATUS|NCCL error|out of memory|allocate memory|timed out"
+    r"|[Cc]onnection (refused|reset|aborted|closed)|[Tt]emporar(y|ily) (failure|unavailable)"
+)
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -49,7 +67,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     pipelines, config = folder / "pipelines", folder / "pyproject.toml"
     if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
-    import tomllib  # only here: steps do not need it, since pods get their project from REKINDLE_PATH
+    import tomllib  # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
         text = config.read_text() if config.lstat().st_uid in owners else ""
@@ -85,7 +103,8 @@ def other_project(file: Path) -> Path | None:
 
     A file in a folder of another user is not in a project: commands must not import that user's modules.
     """
-    folder = Path(os.path.abspath(file)).parent  # without `..`, and a link belongs to the folder that it is in
+    # `abspath` resolves `..`, but no links: a link belongs to the folder that contains it
+    folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
     found = find(folder)
@@ -138,7 +157,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         _extend_path(name.partition(".")[0])
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing one
+        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, but imports a missing module
             hint = did_you_mean(error.name or "", _siblings(error.name or "", folders))
             remedy = "Install it, also in the image."
             if (error.name or "").partition(".")[0] in SHARED:
@@ -163,7 +182,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """Format an exception: FILE:LINE of the innermost frame in the project, the text, and the nearest name."""
-    from pydantic import ValidationError  # only here: `rekindle --help` does not need it
+    from pydantic import ValidationError  # imported only here: `rekindle --help` does not need it
 
     message = str(error)
     if isinstance(error, ValidationError):
@@ -183,7 +202,7 @@ def _nearest_name(error: Exception, file: str) -> str:
     if isinstance(error, AttributeError) and error.name:
         owner = type(error.obj) if isinstance(error.obj, str | int | float) else error.obj
         return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
-    if isinstance(error, TypeError) and (match := UNEXPECTED.search(str(error))):
+    if isinstance(error, TypeError) and (match := UNEXPECTED_ARGUMENT.search(str(error))):
         users = [vars(module) for module in list(sys.modules.values()) if getattr(module, "__file__", "") == file]
         names = {name: value for namespace in users for name, value in namespace.items()}
         modules = [value for value in names.values() if isinstance(value, ModuleType)]
@@ -200,7 +219,7 @@ def raises(error: BaseException) -> bool:
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
     """Return the frames outside of libraries, or all frames if every one is in a library."""
-    import traceback  # only here: `rekindle --help` does not need it
+    import traceback  # imported only here: `rekindle --help` does not need it
 
     frames = list(traceback.extract_tb(error.__traceback__))
     outside = [
@@ -266,3 +285,47 @@ def _siblings(name: str, folders: list[str]) -> set[str]:
         for pattern in ("[!_]*.py", "[!_]*/__init__.py")
         for path in Path(folder, *package.split(".")).glob(pattern)
     }
+
+
+def as_error(error: Exception, where: str = "") -> RekindleError:
+    """Convert an exception of the project's code: a CodeError if it would be raised again, else a RekindleError.
+
+    `where`: start of the message, such as "`predict` failed on the test rows".
+    """
+    text = f"{where}: {describe(error)}" if where else describe(error)
+    is_transient = any(map(_is_transient, _causes(error)))
+    return CodeError(text) if raises(error) and not is_transient else RekindleError(text)
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Return True if running again may not raise the exception."""
+    if isinstance(error, PATH_ERRORS):
+        return False
+    if isinstance(error, RekindleError):
+        return error.exit_code == 1
+    error_types = [
+        error_type for error_type in type(error).__mro__ if error_type not in (BaseException, Exception, object)
+    ]
+    return (
+        isinstance(error, TRANSIENT_ERRORS)
+        or any(
+            error_type.__module__.partition(".")[0] in NETWORK_PACKAGES or TRANSIENT_NAMES.search(error_type.__name__)
+            for error_type in error_types
+        )
+        or bool(TRANSIENT_TEXTS.search(str(error)))
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes."""
+    seen_ids: set[int] = set()
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if id(cause) in seen_ids:
+            continue
+        seen_ids.add(id(cause))
+        yield cause
+        direct_cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        pending += [direct_cause] if direct_cause else []
+        pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()

@@ -36,15 +36,16 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 class AnyModel(GenerateJsonSchema):
-    """JSON schema of any model: a type that JSON cannot describe is any value."""
+    """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any value."""
 
-    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012, as in the base class
+    # the base class has the same attribute
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
 
 
-@lru_cache(64)  # a schema takes milliseconds, and each of thousands of wrong keys needs it
+@lru_cache(64)  # cached: a schema takes milliseconds, and thousands of wrong keys need it
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
@@ -63,7 +64,7 @@ def broken_rule(model: type[BaseModel], error: Any) -> str:
 
 
 def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model, as it is there and resolved; empty if unknown."""
+    """Return the JSON schema at `path` of a model, as written and with references resolved; empty if unknown."""
     inner = schema = _schema(model)
     definitions = schema.get("$defs", {})
     node = resolve(schema, definitions)  # the schema of a recursive model is a reference
@@ -109,7 +110,7 @@ def _describe(key: str, node: dict[str, Any], definitions: dict[str, Any], above
 
 
 def _values(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """`integer >= 1`, `linear | cosine`, `list of text`: what JSON schema says, for people."""
+    """Describe the values that a JSON schema allows in words: `integer >= 1`, `linear | cosine`, `list of text`."""
     if options := node.get("anyOf"):
         return " | ".join(dict.fromkeys(_values(option, definitions) for option in options))
     if choices := node.get("enum", [node["const"]] if "const" in node else None):

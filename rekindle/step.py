@@ -32,7 +32,7 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 from rekindle.sections import broken_rule
 
 SCALARS = (str, int, float, bool, Path)
-TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
+TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows the content of this file as the container's message
 
 
 class ArtifactMark:
@@ -72,8 +72,8 @@ class StepOutputs(BaseModel):
 class Reuse:
     """Lets the cache reuse a step's outputs: they depend only on its inputs, its code and the data it reads.
 
-    Do not use it for a step with side effects. `aside`: inputs that the outputs do not depend on. `reads`: returns the
-    paths and s3:// URIs of the inputs whose content the outputs depend on. An output `run_id` is never reused.
+    A step with side effects must not have REUSE. `aside`: inputs that the outputs do not depend on. `reads`: returns
+    the paths and s3:// URIs of the inputs whose content the outputs depend on. An output `run_id` is never reused.
     """
 
     aside: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Reuse:
 
 
 class Step(Protocol):
-    """A step module. With REUSE, its outputs may come from the cache."""
+    """A step module. The outputs of a step with REUSE may come from the cache."""
 
     __doc__: str
     Inputs: type[StepInputs]
@@ -225,10 +225,8 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        from rekindle import user_code  # only needed for failures
-
         traceback.print_exc()
-        return fail(user_code.as_error(error))
+        return fail(project.as_error(error))
     return 0
 
 

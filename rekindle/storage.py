@@ -28,8 +28,8 @@ from urllib3.exceptions import HTTPError
 from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 from rekindle.keys import FREE_BYTES
 
-THREADS = 8  # parallel transfers; more do not help with one endpoint
-LOADER = create_loader()  # shared, since parsing the description of S3 takes 0.1 s
+THREADS = 8  # number of parallel transfers; more do not help with one endpoint
+LOADER = create_loader()  # shared by all Stores, since parsing the description of S3 takes 0.1 s
 REFUSED_CODES = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # the default trailing checksums cost more CPU than the transfer, and older S3 servers reject them
+            # boto3's default, trailing checksums, costs more CPU than the transfer, and older S3 servers reject them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             # signing the body would compute its sha256; our files have their own hashes

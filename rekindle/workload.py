@@ -57,10 +57,11 @@ class DataConfig(Section):
         return type(self).at is not DataConfig.at
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for about `rows` rows, which may be written to `folder`; None if all would be prepared.
+        """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
-        `rekindle lint`, `check` and `run` try the workload on them. Default: the first rows of a CSV, JSON lines or
-        parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
+        `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
+        or parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
+        The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
@@ -100,7 +101,8 @@ class Prepared:
     tags: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    shares: dict[str, float] = field(default_factory=dict)  # e.g. of positives: the next run warns if they change
+    # shares of rows, e.g. of positives: the next run warns if they change
+    shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
 
@@ -117,11 +119,11 @@ class Refreshed:
 class Example(NamedTuple):
     """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth, group)."""
 
-    instance: dict[str, Any]  # as a client sends it
+    instance: dict[str, Any]  # an instance as a client sends it
     truth: Any
-    group: Any = None  # for dependent rows, e.g. the customer: rows of a group are resampled together
+    group: Any = None  # group of dependent rows, e.g. their customer: rows of a group are resampled together
     baseline: Any = None  # prediction of a simple model, for comparison
-    part: str | None = None  # e.g. the week: a metric is the mean over the parts
+    part: str | None = None  # part of the test rows, e.g. a week: a metric is the mean over the parts
 
 
 class Dataset(Sized, Protocol):
@@ -129,9 +131,9 @@ class Dataset(Sized, Protocol):
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict` and
     `load_state_dict(dict)`. The state must be small, JSON, and equal in all workers between two steps, although each
-    worker reads different batches. So only a third function may change it: `advance(step)`, which every worker calls
-    after update number `step` (from 1); any other change is lost when a step is repeated. The state is part of every
-    snapshot and checkpoint, and is sent to joining workers.
+    worker reads different batches. So only a third function may change the state: `advance(step)`, which every worker
+    calls after update number `step` (from 1); any other change is lost when a step is repeated. The state is part of
+    every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -169,12 +171,12 @@ class Workload(Protocol):
     Optional names for the training (docs/training.md): `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float` (both may also take the `model` section), `splits = ("train", "validation")`,
     `measures(model, batch) -> dict[str, float]`. `families` replaces `model` (rekindle/families.py).
-    `example_facts`: facts as `prepare` could return them. With these, `rekindle lint` can build the model without data.
+    `example_facts`: facts as `prepare` could return them, with which `rekindle lint` can build the model without data.
     """
 
     Data: type[DataConfig]
     Model: type[Section]
-    metrics: Sequence[Metric]  # the first compares the candidate with the champion
+    metrics: Sequence[Metric]  # the first metric compares the candidate with the champion
 
     def prepare(self, data: Any, out: Path) -> Prepared:
         """Convert the raw data to files in the empty directory `out`. Raises DataError."""
@@ -201,7 +203,7 @@ class Workload(Protocol):
         """
         ...
 
-    Instance: type[BaseModel]  # one instance of a request
+    Instance: type[BaseModel]  # pydantic model of one instance of a request
 
     def predict(self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]) -> list[Any]:
         """Return a JSON value for each Instance, in order; the model is in eval mode."""
@@ -209,21 +211,20 @@ class Workload(Protocol):
 
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
-SERVED = ("Instance", "predict")  # also required, unless the workload has a predictor
+SERVED = ("Instance", "predict")  # further names that are required, unless the workload has a predictor
 REMOVED = {  # hooks of earlier versions, and their replacement
     "evaluate": "give the metrics functions, and let `examples` return a rekindle.Examples with `score` and `report`",
     "replay": "let `examples` return a rekindle.Examples whose `report` writes the requests (record_predictions)",
     "baseline": "let `examples` yield rekindle.Example(instance, truth, baseline=...)",
     "seen": "define `examples(path, champion)`, and omit the rows that a champion with these facts has seen",
 }
-ARGUMENTS = {  # of the functions, the optional ones included
+ARGUMENTS = {  # arguments of the functions, including optional functions
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
     **{"predictor": ("release",), "refresh": ("release", "data", "out")},
 }
-
-OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # further arguments
+OPTIONAL = {"examples": ("champion",), "optimizer": ("section",), "schedule": ("section",)}  # optional arguments
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -254,11 +255,8 @@ def load(name: str) -> Workload:
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
-    for metric in metrics:
-        if metric.function is None:
-            raise ConfigError(
-                f'workload "{name}": the metric {metric.name} lacks a function: Metric({metric.name!r}, function).'
-            )
+    if lacking := [metric.name for metric in metrics if metric.function is None]:
+        raise ConfigError(f'workload "{name}": metric {lacking[0]} lacks a function: Metric({lacking[0]!r}, function).')
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
@@ -291,7 +289,7 @@ def training_function(workload: Any, name: str, section: Any) -> Any:
 
 def _check_spelling(name: str, workload: Any) -> None:
     """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the same arguments."""
-    absent = {function for function in ARGUMENTS if not hasattr(workload, function)}
+    absent = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
     for attribute, value in vars(workload).items():
         near = get_close_matches(attribute, absent, n=1, cutoff=0.6)
         if near and inspect.isfunction(value) and tuple(inspect.signature(value).parameters) == ARGUMENTS[near[0]]:
@@ -325,7 +323,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
                 f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
-                f"({data.tolerated_rejects:g} of them). Correct the data, or raise it."
+                f"({data.tolerated_rejects:g} of them). Correct the data, or raise the share."
             )
         digest = record_dataset(out, prepared)
     except BaseException:
@@ -337,7 +335,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
 def record_dataset(out: Path, prepared: Prepared) -> str:
     """Write the dataset.json of a dataset whose other files are in `out`, and return its digest. Raises DataError.
 
-    For steps that derive a dataset from another one. `prepare` does not need it: the engine calls it.
+    Steps that derive a dataset from another dataset call this function; after `prepare`, the engine calls it.
     """
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")

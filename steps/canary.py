@@ -4,8 +4,8 @@
         --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If the candidate does
-worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls it back. A repeated step watches
-the same share. docs/serving.md describes the tests and the traffic that they need.
+worse, the step succeeds with the result `taken back: REASON`, and the pipeline rolls the candidate back. A repeated
+step watches the same share. docs/serving.md describes the tests and the traffic that they need.
 """
 
 from pydantic import Field
@@ -33,7 +33,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Compare until the share was watched long enough or the candidate is worse; decide the next share."""
+    """Watch the current share until the step is over or the candidate is worse; decide the next share."""
     has_champion = inputs.former and inputs.champion
     reason = watch(inputs) if has_champion and inputs.percent else ""
     percent = inputs.rule.after(inputs.percent) if has_champion and not reason else 0
@@ -42,12 +42,12 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(percent: int, servers: int) -> int:
-    """Return the number of pods that get about this share next to `servers` others; `servers` for a shadow (100 %)."""
+    """Return the number of pods that get about `percent` of the traffic if the champion has `servers` pods."""
     return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare at this share and log the result to the run. Return the reason to roll back, or an empty text."""
+    """Compare the models at the current share, and log the result. Return the reason to roll back, or an empty text."""
     from rekindle import tracking
     from rekindle.errors import say
     from rekindle.release.watch.canary import Canary

@@ -10,18 +10,18 @@ from rekindle import StepInputs, StepOutputs
 
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
-    server: str = Field(default="", description="Deployment that expects the traffic; logs if it is not the champion's")
+    server: str = Field(default="", description="Deployment to compare with the champion's; only for the log")
 
 
 class Outputs(StepOutputs):
-    model_uri: str = Field(description="key prefix of its release in the object store")
-    version: str = Field(description="version of the registered model")
-    sha256: str = Field(description="sha256 of its weights")
-    deployment: str = Field(description="Deployment that serves it")
+    model_uri: str = Field(description="key prefix of the champion's release in the object store")
+    version: str = Field(description="version of the champion")
+    sha256: str = Field(description="sha256 of the champion's weights")
+    deployment: str = Field(description="Deployment that serves the champion")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError if no version is the champion."""
+    """Return the champion. Raises ConfigError if no version is the champion."""
     from rekindle import tracking
     from rekindle.errors import say
 

@@ -30,7 +30,9 @@ class Data(DataConfig):
 
 
 class Model(Section):
-    channels: int = Field(16, ge=1, le=256, description="channels of the first convolution; the second doubles them")
+    channels: int = Field(
+        16, ge=1, le=256, description="channels of the first convolution; the second has twice as many"
+    )
     dropout: float = Field(0.2, ge=0, lt=1, description="share of activations dropped in training")
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.config import MAX_BATCH
 
-INTERVAL = ("mean", "low", "high")  # of the difference between candidate and champion
+INTERVAL = ("mean", "low", "high")  # fields of the difference between candidate and champion
 
 
 class Inputs(StepInputs, Gate):
@@ -33,7 +33,9 @@ class Inputs(StepInputs, Gate):
     max_batch: int = Field(
         default=MAX_BATCH, ge=1, description="test rows that are predicted together, in their order (serve.max_batch)"
     )
-    threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores slow it down many times")
+    threads: int = Field(
+        default=1, ge=1, description="CPU threads; more threads than free cores make it many times slower"
+    )
 
 
 class Outputs(StepOutputs):
@@ -48,7 +50,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Score, compare, decide, record. Raises DataError if the candidate cannot be evaluated."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # libraries read these variables when they are loaded
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
     from rekindle.release.files import describe_changes, download_champion, model_description
@@ -81,7 +83,7 @@ def run(inputs: Inputs) -> Outputs:
     metrics = evaluation.metrics["candidate"]
     version = release.version if release else ""
     outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
-    if inputs.backfill and verdict == "release":  # `steps.release` refuses any other
+    if inputs.backfill and verdict == "release":  # `steps.release` refuses other verdicts
         verdict, outputs["reason"] = "keep", f"a past week is not released: {reason}"
     outputs["verdict"] = verdict
     return Outputs(**outputs, model_sha256=sha256, report=report)

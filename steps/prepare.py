@@ -55,7 +55,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.workload import load, prepare
 
     workload = load(inputs.workload)
-    if inputs.config.get("workload") == inputs.workload:  # known to be trainable if `rekindle run` has checked it here
+    if inputs.config.get("workload") == inputs.workload:  # `rekindle run` may have checked and remembered this config
         check_trainable(inputs.config | {"data": inputs.data})
     data = parse_section(workload.Data, inputs.data, "data")
     time = parse_time(inputs.scheduled or inputs.created)
@@ -85,7 +85,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time (UTC if it names no zone); the current time for an empty text. Raises ConfigError."""
+    """Parse an ISO 8601 time (UTC without a zone); return the current time for an empty text. Raises ConfigError."""
     try:
         time = datetime.fromisoformat(text) if text else datetime.now(UTC)
     except ValueError as error:
@@ -94,7 +94,7 @@ def parse_time(text: str) -> datetime:
 
 
 def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> list[str]:
-    """Return a warning for each share that is less than half or more than twice its value in the last run."""
+    """Return a warning for each share that is less than half or more than twice the share in the last run."""
     return [
         f"{name} is {share:.3%}; it was {last[name]:.3%} in the last run."
         for name, share in shares.items()
@@ -103,7 +103,7 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
 
 
 def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
-    """Return a warning if the window has moved since the previous run, but there are no newer or far fewer rows."""
+    """Return a warning if the window has moved since the previous run, but the data has no newer rows, or far fewer."""
     if not data.moves:
         return []
     earlier = {
@@ -126,7 +126,7 @@ def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list
 
 
 def _unmoved_params(data: Any, moved: Any) -> dict[str, str]:
-    """Return the text settings that are equal at both times, as the parameters of an MLflow run."""
+    """Return the text settings of `data` that `moved` does not change, as the parameters of an MLflow run."""
     other = moved.model_dump(mode="json")
     same = {name: value for name, value in data.model_dump(mode="json").items() if other[name] == value}
     return {f"data.{name}": to_text(value) for name, value in same.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""Update the champion's serving state with newer data; its weights stay unchanged.
+"""Update the champion's serving state with newer data; the weights stay unchanged.
 
     rekindle step steps.refresh --name=demo --workload=steps.fraud --data='{"source": "october.parquet"}' \\
         --workflow=try --output dataset=out/dataset --output model=out/model --output report=out/report
@@ -30,7 +30,7 @@ class Outputs(StepOutputs):
     verdict: gate.Verdict = Field(description="release, or same if the data is not newer")
     reason: str = Field(description="reason of the verdict")
     champion: str = Field(description="version that was refreshed")
-    model_sha256: str = Field(description="sha256 of its weights")
+    model_sha256: str = Field(description="sha256 of the champion's weights")
     run_id: str = Field(description="MLflow run of this workflow")
     rows: int = Field(description="number of newer rows")
     dataset: Artifact = Field(description="dataset.json and state/ for the new release")
@@ -39,7 +39,10 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError without a champion or a `refresh`, DataError if the data leaves a gap after the old state."""
+    """Refresh the serving state.
+
+    Raises ConfigError without a champion or a `refresh`, DataError if the data leaves a gap after the old state.
+    """
     from rekindle import tracking, workload
     from rekindle.release import files as release
     from rekindle.sections import parse_section

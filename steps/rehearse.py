@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rekindle import RekindleError, StepInputs, StepOutputs
 
-MAX_EXAMPLES = 100  # test rows to predict
+MAX_EXAMPLES = 100  # maximum number of test rows to predict
 
 
 class Inputs(StepInputs):
@@ -47,17 +47,17 @@ class NoFacts(dict[str, Any]):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the findings. An error of the workload is one of them."""
-    from rekindle import user_code
+    """Return the findings, including an error of the workload."""
+    from rekindle import project
 
     report: dict[str, Any] = {"stage": "device", "rows": 0}
     try:
         rehearse(inputs, report)
     except ModuleNotFoundError as error:
-        report |= {"stage": "imports", "error": str(user_code.as_error(error)), "exit_code": 1}
+        report |= {"stage": "imports", "error": str(project.as_error(error)), "exit_code": 1}
     except Exception as error:
         where = f"`{report['stage']}` failed on a few rows" if report["rows"] else f"`{report['stage']}` failed"
-        reported = error if isinstance(error, RekindleError) else user_code.as_error(error, where)
+        reported = error if isinstance(error, RekindleError) else project.as_error(error, where)
         traceback.print_exc()
         report |= {"error": str(reported), "exit_code": reported.exit_code}
     else:

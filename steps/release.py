@@ -20,7 +20,7 @@ class Origin(StepInputs):
 
     git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
     image: str = Field(default="host", description="container image of the training")
-    image_digest: str = Field(default="host", description="digest of that image")
+    image_digest: str = Field(default="host", description="digest of the training's image")
     config_hash: str = Field(default="unknown", description="sha256 of the resolved config")
     manifest_hash: str = Field(default="unknown", description="sha256 of the rendered manifest")
 

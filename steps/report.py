@@ -21,7 +21,8 @@ from rekindle.step import StepInputs, StepOutputs
 if TYPE_CHECKING:
     from rekindle.training.ledger.report import Summary
 
-MAX_FAILURES, FAILURE_LENGTH = 5, 900  # of a tag, which MLflow limits to 5,000 characters
+# failures in a tag, and characters of each: MLflow limits a tag to 5,000 characters
+MAX_FAILURES, FAILURE_LENGTH = 5, 900
 
 
 class Inputs(StepInputs):
@@ -106,7 +107,7 @@ def training_summary(ledger: str) -> "Summary | None":
 
 
 def log(run_id: str, summary: "Summary", folder: Path, prefix: str) -> None:
-    """Log metrics `workers/`, tags and artifacts `ledger/`; `prefix` precedes their names if the run has several."""
+    """Log metrics `workers/`, tags and artifacts `ledger/`; with several trainings, `prefix` precedes the names."""
     from rekindle import tracking
     from rekindle.training.ledger import publish
 

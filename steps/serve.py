@@ -26,7 +26,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model not found)."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # of the model processes
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # settings of the model processes
         os.environ[name] = str(inputs.threads)
     from rekindle.serving.server import serve
 

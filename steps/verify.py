@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class Inputs(StepInputs):
     name: str = Field(description="registered model")
     endpoint: str = Field(
-        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT wins)"
+        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT overrides both)"
     )
     report: Artifact = Field(description="output of evaluate: requests and expected predictions")
     model_sha256: str = Field(description="sha256 of the weights that must be served")
     version: str = Field(description="version to promote")
-    champion: str = Field(default="", description="version that it was evaluated against; empty if none existed")
+    champion: str = Field(default="", description="champion's version at the evaluation; empty if none existed")
     deployment: str = Field(default="", description="Deployment that serves the version")
-    promote: bool = Field(default=True, description="promote it now; false: only after its canary")
+    promote: bool = Field(default=True, description="promote the version now; false: after its canary")
     keep_releases: int = Field(default=3, ge=1, description="number of earlier releases to keep for a rollback")
     run_id: str = Field(default="", description="MLflow run to log to; empty: none")
     sample: int = Field(default=200, ge=1, description="approximate number of test rows to replay")
@@ -45,7 +45,7 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     max_difference: float = Field(description="largest difference between served and offline predictions")
     replayed: int = Field(description="number of replayed test rows")
-    compared: str = Field(description="to the bit, or within the tolerance, and the size of the batches")
+    compared: str = Field(description="precision of the comparison, and size of the batches")
     endpoint: str = Field(description="URL of the service")
     former: str = Field(description="Deployment of the previous (or still current) champion; empty if none")
     retained: list[str] = Field(description="Deployments of the releases to keep, including this one")
@@ -62,7 +62,7 @@ def run(inputs: Inputs) -> Outputs:
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
     target = inputs.name, inputs.version, inputs.champion, inputs.deployment
-    if inputs.promote and promotion.superseded(*target):  # its servers may have been deleted since
+    if inputs.promote and promotion.superseded(*target):  # the servers may have been deleted since then
         say(f"version {inputs.version} of {inputs.name} was promoted before, and a later version has replaced it")
         return Outputs(
             max_difference=0,
@@ -87,7 +87,8 @@ def run(inputs: Inputs) -> Outputs:
         say(f"{comparison.replayed} test rows have the same predictions as offline {compared}")
     else:
         say(f"the report does not contain {PREDICTIONS}: only the example was tested")
-    promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)  # never leave it half done
+    # do not end between the two changes of a promotion
+    promoted = promotion.retry(lambda: record(inputs, comparison), client.deadline)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
     return Outputs(**outputs, compared=compared, **promoted)
 
@@ -129,7 +130,7 @@ def reject_differences(comparison: "Comparison", inputs: Inputs, endpoint: str) 
         raise DataError(
             f"{comparison.unstable} {rows} get another prediction at each request {limit}, such as "
             f"{comparison.example}. The model is in train mode (dropout), or `predict` uses random numbers: call "
-            f"model.eval(), and draw none. {outcome}"
+            f"model.eval(), and draw no random numbers. {outcome}"
         )
     if comparison.unstable:
         raise DataError(

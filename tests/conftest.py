@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # the test processes share the cores
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else hundreds of processes compile all modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without this, hundreds of processes compile all modules again
 sys.dont_write_bytecode = False
 # contains the key to the homes of tests
 os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()
-os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one for all processes
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a background job of a shell; children would inherit it
+os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one state directory for all processes
+# True in a background job of a shell; children would inherit the setting
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup has set this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.disable()  # during collection, when four processes import all tested modules
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # also true for the process that controls the others
@@ -41,7 +42,7 @@ PIECES = {
 CREWS = {  # tests that one process of xdist runs; the first two fork from a process that has loaded torch
     "launchers": ("tests/rekindle/training/launch/", "tests/rekindle/test_user_functions.py", "tests/chaos/"),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
-    "fraud": (  # they share a dataset and two models, which each process creates once
+    "fraud": (  # these tests share a dataset and two models, which each process creates once
         *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),
         *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
     ),
@@ -83,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
-    gc.freeze()  # else each of thousands of forks copies the pages of all imported modules
+    gc.freeze()  # without this, each of thousands of forks copies the pages of all imported modules
 
 
 @pytest.fixture(scope="session")

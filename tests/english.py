@@ -1,8 +1,8 @@
-"""Counts what makes prose hard to read: in docstrings, comments, messages, names of tests, and pages.
+"""Counts phrases that make prose hard to read: in docstrings, comments, messages, names of tests, and pages.
 
-python -m tests.english                           # a table by room and page
+python -m tests.english                           # a table by subpackage and page
 python -m tests.english rekindle/cache            # every hit in some files
-python -m tests.english --names rekindle/cache    # every name that says nothing of its value
+python -m tests.english --names rekindle/cache    # every name that does not say what its value is
 """
 
 import ast
@@ -130,22 +130,22 @@ def _message(path: str, line: int, text: str) -> Iterator[Text]:
         yield Text(path, line, "message", text)
 
 
-def room(path: str) -> str:
-    """The package, folder of tests, or page that a file is counted with."""
+def subpackage(path: str) -> str:
+    """Return the subpackage, folder of tests, or page that a file belongs to."""
     parts = path.split("/")
     return path if path.endswith(".md") else "/".join(parts[: 2 if len(parts) > 2 else 1])
 
 
 @cache
 def prose(*below: str) -> list[Text]:
-    """All prose of the project, or of some of its files and folders."""
+    """Return all prose of the project, or of some of its files and folders."""
     files = tracked(*below) if below else [*tracked(*CODE, "configs"), *tracked("*.md")]
     suffixes = (".py", ".md", ".yaml")
     return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
 
 
 def names(*below: str) -> Iterator[tuple[str, int, str]]:
-    """File, line and name of each variable or parameter whose name does not say what its value is."""
+    """Yield file, line and name of each variable or parameter whose name does not say what its value is."""
     for path in tracked(*below):
         if path.endswith(".py"):
             for node in ast.walk(ast.parse((ROOT / path).read_text())):
@@ -158,17 +158,17 @@ def names(*below: str) -> Iterator[tuple[str, int, str]]:
 
 
 def openings() -> list[str]:
-    """FILE:LINE of each docstring that begins with a question word."""
+    """Return FILE:LINE of each docstring that begins with a question word."""
     docstrings = [text for text in prose() if text.kind == "docstring"]
     return [f"{text.path}:{text.line}" for text in docstrings if OPENINGS.match(text.text)]
 
 
 def rates() -> dict[str, tuple[int, int]]:
-    """For each room and page: its hits and its words."""
+    """Return the numbers of hits and of words of each subpackage and page."""
     hits, words = Counter[str](), Counter[str]()
     for text in prose():
-        hits[room(text.path)] += len(list(text.hits()))
-        words[room(text.path)] += text.words
+        hits[subpackage(text.path)] += len(list(text.hits()))
+        words[subpackage(text.path)] += text.words
     return {name: (hits[name], count) for name, count in words.items() if count}
 
 

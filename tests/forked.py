@@ -96,7 +96,7 @@ def serve() -> None:
     # loads boto3's description of S3
     import_module("rekindle.storage").Store("any", "http://127.0.0.1:9", "any", "any")
     gc.collect()
-    gc.freeze()  # else each command copies the pages of all loaded modules
+    gc.freeze()  # without this, each command copies the pages of all loaded modules
     for line in iter(sys.stdin.readline, ""):
         if not (pid := os.fork()):
             run(json.loads(line))

@@ -12,7 +12,8 @@ import socket
 import sys
 
 NOBODY = 65534
-PROC_FILES = ("environ", "maps", "mem", "auxv", "fd", "cwd", "root", "exe", "io", "task/{pid}/environ")  # of /proc/PID
+# files of /proc/PID
+PROC_FILES = ("environ", "maps", "mem", "auxv", "fd", "cwd", "root", "exe", "io", "task/{pid}/environ")
 HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
 REQUESTS = (
     f"GET / {HEAD}\r\n",

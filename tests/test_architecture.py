@@ -19,9 +19,9 @@ PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
 MODULES, FILE_LINES, FUNCTION_LINES = 15, 400, 60
-# rooms that every room of the same package may import: the modules of its top folder, and small helpers
+# subpackages that every subpackage of the same package may import: the modules of its top folder, and small helpers
 COMMON = {"argolocal": {"argolocal", "argolocal.common"}, "rekindle": {"argolocal", "argolocal.common", "rekindle"}}
-LOCAL = {  # room of argolocal → rooms that it may import, in addition to COMMON
+LOCAL = {  # subpackage of argolocal → subpackages that it may import, in addition to COMMON
     "api": {"view", "runner", "controllers", "pods", "validate", "manifest"},
     "cli": {"view", "runner", "validate", "manifest"},
     "view": {"runner", "state", "pods", "engine", "manifest", "language"},
@@ -35,7 +35,9 @@ LOCAL = {  # room of argolocal → rooms that it may import, in addition to COMM
     "language": set(),
     "common": set(),
 }
-ROOMS = {  # prefix of modules → rooms that it may import, in addition to COMMON; "argolocal" stands for all its rooms
+# prefix of modules → subpackages that these modules may import, in addition to COMMON; "argolocal" stands for all of
+# argolocal's subpackages
+SUBPACKAGES = {
     **{f"argolocal.{name}": {f"argolocal.{target}" for target in targets} for name, targets in LOCAL.items()},
     "argolocal": set(),
     "rekindle.cli": {"view", "doctor", "cache", "cluster", "local", "argolocal", "blocks", "training"},
@@ -52,11 +54,11 @@ ROOMS = {  # prefix of modules → rooms that it may import, in addition to COMM
     "pipelines": {"blocks", "release", "training"},
     "steps": {"release", "serving", "training"},
 }
-MEMBERS = {  # modules that start a command, which Python requires at the top → room
+MEMBERS = {  # modules that start a command, which Python requires at the top → subpackage
     "rekindle.__main__": "cli",
     "argolocal.__main__": "argolocal.cli",
 }
-LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # of argolocal
+LIBRARIES = {"click", "jsonpatch", "re2", "rich", "yaml"}  # libraries of argolocal
 # modules that may import these slow libraries at their top; elsewhere, every command would wait for them
 TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
@@ -94,12 +96,12 @@ def files(tree: ast.AST) -> set[str]:
     return trees().keys() & set(imports(tree))
 
 
-def room(module: str, seen_from: str = "") -> str:
-    """Return the room of `module`: in rekindle without its package, in argolocal with it.
+def subpackage(module: str, seen_from: str = "") -> str:
+    """Return the subpackage of `module`: in rekindle without its package, in argolocal with it.
 
-    Seen from another package, all rooms of argolocal except COMMON are one.
+    Seen from another package, all subpackages of argolocal except COMMON are one.
     """
-    prefix = MEMBERS.get(module) or max((name for name in ROOMS if f"{module}.".startswith(f"{name}.")), key=len)
+    prefix = MEMBERS.get(module) or max((name for name in SUBPACKAGES if f"{module}.".startswith(f"{name}.")), key=len)
     if not prefix.startswith("argolocal"):
         return prefix.rpartition(".")[2]
     outside = seen_from and not seen_from.startswith("argolocal") and prefix not in COMMON["argolocal"]
@@ -108,19 +110,20 @@ def room(module: str, seen_from: str = "") -> str:
 
 @cache
 def crossings() -> dict[tuple[str, str], list[str]]:
-    """Return the imports from one room into another."""
+    """Return the imports from one subpackage into another."""
     lines: dict[tuple[str, str], list[str]] = {}
     for module, tree in product().items():
         for target in files(tree):
-            if room(module) != room(target):
-                lines.setdefault((room(module), room(target, module)), []).append(f"{module} imports {target}")
+            if subpackage(module) != subpackage(target):
+                crossing = subpackage(module), subpackage(target, module)
+                lines.setdefault(crossing, []).append(f"{module} imports {target}")
     return lines
 
 
 def allowed() -> dict[str, set[str]]:
-    """Return for each room the rooms that it may import, without COMMON."""
+    """Return for each subpackage the subpackages that it may import, without COMMON."""
     rules: dict[str, set[str]] = {}
-    for name, targets in ROOMS.items():
+    for name, targets in SUBPACKAGES.items():
         inside = name.startswith("argolocal")
         short = name if inside else name.rpartition(".")[2] or name
         rules[short] = {"argolocal." if target == "argolocal" and not inside else target for target in targets}
@@ -135,7 +138,7 @@ def test_imports_are_acyclic():
         pytest.fail(" imports ".join(error.args[1]))
 
 
-def test_a_room_imports_only_allowed_rooms():
+def test_a_subpackage_imports_only_allowed_subpackages():
     rules = {
         name: targets | COMMON["argolocal" if name.startswith("argolocal") else "rekindle"]
         for name, targets in allowed().items()
@@ -219,11 +222,11 @@ def picture(graph: Mapping[str, Iterable[str]]) -> str:
 
 def pictures() -> tuple[str, str]:
     """Return the picture of argolocal, and the picture of the other packages."""
-    outside = {name: targets for name, targets in ROOMS.items() if not name.startswith("argolocal")}
+    outside = {name: targets for name, targets in SUBPACKAGES.items() if not name.startswith("argolocal")}
     return picture(LOCAL), picture({name.rpartition(".")[2]: targets for name, targets in outside.items()})
 
 
-def test_the_page_shows_the_rules():
+def test_the_architecture_page_shows_the_import_rules():
     for drawn in pictures():
         assert drawn in PAGE.read_text(), "run python -m tests.test_architecture"
 

@@ -42,7 +42,7 @@ def payments(path: Path) -> None:
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whole runs; only test_first_run.py is in the fast tests
-PASSWORD = "hunter-45871"  # of MLflow
+PASSWORD = "hunter-45871"  # password of MLflow
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def started(
     payments(folder / "payments.csv")
     mlflow = services.url("mlflow")
     services.ready()
-    # for this run, they are real services
+    # for this run, the embedded services count as real services
     real = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
     real |= {**services.login(), "MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
     with shell(folder, **real, REKINDLE_TRAIN__EPOCHS="1") as typed:
@@ -95,7 +95,7 @@ def served(result: dict[str, Any]) -> str:
         return json.load(answer)["sha256"]
 
 
-def test_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
+def test_a_model_of_the_users_data_becomes_the_champion(started: tuple[Shell, dict[str, Any]]):
     _, result = started
     assert (result["phase"], result["verdict"]) == ("Succeeded", "release")
     assert 0 < result["metrics"]["ap"] <= 1 and 0.5 < result["metrics"]["auc"] <= 1
@@ -121,7 +121,8 @@ def test_mlflow_serves_the_released_model_as_documented(started: tuple[Shell, di
     (documented,) = (line for line in commands(ROOT / "docs/tracking.md") if "mlflow models serve" in line)
     command = ["bash", "-c", documented.replace("models:/demo@", "models:/mine@").replace("5001", port)]
     log, rival = typed.folder / "mlflow.log", ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    environment = {name: value for name, value in typed.environ.items() if name not in rival}  # of the token
+    # user and password would take precedence over the token, or conflict with it
+    environment = {name: value for name, value in typed.environ.items() if name not in rival}
     params = {name: json.dumps(value) for name, value in example.items() if name != "instances"}
     body = {"dataframe_records": example["instances"], "params": params}
     with log.open("w") as out:

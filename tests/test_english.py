@@ -1,15 +1,15 @@
-"""Prose that a stranger must decode: private patterns are counted, and no room or page may have more than a few."""
+"""Phrases that a stranger must decode are counted: no subpackage and no page may have more than a few."""
 
 import pytest
 
 from tests.english import CODE, OPENINGS, names, openings, rates
 
-MOST_HITS = 3  # for 1,000 words
+MOST_HITS = 3  # maximum number of hits for 1,000 words
 MOST_NAMES = 60
 
 
-def test_no_room_and_no_page_is_written_in_patterns_that_must_be_decoded() -> None:
-    above = {room: hits for room, (hits, words) in rates().items() if hits > max(1, MOST_HITS * words / 1000)}
+def test_no_subpackage_and_no_page_has_many_forbidden_patterns() -> None:
+    above = {name: hits for name, (hits, words) in rates().items() if hits > max(1, MOST_HITS * words / 1000)}
     assert not above, "python -m tests.english FILES shows each place"
 
 

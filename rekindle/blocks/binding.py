@@ -16,8 +16,9 @@ from rekindle.sections import Section, parse_section
 from rekindle.step import is_artifact, load
 from rekindle.workload import load as load_workload
 
-OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")  # of Hera's Task
-ARGUMENTS = ("task", "pod", "after", "inputs")  # of blocks.step
+# options of Hera's Task
+OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")
+ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
 LISTS = (list, tuple, set, frozenset)
 NAMES = {dict: "a mapping", list: "a list", float: "a number", int: "an integer", bool: "true or false"}
 
@@ -61,7 +62,10 @@ def check_section(name: str, value: Any, section: type[Section]) -> None:
 
 
 def check_workload(workload: Any, data: Any = None, **bounds: Any) -> None:
-    """Raise WiringError unless the workload exists and has these data settings and metrics; tags are not checked."""
+    """Raise WiringError unless the workload exists and has the settings in `data` and the metrics in `bounds`.
+
+    Values with a template tag are not checked: they are known only at run time.
+    """
     if "{{" in str(workload):
         return
     try:
@@ -125,7 +129,7 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Reject an output whose text would not be a valid value; every output can be passed as text."""
+    """Raise WiringError if the text of an output would not be a valid value; a text input accepts every output."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _fits(value.kind, annotation):

@@ -1,7 +1,7 @@
 """A step module as an Argo container template.
 
 Each field of its Inputs and Outputs becomes a parameter or artifact of the same name. Several tasks share a template:
-the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's.
+the key of an output artifact contains the task's name (the parameter TASK) and, in a loop, the pod's name.
 """
 
 import json
@@ -17,8 +17,9 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
-TASK = "task-name"  # an input of the template; the hyphen keeps it apart from the fields of steps
-RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # invalid data, code or configuration: rekindle/errors.py
+TASK = "task-name"  # an input of the template; the fields of steps cannot have this name, because it contains a hyphen
+# excludes invalid data, code or configuration: rekindle/errors.py
+RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
@@ -46,7 +47,7 @@ def retry_watcher(limit: int) -> RetryStrategy:
 
 
 def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
-    """Return the template `name` that runs the step `module`; `looped`: its tasks have loops."""
+    """Return the template `name` that runs the step `module`; `looped`: the tasks of the template have loops."""
     definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
@@ -55,7 +56,8 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        if default is not None or info.is_required():  # None cannot be passed as text: the step uses its default
+        # None cannot be passed as text: without the flag, the step uses the default
+        if default is not None or info.is_required():
             value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
             inputs.append(value)
             args.append(f"{flag(field)}={{{{inputs.parameters.{field}}}}}")
@@ -90,13 +92,13 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
         **placement(pod),
         pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
-        retry_strategy=retries(cluster.retries, RETRYABLE),
+        retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates without their own."""
+    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates that have none."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)

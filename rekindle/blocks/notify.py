@@ -16,7 +16,7 @@ NOTIFY = "steps.monitoring.notify"
 def notification(name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]) -> DAG:
     """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and `depends`.
 
-    `inputs` of the step are added to those in the config.
+    `inputs` are added to the inputs of the step that the config has.
     """
     notify.env_from = [m.EnvFromSource.model_validate(source) for source in environment(SECRET)]
     arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)

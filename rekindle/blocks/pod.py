@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 CONFIG_MAP, SECRET = "rekindle", "rekindle-s3"
-SERVING_SECRET = "rekindle-serving"  # keys of the object store that can only read releases
+SERVING_SECRET = "rekindle-serving"  # Secret with keys of the object store that can only read releases
 USER_ID = 65532  # the user "nonroot" of distroless images; every number except 0 works
 
 POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]

@@ -1,4 +1,4 @@
-"""References of tasks to outputs of other tasks: rewritten for the DAG of the task, which then depends on them."""
+"""Rewrites the references of a task to outputs of other tasks for the task's DAG, and adds dependencies."""
 
 import re
 from typing import Any
@@ -20,10 +20,10 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        self.tags: dict[str, str] = {}  # output of such a task → tag that resolves to it or to its cached value
+        self.tags: dict[str, str] = {}  # reference to an output → template tag for its value, computed or cached
 
     def localize(self, scope: Scope, value: Any, needed: list[str]) -> Any:
-        """Rewrite `value` for this DAG; adds the tasks of this DAG that it depends on to `needed`."""
+        """Return `value` rewritten for the DAG of `scope`; add the tasks of this DAG that it depends on to `needed`."""
         if isinstance(value, Stored):
             self._depend_on(scope, value.producer, needed)
             return value
@@ -59,7 +59,7 @@ class References:
         task, outer = group.task, group.outer
         if name != task.name:
             names = outer.predecessors[task.name]
-            is_ordered_by_hand = task.depends != (" && ".join(names) or None)  # by `a >> group`
+            is_ordered_by_hand = task.depends != (" && ".join(names) or None)  # True after `a >> group`
             depends = outer.add_dependencies(task.name, [*names, name])
             task.depends = merge(task.depends, [name]) if is_ordered_by_hand else depends
 
@@ -84,7 +84,7 @@ class References:
         if isinstance(argument, dict):
             return {name: self.localize(scope, value, needed) for name, value in argument.items()}
         if isinstance(argument, Parameter) and isinstance(argument.value, str):
-            argument = argument.with_name(argument.name or "")  # a copy
+            argument = argument.with_name(argument.name or "")  # `with_name` returns a copy
             argument.value = self.localize(scope, argument.value, needed)
             return argument
         return self.localize(scope, argument, needed) if isinstance(argument, Stored) else argument

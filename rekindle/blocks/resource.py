@@ -29,7 +29,7 @@ def number(name: str) -> str:
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """Return an object, or the operations of a patch, as JSON; `{{!tag}}`, a number, loses its quotes.
+    """Return an object, or the operations of a patch, as JSON; `{{!tag}}` marks a number, and loses its quotes.
 
     The JSON is indented so that its braces do not merge with the braces of tags. Argo replaces tags before it parses
     the text: values of tags must not need escaping.
@@ -75,7 +75,7 @@ def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
 def delete(name: str, retry: RetryStrategy) -> Resource:
     """Delete the object given by the inputs `kind` and `object` if it exists.
 
-    In the foreground: a new job of the same name would otherwise adopt the pods of the old job.
+    The deletion is in the foreground: otherwise a new job of the same name would adopt the pods of the old job.
     """
     inputs = [Parameter(name="kind"), Parameter(name="object")]
     flags = [text("kind"), text("object"), "--cascade=foreground"]

@@ -15,7 +15,7 @@ EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  
 
 
 class Graph(DAG):
-    """A DAG that knows the line of each task."""
+    """A DAG that records the source line of each task."""
 
     def _add_sub(self, node: Any) -> None:
         super()._add_sub(node)
@@ -32,7 +32,7 @@ class Scope:
     task: Task | None = None
     guarded: list[str] = field(default_factory=list)  # tasks whose failure fails the DAG, even if later tasks succeed
     predecessors: dict[str, list[str]] = field(default_factory=dict)  # block → the tasks that it depends on
-    order: dict[str, int] = field(default_factory=dict)  # block → its number
+    order: dict[str, int] = field(default_factory=dict)  # block → its position in the order of creation
 
     def path(self) -> Iterator["Scope"]:
         """Yield this DAG, then the outer ones."""

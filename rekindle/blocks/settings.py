@@ -54,7 +54,7 @@ class PodConfig(Section):
         60, ge=1, description="pods of jobs: seconds from SIGTERM to SIGKILL; preemptible nodes may grant less"
     )
     notice: Literal["", "aws", "azure"] = Field(
-        "", description="cloud whose metadata service workers poll for interruption notices, to leave before SIGTERM"
+        "", description="cloud whose metadata service workers poll for interruption notices; they leave before SIGTERM"
     )
     deadline_minutes: int = Field(120, ge=1, description="time limit of one attempt, excluding time waiting for nodes")
 
@@ -65,8 +65,12 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
-SPREADABLE = ("train", "coordinator", "serve")  # kinds with several pods, or with pods that belong to the same job
-ON_DEMAND = ("coordinator", "executor")  # kinds that must outlive the workers
+SPREADABLE_KINDS = (
+    "train",
+    "coordinator",
+    "serve",
+)  # kinds of pods that can be spread: several pods, or pods of one job
+ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
@@ -118,7 +122,9 @@ class ClusterConfig(Section):
         False, description="run the workers beyond train.min_workers as extra pods on idle capacity, outside the job"
     )
     harvest_priority: str = Field(
-        "", description="priority of these pods: WorkloadPriorityClass of Kueue or, without cluster.gang, PriorityClass"
+        "",
+        description="priority of the extra pods of cluster.harvest: Kueue's WorkloadPriorityClass, or a PriorityClass "
+        "without cluster.gang",
     )
     cache: str = Field("", description="PersistentVolumeClaim that caches datasets for training pods (empty: no cache)")
     retries: int = Field(4, ge=0, description="number of retries of a failed step, after 2, 6, 18, 54 seconds")
@@ -133,7 +139,7 @@ class ClusterConfig(Section):
         available = self._pod_presets()
         layers = [find(preset, f"cluster.pods.{name}.preset", available) for preset in settings.get("preset", ())]
         values = merged({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
-        if name in ON_DEMAND:
+        if name in ON_DEMAND_KINDS:
             train = self.pod("train")
             values = merged({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
         values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
@@ -153,7 +159,7 @@ class ClusterConfig(Section):
                 return f"preset {preset}"
         if field == "image":
             return "cluster.image"
-        derived = name in ON_DEMAND and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
+        derived = name in ON_DEMAND_KINDS and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
         return "cluster.pods.train" if derived else "default"
 
     @model_validator(mode="after")
@@ -171,7 +177,7 @@ class ClusterConfig(Section):
         if self.harvest and self.gang not in ("", "kueue"):
             raise ValueError(
                 f"cluster.harvest is on, but cluster.gang is {self.gang}: only Kueue admits single pods in addition to "
-                "a job. Set cluster.gang to kueue, or remove it"
+                "a job. Set cluster.gang to kueue, or remove cluster.gang"
             )
         if self.queue_priority and self.gang != "kueue":
             raise ValueError(
@@ -190,19 +196,19 @@ class ClusterConfig(Section):
                     f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one {pod.gpu_resource}, which is a "
                     "part of a GPU. Set it to 1, and start more workers"
                 )
-            # source: NVIDIA's device plugin, internal/plugin/mps.go; members.SHARED_MOUNT
+            # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
             if name == "train" and pod.node_selector.get(SHARING) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training: NVIDIA's device "
                     "plugin mounts over /dev/shm, where workers keep their snapshots. Use gpu-time-slicing or a mig "
                     "preset; gpu-mps is for other pods"
                 )
-            if pod.spread and name not in SPREADABLE:
+            if pod.spread and name not in SPREADABLE_KINDS:
                 raise ValueError(
                     f"cluster.pods.{name} is spread over {', '.join(pod.spread)}: it is a single pod. Remove its "
-                    f"preset or spread; only {', '.join(SPREADABLE)} can be spread"
+                    f"preset or spread; only {', '.join(SPREADABLE_KINDS)} can be spread"
                 )
-            if name in ON_DEMAND and pod.preemptible:
+            if name in ON_DEMAND_KINDS and pod.preemptible:
                 raise ValueError(
                     f"cluster.pods.{name} is on preemptible nodes ({pod.preemptible}): it must outlive the workers, "
                     "which may be preempted. Remove its preset"
@@ -211,6 +217,6 @@ class ClusterConfig(Section):
             if (minutes := self.pod(name).deadline_minutes) > 60 * self.deadline_hours:
                 raise ValueError(
                     f"cluster.deadline_hours is {self.deadline_hours}: the workflow would end before the {minutes} "
-                    f"minutes of cluster.pods.{name}.deadline_minutes have passed. Raise it, or lower the other"
+                    f"minutes of cluster.pods.{name}.deadline_minutes have passed. Raise the hours or lower the minutes"
                 )
         return self

@@ -8,8 +8,8 @@ from typing import Any
 
 from rekindle.blocks.pod import Manifest
 
-CACHE = "REKINDLE_CACHE"  # as in rekindle/training/data.py, which is slow to import
-CACHE_PATH = "/tmp/cache"  # in the only directory that pods can write to
+CACHE = "REKINDLE_CACHE"  # copied from rekindle/training/data.py, which is slow to import
+CACHE_PATH = "/tmp/cache"  # below /tmp, the only directory that pods can write to
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
@@ -21,7 +21,8 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": size}},
     }
-    if storage_class:  # without the field, the default class; an empty string would disable provisioning
+    # without this field, Kubernetes uses the default class; an empty string would disable provisioning
+    if storage_class:
         spec["storageClassName"] = storage_class
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
 

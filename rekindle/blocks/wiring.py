@@ -16,8 +16,8 @@ from rekindle.keys import cached
 
 ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
 NUMBERS = {float: "asFloat", int: "asInt"}  # conversions in Argo's expressions, where every parameter is text
-MAX_SHOWN = 100  # characters of a value in a message
-LINE: ContextVar[str] = ContextVar("line", default="")  # set while a task is checked after its line
+MAX_SHOWN = 100  # maximum number of characters of a value in a message
+LINE: ContextVar[str] = ContextVar("line", default="")  # line of the task that is checked now, see `blame`
 
 
 class WiringError(ConfigError):
@@ -25,11 +25,11 @@ class WiringError(ConfigError):
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """The output does not exist; an AttributeError, so that `hasattr` and debuggers work."""
+    """An output does not exist. The class is an AttributeError, so that `hasattr` and debuggers work."""
 
 
 def line() -> str:
-    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or of the task in `blame`."""
+    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that `blame` has set."""
     if LINE.get():
         return LINE.get()
     frame = sys._getframe(1)
@@ -85,7 +85,7 @@ class Condition:
 
 
 class Value(str):
-    """An output parameter: text with a tag that Argo replaces. A comparison (==, <, ...) returns a Condition."""
+    """An output parameter: text with a template tag. A comparison (==, <, ...) returns a Condition."""
 
     name: str
     kind: Any
@@ -112,7 +112,7 @@ class Value(str):
 
     def __bool__(self) -> bool:
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE):
-            return True  # as the text with the tag
+            return True  # Hera tests for empty text; a template tag is not empty
         refuse(f"the value of {self.name} is known only at run time: pass a comparison as `when=`, instead of `if`.")
 
     def _is_mapping(self) -> bool:
@@ -163,7 +163,7 @@ class Value(str):
 
 
 def check_condition(label: str, value: Any) -> Any:
-    """Return a Condition, or a text with a tag, which Argo evaluates; raise WiringError for any other value."""
+    """Return a Condition, or a text with a template tag, for Argo to evaluate; raise WiringError for other values."""
     if isinstance(value, Value):
         refuse(f'{label} is the output {value.name}: compare it, as in TASK.outputs.{value.name} == "release".')
     if isinstance(value, Condition) or (isinstance(value, str) and "{{" in value):
@@ -177,7 +177,7 @@ def check_condition(label: str, value: Any) -> Any:
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
     """Return an output of `task` or, if the task is cached, of the earlier run; `run_id` is never reused."""
     other = f"('{experiment}/' + workflow.name)" if value.name == "run_id" else cached(task, value.name)
-    # not `??`: with it, Argo before 3.7.16 and 4.0.7 does not replace the tag of a skipped task
+    # not `??`: Argo before 3.7.16 and 4.0.7 would not replace the template tag of a skipped task
     return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {other})")
 
 
@@ -228,9 +228,9 @@ class Block(Task):
     inputs: dict[str, Any]
     predecessor: "Block | None" = None  # the block whose outputs this one uses
 
-    def follow(self, before: "Block") -> "Block":
+    def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
-        self.predecessor = before
+        self.predecessor = predecessor
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from rekindle.blocks.binding import (
     validate_inputs,
 )
 from rekindle.blocks.container import TASK, container, needs_task_name, restrict, retries
-from rekindle.blocks.jobs.backends import ELASTIC
+from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
@@ -77,7 +77,8 @@ class Pipeline(References):
     def name(self, requested: str, default: str) -> str:
         """Reserve the name of a new task: `requested`, or the default with its group's name or a number.
 
-        In the group `ship-wide`, `release` is called `release-wide`; in the group `wide` only if `release` is in use.
+        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, it gets this name only if the
+        name `release` is already in use.
         """
         if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
             refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
@@ -123,7 +124,7 @@ class Pipeline(References):
         """Return the name of the object that `task` applies. Raises WiringError if its pods' names are too long."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
-            refuse(f'the task name "{task}" must have at most {limit} characters: its pods are named after it.')
+            refuse(f'the task name "{task}" must have at most {limit} characters: the names of its pods contain it.')
         return f"{{{{workflow.name}}}}-{task}"
 
     def add(
@@ -154,10 +155,11 @@ class Pipeline(References):
     def reuse(self, task: str) -> dict[str, Any]:
         """Return the task options that skip `task` if its outputs are cached."""
         self.cacheable.append(task)
-        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo shows it in the message of a skipped task
+        # Argo shows this condition in the message of a skipped task
+        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}
 
     def close(self) -> None:
-        """Finish the workflow: everything that needs the complete list of tasks."""
+        """Finish the workflow: do the work that needs the complete list of tasks."""
         self._reject_repeated_groups()
         self.connect_plain_tasks()
         for setters in (setters for setters in self.part_setters.values() if len(setters) > 1):
@@ -199,7 +201,7 @@ class Pipeline(References):
 
     def finish(self) -> None:
         """Add the exit tasks: the report to MLflow, the notification, and the deletion of training jobs."""
-        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC]
+        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC_KINDS]
         inputs = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         inputs |= {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
         recorded = {name: parameter(name) for name in ("config", "manifest", CACHED)}
@@ -278,8 +280,8 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
     """Create a nested DAG, one task of the outer DAG, that runs only if the Condition `when` holds.
 
-    Among all workflows, only one at a time runs a group with the same `mutex`. Outputs of outer tasks can be used
-    inside. `options` are fields of Hera's DAG.
+    Among all workflows, only one at a time runs a group with the same `mutex`. Tasks in the group can use
+    outputs of outer tasks. `options` are fields of Hera's DAG.
     """
     pipeline = current()
     outer, name = pipeline.scope(), pipeline.name(name or " ", "")
@@ -335,7 +337,7 @@ def step(
     outputs: dict[str, Any] = {}
     for field_name, info in definition.Outputs.model_fields.items():
         if looped and is_artifact(info):
-            continue  # Argo cannot pass the artifacts of a loop on
+            continue  # Argo cannot pass the artifacts of a loop to other tasks
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
             outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))

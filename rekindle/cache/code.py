@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rekindle import project
 
-IMAGE = "REKINDLE_IMAGE"  # environment variable of a pod: its image
+IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
 def image_digest(image: str) -> str:
@@ -82,7 +82,7 @@ def _file(name: str, roots: Iterable[Path]) -> Path | None:
 def _imports(file: Path) -> list[str]:
     try:
         return [*dict.fromkeys(_module_names(ast.parse(file.read_bytes())))]
-    except SyntaxError:  # reported when the module is imported
+    except SyntaxError:  # a syntax error is reported when the module is imported
         return []
 
 

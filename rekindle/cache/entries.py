@@ -31,10 +31,10 @@ class Entry:
     """The outputs of one step: `outputs` as text; `artifacts` with the sha256, files and bytes of each."""
 
     key: str
-    at: str  # WORKFLOW/TASK: prefix of its artifacts
+    at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
-    facts: dict[str, Any]  # the values that the key is a hash of
+    facts: dict[str, Any]  # the key is a hash of these values
     seconds: float  # duration of the step
     made: float = field(default_factory=time.time)  # Unix time in seconds
 
@@ -61,7 +61,7 @@ def record(store: "Store", entry: Entry) -> bool:
         return True
     except Conflict:
         pass
-    with suppress(Conflict):  # another run has just recorded the same result, which serves as well
+    with suppress(Conflict):  # another run has just recorded the same result
         _, etag = store.get_with_etag(object_key)
         if find(store, entry.key) is None:
             store.put(object_key, data, if_match=etag)
@@ -98,7 +98,7 @@ def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
         return Entry(**json.loads(store.get(_object_key(key))))
-    except (NotFound, ValueError, TypeError):  # missing, or written by another version
+    except (NotFound, ValueError, TypeError):  # the entry is missing, or was written by another version
         return None
 
 
@@ -127,7 +127,7 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
 
 
 class Lookup:
-    """Looks up the entries of `tasks` tasks; many tasks with one listing and an index of the previous lookup.
+    """Looks up the entries of `tasks` tasks; for many tasks it uses one listing and an index of the previous lookup.
 
     The index is a copy: an entry in it is used only if the ETag of its object is unchanged. Methods raise StorageError.
     """
@@ -138,7 +138,7 @@ class Lookup:
         if self.is_bulk:
             self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
             self.index = self._read_index()
-            self.new_entries = 0  # entries that were not in the index
+            self.new_entries = 0  # number of entries that were not in the index
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
@@ -164,7 +164,8 @@ class Lookup:
     def _read_index(self) -> dict[str, tuple[str, Entry]]:
         try:
             return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(INDEX_KEY)).items()}
-        except (Conflict, StorageError, ValueError, TypeError, AttributeError):  # missing, or of another version
+        # the index is missing, or was written by another version
+        except (Conflict, StorageError, ValueError, TypeError, AttributeError):
             return {}
 
     def _size(self, artifact: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from argolocal.common.files import make_own
 from rekindle.errors import RekindleError
 
-CACHE = "REKINDLE_CACHE"  # environment variable: directory for datasets, on a disk with enough space
+CACHE = "REKINDLE_CACHE"  # environment variable with the directory for datasets; its disk must have enough space
 
 
 def cache_folder() -> Path:

@@ -29,7 +29,7 @@ COMMANDS = {  # the module that `python -m` runs → index of the step's first f
     "rekindle": (4, ""),
     "rekindle.training.launch.launcher": (2, "steps.train"),
 }
-JSON_PATH_NAME = re.compile(r"\$\.(\w+)")  # a task in CACHED that an expression refers to
+JSON_PATH_NAME = re.compile(r"\$\.(\w+)")  # name of a task in the parameter CACHED, in an expression
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
 
 

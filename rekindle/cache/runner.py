@@ -16,7 +16,7 @@ from rekindle.step import StepInputs, StepOutputs, is_artifact, load, to_text, w
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-RUN_ID = "run_id"  # the only output that is never reused: each run has its own
+RUN_ID = "run_id"  # the only output that is never reused: each run has its own MLflow run
 REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs it reused
 
 

@@ -34,6 +34,4 @@ def _main() -> Any:
     except Exception as error:
         if isinstance(error, (RekindleError, click.ClickException)) or not project.raises(error):
             raise
-        from rekindle import user_code  # only needed for failures
-
-        raise user_code.as_error(error) from error
+        raise project.as_error(error) from error

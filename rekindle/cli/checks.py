@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def render(source: Source, kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
 
-    It needs neither a cluster nor a network.
+    The command needs neither a cluster nor a network.
 
     Example:
       rekindle render configs/demo.yaml | kubectl create -f -
@@ -113,9 +113,9 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
-    It runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory of the
-    training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated (`first_rows`
-    of the workload's Data). Exit codes: 0 no error, 2 an error.
+    The command runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory
+    of the training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated
+    (`first_rows` of the workload's Data). Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml

@@ -4,7 +4,7 @@ import click
 
 from argolocal.cli.group import CONTEXT, Commands
 
-SECTIONS = {  # of `rekindle --help`
+SECTIONS = {  # sections of `rekindle --help`, each with its commands
     "Get started": ("init", "demo", "doctor", "trust"),
     "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
     "Inspect before a run": ("config", "render", "lint", "check"),

@@ -32,7 +32,8 @@ class Source:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
-        It is read from --manifest, or rendered from CONFIG after `on_valid_config` has been called with the config.
+        The manifest is read from --manifest, or rendered from CONFIG after `on_valid_config` has been called with the
+        config.
         """
         if self.manifest and (self.config or self.sets):
             raise click.UsageError(

@@ -129,7 +129,8 @@ def _report_submission(workflow: dict[str, Any], cluster: Cluster | None, watch:
 def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print the changes.
 
-    It applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not affected.
+    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have started are not
+    affected.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
@@ -140,7 +141,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
-    if suspend is not None:  # only in the CronWorkflow: the template stays the same
+    if suspend is not None:  # changes only the CronWorkflow, not the template
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):
@@ -160,7 +161,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
     """Start a run of a schedule now.
 
-    Like scheduled runs, it uses the WorkflowTemplate on the cluster. The schedule may be suspended.
+    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be suspended.
 
     Example:
       rekindle run-now demo --namespace models --watch
@@ -182,7 +183,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
 def unschedule(name: str, target: Target, as_json: bool) -> None:
     """Delete a schedule from a cluster, with its WorkflowTemplate.
 
-    Its runs are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
+    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models

@@ -44,7 +44,7 @@ def configured(function: Any) -> Any:
 
 
 def manifest_options(function: Any) -> Any:
-    """Add --manifest and --parameter, below `configured`."""
+    """Add --manifest and --parameter; used below the decorator `configured`."""
     help_text = (
         "Argo Workflow or WorkflowTemplate (YAML or JSON) to run instead of a config: a file, or a folder with all "
         "objects that it needs."

@@ -35,7 +35,7 @@ def step(module: str, flags: tuple[str, ...]) -> int:
 def init(folder: Path, workload: str | None) -> None:
     """Create a project in the folder NAME.
 
-    It contains a model, a step, a pipeline, a config, tests and a Dockerfile, and can be run as it is.
+    The project contains a model, a step, a pipeline, a config, tests and a Dockerfile, and can be run as it is.
 
     Example:
       rekindle init power

@@ -63,7 +63,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
     """Resume a run, or the suspended steps of an active run.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
-    status` lists (default: the newest that did not succeed). If it is still running, its suspended steps are resumed.
+    status` lists (default: the newest that did not succeed). If the run is active, its suspended steps are resumed.
     On a cluster NAME is required: failed steps are retried as by `argo retry`, suspended ones are resumed.
 
     Example:
@@ -94,7 +94,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
 def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
-    Without NAME, it also lists services and deployments, or on a cluster the schedules.
+    Without NAME, the command also lists services and deployments, or on a cluster the schedules.
 
     Example:
       rekindle status
@@ -130,7 +130,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
     object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are missing,
-    or more may come, stderr says why.
+    stderr shows the cause.
 
     Example:
       rekindle logs -f
@@ -164,7 +164,8 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report losses and recoveries during the training of a run.
 
     The report shows which workers were lost and when, how soon the others continued, how much work was repeated, and
-    where the time went. NAME defaults to the newest run; it may be active. On a cluster, a pod reads the object store.
+    where the time went. NAME defaults to the newest run; the run may be active. On a cluster, a pod reads the object
+    store.
 
     Example:
       rekindle explain
@@ -185,7 +186,7 @@ def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
-    NAME defaults to the newest running run; on a cluster it is required. `rekindle resume` resumes the run.
+    NAME defaults to the newest running run; on a cluster, NAME is required. `rekindle resume` resumes the run.
 
     Example:
       rekindle stop

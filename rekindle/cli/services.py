@@ -41,7 +41,8 @@ def down(as_json: bool) -> None:
 def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
     """Remove old runs from this machine.
 
-    Their artifacts, checkpoints and logs are removed too. Unfinished runs, releases and MLflow's records are kept.
+    Artifacts, checkpoints and logs of these runs are removed too. Unfinished runs, releases and MLflow's records are
+    kept.
 
     Example:
       rekindle prune --keep-runs 3
@@ -136,8 +137,8 @@ def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, a
 def ui(name: str | None, open_browser: bool) -> None:
     """Print the address of the MLflow UI, and start MLflow if necessary.
 
-    The page compares all runs in the experiment of the newest run; with NAME it shows one run. The address contains
-    the token of the embedded MLflow: do not share it.
+    The page compares all runs in the experiment of the newest run; with NAME, the page shows one run. The address
+    contains the token of the embedded MLflow: do not share it.
 
     Example:
       rekindle ui
@@ -160,8 +161,8 @@ def ui(name: str | None, open_browser: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the environment variables that a notebook needs.
 
-    The variables give access to runs and models. They contain the keys of the object store and the token of MLflow. The
-    services are started if necessary.
+    The variables give access to runs and models. The values contain the keys of the object store and the token of
+    MLflow. The services are started if necessary.
 
     Example:
       eval "$(rekindle env)" && jupyter lab
@@ -171,7 +172,8 @@ def env(as_json: bool) -> None:
 
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
-    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
+    # MLflow's client fetches models directly from the object store
+    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]
     variables[project.PATH] = os.environ[project.PATH]
     text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     print_result(as_json, variables, text)
@@ -184,8 +186,8 @@ def env(as_json: bool) -> None:
 def put(path: Path, uri: str | None, as_json: bool) -> None:
     """Copy a file or folder into the object store, for data.source.
 
-    It prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The store is the embedded
-    S3, or S3_ENDPOINT_URL if set.
+    The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The store is the
+    embedded S3, or S3_ENDPOINT_URL if set.
 
     Example:
       rekindle put payments.csv

@@ -20,11 +20,11 @@ from rekindle.errors import without_user
 
 Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
-WATCH_SECONDS = 45  # duration of one watch request; a dead connection is detected soon after it
+WATCH_SECONDS = 45  # duration of one watch request; soon afterwards, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
-BACKOFF_S = 0.3  # before the second repetition of a request; twice as long before each further one
+BACKOFF_S = 0.3  # pause before the second retry of a request; doubled before each further retry
 CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
-STARTUP_SECONDS = 30.0  # a restarted server may not have loaded its users and roles for this long
+STARTUP_SECONDS = 30.0  # a restarted server may need this long to load its users and roles
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cluster:
 
     def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
         self.client, self.context, self.namespace = client, context, namespace
-        self.flags = flags  # for kubectl and rekindle, to select this cluster and namespace
+        self.flags = flags  # flags of kubectl and rekindle that select this cluster and namespace
         self.server: str = without_user(client.configuration.host)
 
     @classmethod
@@ -95,7 +95,7 @@ class Cluster:
             page = self.call(
                 "GET", resource.path(self.namespace), query=query, accept=media_type if metadata_only else ""
             )
-            objects += page["items"] or []  # an empty list of metadata is null
+            objects += page["items"] or []  # the API returns an empty list of metadata as null
             if not (token := (page.get("metadata") or {}).get("continue")):
                 return objects
             query["continue"] = token
@@ -104,7 +104,7 @@ class Cluster:
         return self.call("POST", resource.path(self.namespace), body, {"dryRun": "All"} if dry_run else {})
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object. Raises ApiError 409 if it has changed since `body` was read."""
+        """Replace an object. Raises ApiError 409 if the object has changed since `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
@@ -159,7 +159,7 @@ class Cluster:
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
         selectors |= {"labelSelector": labels} if labels else {}
-        known_objects: dict[str, Object] = {}  # by uid
+        known_objects: dict[str, Object] = {}  # uid → object
         version, pause = "", 0.1
         last_success: float | None = None
         while True:
@@ -189,7 +189,7 @@ class Cluster:
                     on_lost(error)
             if time.monotonic() - started_at > WATCH_SECONDS / 2:
                 pause = 0.1
-            time.sleep(pause)  # even if the watch ended normally: some proxies end every watch at once
+            time.sleep(pause)  # pause even after a normal end: some proxies end every watch at once
             pause = min(5.0, pause * 2)
 
     def _relist(

@@ -3,7 +3,7 @@
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
-It reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
+The class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
 """
 
 import os
@@ -26,7 +26,7 @@ class ArgoServer:
         self.url, self.namespace, self.session = without_user(self.address), namespace, Session()
         self.verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
         if token := os.environ.get("ARGO_TOKEN", "").strip():
-            if not token.isprintable():  # requests would print it in its error
+            if not token.isprintable():  # `requests` would print such a token in an error
                 raise ConfigError("ARGO_TOKEN must be one line of text, as `argo auth token` prints it.")
             self.session.headers["Authorization"] = token if " " in token else f"Bearer {token}"
 
@@ -37,7 +37,7 @@ class ArgoServer:
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects it, RekindleError if the server fails."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if it fails."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:

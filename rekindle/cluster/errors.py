@@ -17,7 +17,7 @@ class ApiError(RekindleError):
 
 
 class BadObject(ApiError, ConfigError):
-    """The request itself is wrong: repeating it cannot help."""
+    """The request itself is wrong: a retry cannot help."""
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
@@ -29,15 +29,15 @@ RULES: tuple[tuple[int, str, str], ...] = (
           "the quota {quota!r} of namespace {namespace} is used up ({what}): wait for other runs to end, lower the "
           "requests of the config (cluster.pods), or have the ResourceQuota raised."),
     (403, r"violates PodSecurity (?P<what>.*)",
-          "namespace {namespace} enforces PodSecurity, which this violates: {what}."),
+          "namespace {namespace} enforces PodSecurity, and the pod violates {what}."),
     (403, r"because it is being terminated", "namespace {namespace} is being deleted: choose another --namespace."),
     (403, r'User "(?P<user>[^"]*)" cannot (?P<may>\S+) resource "(?P<what>[^"]+)" in API group "(?P<group>[^"]*)"',
-          "{user} may not {may} {what} in namespace {namespace}: it needs a Role with that verb. " + PLATFORM +
+          "{user} may not {may} {what} in namespace {namespace}: a Role must grant {may}. " + PLATFORM +
           " creates the roles that Rekindle needs; an administrator of the cluster must bind one to you."),
     (404, r'namespaces "(?P<what>[^"]+)" not found',
           "namespace {what} does not exist: create it with " + PLATFORM + ", or choose another --namespace."),
     (404, r"page not found|could not find the requested resource",
-          "{server} does not have the kind {kind}: {owner} is not installed there, or in another version. `rekindle "
+          "{server} does not have the kind {kind}: {owner} is not installed there, or has another version. `rekindle "
           "doctor --cluster` shows all missing kinds."),
     (404, "", "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster` lists all runs."),
     (409, "already exists", "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
@@ -45,7 +45,7 @@ RULES: tuple[tuple[int, str, str], ...] = (
     (409, "", "{kind} {name!r} was changed by another client at the same time: try again."),
     (413, "", "the object is larger than Kubernetes accepts (about 1.5 MB): split the pipeline or shorten its texts."),
     (500, r'failed calling webhook "(?P<hook>[^"]+)"(?P<what>.*)',
-          "the webhook {hook} does not answer{what}. Its pods must run again (`kubectl get pods -A`); "
+          "the webhook {hook} does not answer{what}. The webhook's pods must run again (`kubectl get pods -A`); "
           "`rekindle doctor --cluster` checks it."),
     (500, "request is too large", "the object is larger than etcd accepts (about 1.5 MB): split the pipeline."),
 )  # fmt: skip
@@ -56,8 +56,9 @@ OWNERS = {
     "trainer.kubeflow.org": "Kubeflow Trainer",
 }
 REGEX = re.compile(r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)")
-PERMANENT = (400, 404, 409, 413, 422)
-PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")  # with any status
+PERMANENT_CODES = (400, 404, 409, 413, 422)
+# permanent errors, whatever their HTTP status is
+PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
 def api_error(code: int, body: bytes, path: str, server: str, context: str, namespace: str) -> ApiError:
@@ -65,7 +66,7 @@ def api_error(code: int, body: bytes, path: str, server: str, context: str, name
     status = _status(body)
     message = _without_regex(str(status.get("message") or body.decode(errors="replace")[:500]).strip())
     facts = _target(path) | {"server": server, "context": context, "namespace": namespace}
-    error_type = BadObject if code in PERMANENT or PERMANENT_MESSAGE.search(message) else ApiError
+    error_type = BadObject if code in PERMANENT_CODES or PERMANENT_MESSAGE.search(message) else ApiError
     return error_type(_describe(code, message, status, facts), code, str(status.get("reason") or ""))
 
 
@@ -83,7 +84,7 @@ def _describe(code: int, message: str, status: Mapping[str, Any], facts: Mapping
 
 
 def _without_regex(message: str) -> str:
-    """Remove the regular expressions of Kubernetes, which explains most of them in words."""
+    """Remove regular expressions from a message of Kubernetes, which mostly states the rule in words, too."""
     return REGEX.sub(lambda match: " has the wrong form" if match[1].startswith("in body") else "", message)
 
 

@@ -23,14 +23,14 @@ BUILD_ARGUMENTS = {
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
     "project": [],  # built from the project's Dockerfile, on top of `train`
 }
-REMEDIES = {  # by the builder's command
+REMEDIES = {  # command of the builder → remedy if it fails
     "build": "Behind a proxy or with another index, pass flags to the builder: rekindle images build ... -- "
     "--build-arg PIP_INDEX_URL=...",
     "push": "Log in to the registry (docker login, buildah login). For a registry without TLS, add --insecure with "
     'buildah; docker accepts only localhost and the "insecure-registries" in /etc/docker/daemon.json.',
     "image": "Check that the image still exists.",
 }
-# commands that succeed if the builder works; docker needs its daemon
+# commands that succeed if the builder works; docker needs a running daemon
 TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
@@ -84,7 +84,7 @@ def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
         flags = ["--tls-verify=false"] if insecure else []
         _run("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
-    _run("docker", "push", image.tag)  # its daemon lists the registries without TLS
+    _run("docker", "push", image.tag)  # docker's daemon has the list of registries without TLS
     digests = json.loads(_run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag))
     return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
 

@@ -57,7 +57,7 @@ def load(context: str | None) -> tuple[Settings, str, str]:
             raise ConfigError(f"--context {name}: the kubeconfig does not contain it.{hint}")
         with _captured_errors() as errors:
             config.load_kube_config(source, context=name, client_configuration=settings)
-        if errors:  # the client continues without credentials
+        if errors:  # the client only logs the error, and would continue without credentials
             raise ValueError(f"the credential plugin of context {name} failed ({errors[-1]})")
         if not settings.host.startswith(("https://", "http://")):
             raise ValueError(f"the server of context {name} must be https://HOST[:PORT]")

@@ -13,7 +13,7 @@ KINDS = {
 
 
 class ClusterObjects:
-    """The objects of one namespace, as `rekindle rollback` and `rekindle scale` access them."""
+    """The objects of one namespace that `rekindle rollback` and `rekindle scale` read and change."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -42,9 +42,9 @@ class Platform:
     region: str = ""
     mlflow: str = ""  # empty: the MLflow of `components`
     components: tuple[str, ...] = ()
-    iam: bool = False  # pods have a cloud role instead of the Secret
+    iam: bool = False  # True: pods have a cloud role instead of the Secret
     quota: tuple[str, str] | None = None  # CPU and memory that the namespace may request
-    ephemeral: bool = False  # MLflow and MinIO keep their data in their pods
+    ephemeral: bool = False  # True: MLflow and MinIO keep their data only as long as their pods exist
     images: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +127,10 @@ def secret_command(namespace: str, name: str = SECRET) -> str:
 
 
 def _egress_to_store(platform: Platform) -> list[Manifest]:
-    """Return egress rules for the object store; in the cluster it is selected by pods, as their port may differ."""
+    """Return egress rules for the object store.
+
+    A store in the cluster is selected by the labels of its pods: their port may differ from the port of the Service.
+    """
     parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
     name, _, rest = (parts.hostname or "").partition(".")
     if rest.split(".")[1:2] == ["svc"]:
@@ -167,7 +170,7 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
 
 
 def _substitute(node: Any, values: dict[str, str]) -> Any:
-    """Fill in placeholders after parsing, so that a value cannot change the structure."""
+    """Fill in the placeholders in parsed YAML, so that a value cannot change the structure."""
     if isinstance(node, dict):
         return {key: _substitute(value, values) for key, value in node.items()}
     if isinstance(node, list):

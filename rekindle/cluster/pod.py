@@ -77,6 +77,7 @@ def pod_manifest(
         pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
         for key, image in images.items()
     ]
-    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # network policies select steps by the second
+    # network policies select the pods of steps by the label WORKFLOW
+    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}
     spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}

@@ -12,13 +12,13 @@ from rekindle.cluster.api import Cluster, Object
 from rekindle.cluster.workflows import spec_of
 from rekindle.errors import RekindleError
 
-POD_TIMEOUT_S = 180.0  # for the pod to start, run and end
+POD_TIMEOUT_S = 180.0  # time limit for the pod to start, run and end
 
 
 def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> list[Any]:
     """Run `python -m MODULE ARGS` in the image of the run; returns the JSON objects that it prints, one per line.
 
-    Raises ApiError, RekindleError if it fails or takes longer than POD_TIMEOUT_S.
+    Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
     """
     image = _image_of(workflow)
     subject = f"the pod that reads the object store, of {image},"
@@ -41,7 +41,7 @@ def _image_of(workflow: Object) -> str:
     for template in spec_of(workflow).get("templates") or []:
         container = template.get("container") or {}
         command = [*(container.get("command") or []), *(container.get("args") or [])]
-        if command[1:4] == ["-m", "rekindle", "step"]:  # not a user's own container
+        if command[1:4] == ["-m", "rekindle", "step"]:  # excludes the user's own containers
             return str(container["image"])
     raise RekindleError(
         f"{workflow['metadata']['name']} does not run a step of Rekindle: the object store can only be read with the "

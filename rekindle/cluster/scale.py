@@ -1,4 +1,4 @@
-"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on it."""
+"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on that number."""
 
 import re
 from typing import Any

@@ -28,7 +28,7 @@ from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Obj
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
-MAX_NODES_BYTES = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
+MAX_NODES_BYTES = 100 << 20  # maximum size of the decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retry finds the object of the first attempt
 
@@ -45,7 +45,7 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """Split off the reference to a template: Argo resolves the reference, and knows the parameters of the template."""
+    """Split off the reference to a template, which only Argo can resolve, and declare all `parameters`."""
     spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
     workflow_spec = spec.get("workflowSpec") if is_cron else spec
@@ -125,7 +125,7 @@ def newest(cluster: Cluster) -> str:
 
 
 def decompress_nodes(workflow: Object) -> Object:
-    """Return the workflow with its nodes, which Argo compresses if they are many."""
+    """Return the workflow with its nodes, which Argo compresses if there are many."""
     status = dict(workflow.get("status") or {})
     if text := status.pop("compressedNodes", None):
         try:
@@ -160,7 +160,7 @@ def stop(cluster: Cluster, name: str) -> None:
 
 
 def delete(cluster: Cluster, name: str) -> None:
-    """Delete a run and all objects that it owns, the Workflow last, so that its name is reused only after them."""
+    """Delete a run and all objects that it owns, the Workflow last: then its name can be used again."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
@@ -215,7 +215,7 @@ def _retry(workflow: Object) -> Object:
         labels.pop(label, None)
     metadata["labels"] = labels
     spec.pop("shutdown", None)
-    if spec.get("activeDeadlineSeconds") == 0:  # set by `argo terminate`
+    if spec.get("activeDeadlineSeconds") == 0:  # `argo terminate` sets the deadline to 0
         spec.pop("activeDeadlineSeconds")
     stored = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
     conditions = [condition for condition in status.get("conditions") or [] if condition["type"] != "Completed"]
@@ -228,7 +228,7 @@ def _retry(workflow: Object) -> Object:
             node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
     status |= remaining | {
         "phase": "Running",
-        "startedAt": timestamp(time.time()),  # start of the workflow's deadline
+        "startedAt": timestamp(time.time()),  # the deadline of the workflow counts from this time
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
         "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],
@@ -268,7 +268,8 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
     }
     workflow = submission(manifest, parameters, cluster.namespace)
     if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
-        workflow["metadata"]["annotations"][SHA256] = sha256  # of the template, as in the runs of the schedule
+        # the hash of the template, as in the runs that the schedule starts
+        workflow["metadata"]["annotations"][SHA256] = sha256
     return workflow
 
 

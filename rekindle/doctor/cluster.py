@@ -1,4 +1,4 @@
-"""Checks that pipelines can run in a namespace, by test objects on the cluster; each failure has a remedy.
+"""Checks, with test objects, that pipelines can run in a namespace of a cluster; each failure has a remedy.
 
     for result in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(result)
 
@@ -88,7 +88,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
         "serving account": check_serving_account(cluster, config.serving_account),
         "addresses": _check_keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESS_NAMES, render),
         "artifact repository": check_artifact_repository(cluster),
-        # without keys pods need a cloud role, which the object store check tests
+        # keys are not required: pods may have a cloud role instead, which the check of the object store tests
         "credentials": _check_keys(
             cluster, "credentials", SECRETS, pods.SECRET, KEY_NAMES, create_secret, required=False
         ),
@@ -106,7 +106,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
                 results.append(result)
         except RekindleError as error:
             required = getattr(error, "code", 0) != 403  # a missing permission to read is not a failure
-            results.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required))
+            results.append(Check(name, False, f"not checked: {error}", "Fix this error, then check again.", required))
     return results
 
 

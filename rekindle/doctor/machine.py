@@ -2,7 +2,7 @@
 
     for check in check(Path(".rekindle")): print(check)
 
-The checks write to the object store, query MLflow and bind addresses. They stop the services that they start.
+The checks write to the object store, query MLflow and bind addresses. The checks stop the services that they start.
 If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, that service is checked instead.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PYTHON = (3, 11)
 GIB = 1 << 30
 MIN_DISK, MIN_MEMORY = 5 * GIB, 3 * GIB  # free bytes
-MIN_SHARED_MEMORY = 1 * GIB  # free bytes, for the snapshots of the workers of a small model
-MIN_OPEN_FILES = 1024  # per process
+MIN_SHARED_MEMORY = 1 * GIB  # free bytes; they suffice for the snapshots of a small model
+MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
 
 def check(home: Path) -> list[Check]:
@@ -44,7 +44,8 @@ def check(home: Path) -> list[Check]:
     results = [check_one(home) for check_one in machine]
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),  # each pod has its own
+        # each local pod has its own address
+        check_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
     if not all(result.ok for result in results if result.required):
@@ -134,8 +135,8 @@ def check_shared_memory(_: Path) -> Check:
     free = shutil.disk_usage(directory).free if directory.exists() else 0
     detail = f"{free / GIB:.1f} GiB free in {directory}"
     remedy = (
-        "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
-        f"larger: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
+        "Without this memory, a run that loses all its processes resumes from an older step in the object store. "
+        f"Enlarge it: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
         f"--shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
     return Check("shared memory", free >= MIN_SHARED_MEMORY, detail, remedy, required=False)
@@ -153,7 +154,7 @@ def check_clock(_: Path) -> Check:
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(
-        "clock", seconds_behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock."
+        "clock", seconds_behind < 60, detail, "The time is before the installation of Rekindle: set the clock."
     )
 
 

@@ -12,7 +12,7 @@ from rekindle.cluster.pod import PULL_FAILURE_REASONS, container_states, read_lo
 from rekindle.errors import Check
 
 PROBE = ("-m", "rekindle.doctor.probe")
-PROBE_TIMEOUT_S = 180  # for the pod to start and finish; pulling an image of several gigabytes takes longer
+PROBE_TIMEOUT_S = 180  # time limit for the pod to start and finish; pulling an image of several gigabytes takes longer
 REMEDIES = {
     "object store": "Correct S3_ENDPOINT_URL and S3_BUCKET of the ConfigMap rekindle and the keys of the Secret "
     "rekindle-s3; the store must honour If-None-Match and If-Match (MinIO, S3), and a NetworkPolicy must let pods out.",
@@ -62,7 +62,9 @@ def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], sec
         waiting = states[name].get("waiting") or {}
         cause = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
         if not waiting or waiting.get("reason") in PULL_FAILURE_REASONS:
-            remedy = "Push it to a registry of the nodes (rekindle images build ... --push), and set cluster.image."
+            remedy = (
+                "Push the image to a registry of the nodes (rekindle images build ... --push), and set cluster.image."
+            )
             yield Check(f"image {image}", not waiting, cause or "available", remedy)
             continue
         remedy = (

@@ -78,7 +78,7 @@ class LocalCluster(cluster.LocalCluster):
         """Return the object store of the pods, or the store that an artifact names. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        keys = self.services.credentials()  # does not start MLflow
+        keys = self.services.credentials()  # `credentials` does not start MLflow
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
             url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
             references = [

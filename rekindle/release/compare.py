@@ -14,22 +14,22 @@ from rekindle.release.client import ModelClient, RequestTooLarge
 from rekindle.release.files import PREDICTIONS
 
 INSTANCES_PER_REQUEST = 20
-CLIENTS = 8  # that send requests at the same time
+CLIENTS = 8  # number of threads that send requests at the same time
 Replay = Iterable[tuple[dict[str, Any], list[Any]]]  # requests, each with its expected predictions
 
 
 @dataclass
 class Comparison:
-    """Result of comparing served with offline predictions."""
+    """Result of the comparison of served and offline predictions."""
 
     tolerance: float
     replayed: int = 0  # number of instances
-    differing: int = 0  # number of instances beyond the tolerance
+    differing: int = 0  # number of instances whose predictions differ by more than the tolerance
     too_large: int = 0  # number of instances in requests that the server rejected because of their size
     max_difference: float = 0.0
     worst: str = ""  # the instance with the largest difference, and both predictions
-    unstable: int = 0  # number of instances whose prediction differs between two requests beyond the tolerance
-    example: str = ""  # one of them, and both predictions
+    unstable: int = 0  # number of instances whose predictions, alone and with others, differ by more than the tolerance
+    example: str = ""  # an unstable instance, and both predictions
     random: bool = False  # the predictions differ even if the requests are the same
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
@@ -55,7 +55,10 @@ class Comparison:
 
 
 def difference(served: Any, offline: Any) -> float:
-    """Return the largest difference of numbers in two JSON values, relative above 1; infinite if the rest differs."""
+    """Return the largest difference of the numbers in two JSON values; infinite if anything else differs.
+
+    The difference of numbers above 1 is relative.
+    """
     match served, offline:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
             return 0.0 if served == offline and type(served) is type(offline) else math.inf
@@ -70,9 +73,9 @@ def difference(served: Any, offline: Any) -> float:
 
 
 def compare(client: ModelClient, replay: Replay, tolerance: float, independent: bool = False) -> Comparison:
-    """Send the requests alone and then together, and compare the answers with the expected and with each other.
+    """Send the requests alone, then together; compare the answers with each other and with the expected predictions.
 
-    `independent`: the instances of a request do not depend on each other, so that "alone" is each of them. Raises
+    `independent`: the instances of a request do not influence each other, so each instance is sent alone. Raises
     DataError, or RekindleError if no server answers.
     """
     comparison, replay = Comparison(tolerance), list(replay)

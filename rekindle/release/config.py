@@ -5,17 +5,17 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
-PORT = 8080  # of a model server in its pod
+PORT = 8080  # port of a model server in its pod
 MAX_BATCH = 16  # default of serve.max_batch
-VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the model version that it serves
+VERSION_ANNOTATION = "rekindle.dev/version"  # annotation of a Deployment with the model version that it serves
 
 
 class Limits(Section):
     """Capacity and limits of a server."""
 
-    processes: int = Field(default=1, ge=1, le=64, description="processes of one server, each with the whole model")
+    processes: int = Field(default=1, ge=1, le=64, description="number of processes of one server; each has the model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
-    max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
+    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances in a request (more: 413)")
     max_batch: int = Field(
         default=MAX_BATCH,
         ge=1,
@@ -25,25 +25,27 @@ class Limits(Section):
     batch_delay_ms: float = Field(
         default=0.0, ge=0, le=1000, description="time that a request waits for others to fill a batch"
     )
-    max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
+    max_bytes: int = Field(default=16_000_000, ge=1000, description="maximum size of a request's body")
     max_waiting: int = Field(
-        default=128, ge=1, description="requests queued or in progress; more are answered 503 with Retry-After"
+        default=128, ge=1, description="maximum number of requests queued or in progress; others are answered with 503"
     )
     body_seconds: float = Field(
-        default=10.0, gt=0, description="time for sending a request; slower clients are answered 408"
+        default=10.0, gt=0, description="time limit for sending a request; slower clients are answered with 408"
     )
     drain_seconds: float = Field(
         default=2.0, ge=0, description="time after SIGTERM until the cluster no longer routes to this server"
     )
     grace_seconds: float = Field(
-        default=20.0, gt=0, description="time after that for requests in flight and open connections"
+        default=20.0, gt=0, description="time after `drain_seconds` for requests in flight and open connections"
     )
 
 
 class CanaryConfig(Section):
     """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if it does worse."""
 
-    steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
+    steps: list[int] = Field(
+        default=[5, 25, 100], description="percent of the traffic in each step; the last, 100, is the release"
+    )
     minutes: float = Field(default=5.0, gt=0, description="minimum duration of each step")
     requests: int = Field(
         default=2500, ge=1, description="minimum number of requests per step, of the candidate and of the champion"
@@ -53,7 +55,10 @@ class CanaryConfig(Section):
     )
     slower: float = Field(default=1.5, ge=1, description="largest response time, relative to the champion's")
     score_shift: float = Field(
-        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of the predictions of both"
+        default=0.25,
+        ge=0,
+        lt=1,
+        description="largest Kolmogorov-Smirnov distance between the predictions of candidate and champion",
     )
     false_alarms: float = Field(
         default=0.01, gt=0, lt=1, description="largest probability that a good candidate is rolled back"
@@ -141,7 +146,7 @@ class DriftConfig(Section):
     minimum: int = Field(
         default=500, ge=50, description="minimum number of instances; fewer are counted in the next check"
     )
-    ignore: list[str] = Field(default_factory=list, description="features and outputs that may change, such as numbers")
+    ignore: list[str] = Field(default_factory=list, description="features and outputs that do not count, such as ids")
     retrain: bool = Field(
         default=False, description="on a cluster: start the scheduled pipeline of the model if it drifted"
     )

@@ -21,12 +21,12 @@ def pick_device() -> "torch.device":
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.backends.cudnn.allow_tf32 = False  # its errors are larger than the tolerance of `verify`
+    torch.backends.cudnn.allow_tf32 = False  # the errors of TF32 are larger than the tolerance of `verify`
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def place(model: Any, device: "torch.device") -> Any:
-    """Move the model to `device`. Calls then accept tensors of the CPU, also in lists and dicts, and return such."""
+    """Move the model to `device`. Calls of the model accept and return tensors of the CPU, also in lists and dicts."""
     import torch
 
     if device.type == "cpu":

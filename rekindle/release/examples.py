@@ -21,7 +21,7 @@ from rekindle.release.validation import parse
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
 
-MAX_REPLAYED_ROWS = 1000  # that a report contains for `verify`
+MAX_REPLAYED_ROWS = 1000  # maximum number of rows that a report contains for `verify`
 Column = Sequence[Any] | NDArray[Any]
 
 
@@ -38,10 +38,11 @@ class Examples:
     groups: Column | None = None
     baseline: Column | None = None
     parts: Column | None = None
-    warnings: list[str] = field(default_factory=list)  # shown with the verdict
-    max_batch: int = field(default=MAX_BATCH, init=False)  # rows that are predicted together; set by the engine
+    warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
+    # number of rows that are predicted together; set by the engine
+    max_batch: int = field(default=MAX_BATCH, init=False)
     numerics: str = field(default="", init=False)  # facts that the bits of `score` depend on (device.describe)
-    _requests: list[Any] = field(default_factory=list, init=False)  # parsed, one per row
+    _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
 
     def __post_init__(self) -> None:
         columns = {name: getattr(self, name) for name in ("groups", "baseline", "parts")}
@@ -70,7 +71,7 @@ class Examples:
         """
         import torch
 
-        torch.set_num_threads(1)  # as a server does by default: with more, small layers are slow on a busy machine
+        torch.set_num_threads(1)  # a server's default, too; with more threads, small layers are slow on a busy machine
         with serving_folder(model, origin) as release:
             predictor = open_predictor(release, self.max_batch)
             self.numerics = getattr(predictor, "numerics", "")

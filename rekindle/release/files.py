@@ -23,7 +23,7 @@ from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
 EXAMPLE, CODE = "example.json", "workload.json"
-# in the report; a line for some test rows: {"request": ..., "predictions": [...], ...}
+# file in the report; each line is {"request": ..., "predictions": [...], ...} for some test rows
 PREDICTIONS = "predictions.jsonl.gz"
 
 

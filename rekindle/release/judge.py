@@ -1,7 +1,7 @@
 """Evaluates the candidate and the champion on the workload's test examples, with the same predictor as in serving.
 
-The report contains a sample of the examples with the candidate's predictions. `verify` replays it, and its first row
-becomes the server's example request.
+The report contains a sample of the examples with the candidate's predictions. `verify` replays this sample, and its
+first row becomes the server's example request.
 """
 
 import traceback
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rekindle import user_code
+from rekindle import project
 from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.release.bootstrap import Rows, paired_bootstrap, weighted_bootstrap
@@ -49,7 +49,8 @@ def evaluate(
     if champion and not incomparable:
         try:
             others["champion"] = score(examples, champion, champion)
-        except (DataError, CodeError, RuntimeError) as error:  # e.g. another shape, other classes
+        # e.g. the champion expects inputs of another shape, or other classes
+        except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
         others["baseline"] = examples.baseline
@@ -87,7 +88,7 @@ def read_examples(
 ) -> Examples:
     """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError.
 
-    `most`: number of rows to read, if they are yielded one by one.
+    `most`: number of rows to read, if the examples are yielded one by one.
     """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
     examples = result if isinstance(result, Examples) else Examples.of(islice(result, most))
@@ -132,14 +133,14 @@ def convert_errors(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise user_code.as_error(error, where) from error
+        raise project.as_error(error, where) from error
 
 
 def to_array(values: Any) -> Any:
     """Convert numbers, or lists of numbers of equal shape, to a NumPy array; return other values unchanged."""
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # the lists have different lengths
         return values
     return array if array.dtype.kind in "biuf" else values
 

@@ -65,7 +65,7 @@ class InstancePredictor:
 def predict(
     workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
 ) -> list[Any]:
-    """Call the workload's `predict` for each `max_batch` instances. Raises CodeError unless it returns one for each."""
+    """Call the workload's `predict` for each `max_batch` instances. Raises CodeError for a wrong number of results."""
     import torch
 
     predictions = []
@@ -89,7 +89,7 @@ def predict(
 
 
 def evaluated_batch(release: Path) -> int:
-    """Return `max_batch` of the evaluation of a release; 1 if its verdict does not have it."""
+    """Return `max_batch` of the evaluation of a release; 1 if its verdict.json does not contain that value."""
     verdict = release / "verdict.json"
     return json.loads(verdict.read_text()).get("max_batch", 1) if verdict.exists() else 1
 

@@ -16,8 +16,8 @@ from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError
 from rekindle.mlflow_api import RequestRefused
 from rekindle.storage import NotFound, Store
 
-UNFINISHED_TIMEOUT_S = 2.0  # time for another run to finish its promotion
-RETRY_PAUSE_S = 1.0  # between attempts while a service is unavailable
+UNFINISHED_TIMEOUT_S = 2.0  # time that another run gets to finish its promotion
+RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
 State = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Rollback:
 
 
 def promote(store: Store, name: str, version: str, champion: str, deployment: str) -> str:
-    """Make `version` the champion if `champion` still is; return the previous Deployment if it is a different one.
+    """Make `version` the champion if the champion is still `champion`; return the previous Deployment if it differs.
 
     Raises ChampionChanged. Repeating a promotion changes nothing, even after a later promotion. A promotion overrides a
     rollback that is not decided yet.
@@ -181,7 +181,7 @@ def _read_finished(store: Store, name: str, version: str = "", deadline: float |
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
     tracking.promote(name, state["version"], state["deployment"])
     if not _write(store, key, state | {"unfinished": False}, etag):
-        state, _ = _read(store, key)  # another run has finished it, and a later promotion may have followed
+        state, _ = _read(store, key)  # another run has finished the promotion, and a later one may have followed
         tracking.promote(name, state["version"], state["deployment"])
 
 
@@ -210,5 +210,5 @@ def _write(store: Store, key: str, state: dict[str, Any], etag: str | None) -> b
     try:
         store.put(key, json.dumps(state).encode(), if_match=etag, if_absent=etag is None)
     except Conflict:
-        return _read(store, key)[0] == state  # True if the answer to a first attempt was lost
+        return _read(store, key)[0] == state  # True if an attempt succeeded, but its answer was lost
     return True

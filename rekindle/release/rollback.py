@@ -177,7 +177,8 @@ def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
     """Direct clients to the version while it is the champion. Raises ChampionChanged after it was replaced."""
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
-        _check_champion(model, rollback)  # after reading the Service: if it changes in the meantime, the patch fails
+        # checked after reading the Service: if the Service changes later, the patch fails
+        _check_champion(model, rollback)
         try:
             for kind, name, change in _traffic(objects, model, rollback.deployment):
                 condition = {"metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}}
@@ -194,7 +195,7 @@ def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[st
         running_deployments = [obj for obj in running_deployments if obj["metadata"]["name"] in deployments]
         if not running_deployments:
             return
-        # after reading the Deployments: if one of them is started in the meantime, its patch fails
+        # checked after reading the Deployments: if a Deployment is started later, its patch fails
         _check_champion(model, rollback)
         with suppress(Conflict):
             for obj in running_deployments:
@@ -228,7 +229,7 @@ def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, cham
         while deployment := objects.find("Deployment", rollback.deployment):
             service = objects.find("Service", model) or {"spec": {"selector": {}}}
             has_traffic = service["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
-            if has_traffic or promotion.pending_rollback(store, model):  # another command needs these pods
+            if has_traffic or promotion.pending_rollback(store, model):  # another command needs the pods
                 break
             with suppress(Conflict):
                 _scale(objects, deployment, rollback.replicas)

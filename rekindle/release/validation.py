@@ -12,22 +12,23 @@ from pydantic_core import SchemaValidator, from_json
 from rekindle.errors import DataError, did_you_mean
 from rekindle.sections import broken_rule, known_keys
 
-MAX_SHOWN_ERRORS = 5  # of a request
-LARGE = 1 << 15  # bytes of a body whose errors could take too much memory: 500 bytes and more per error
+MAX_SHOWN_ERRORS = 5
+# size in bytes from which the errors of a body could take too much memory: at least 500 bytes per error
+LARGE_BODY_BYTES = 1 << 15
 COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
-OPAQUE = {"metadata", "cls", "config", "serialization"}  # keys of a schema
-# may be a number that does not fit into float64 or int64; the exact check is slow
-SUSPICIOUS = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
+OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}  # keys of a schema that do not contain schemas
+# matches texts that may contain a number that does not fit into float64 or int64; the exact check is slow
+SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def parse(request: type[R], body: bytes) -> R:
     """Parse a request strictly: text is not converted to numbers, unknown keys are errors. Raises DataError."""
-    if SUSPICIOUS.search(body):
+    if SUSPICIOUS_NUMBER.search(body):
         reject_huge_numbers(body)
     try:
-        if len(body) > LARGE:
+        if len(body) > LARGE_BODY_BYTES:
             return fail_fast_validator(request).validate_json(body, strict=True)
         return request.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
@@ -42,9 +43,9 @@ def parse(request: type[R], body: bytes) -> R:
 def fail_fast_validator(request: type[BaseModel]) -> SchemaValidator:
     """Return a validator that stops at the first error of a collection, and at the first unknown key.
 
-    Otherwise pydantic collects all errors first: for 16 MB it takes 40 s and 4 GB of memory.
+    Otherwise pydantic collects all errors first, which takes 40 s and 4 GB of memory for a body of 16 MB.
     """
-    # without the prebuilt validators of nested models, which do not stop
+    # build all validators again: the prebuilt validators of nested models would not stop early
     return SchemaValidator(add_fail_fast(request.__pydantic_core_schema__), _use_prebuilt=False)
 
 
@@ -56,7 +57,7 @@ def add_fail_fast(schema: Any, alternative: bool = False) -> Any:
         return schema
     kind = schema.get("type")
     alternative = alternative or kind in ("union", "definitions")
-    schema = {key: inner if key in OPAQUE else add_fail_fast(inner, alternative) for key, inner in schema.items()}
+    schema = {key: inner if key in OPAQUE_KEYS else add_fail_fast(inner, alternative) for key, inner in schema.items()}
     if kind in COLLECTIONS:
         schema["fail_fast"] = True
     if kind in ("model-fields", "typed-dict", "dataclass-args"):
@@ -76,7 +77,7 @@ def reject_huge_numbers(body: bytes) -> None:
     try:
         values = from_json(body)
     except ValueError:
-        return  # not JSON: the parser reports the position
+        return  # the body is not JSON: the parser will report the position
     for path, value in numbers(values):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise DataError(f"{format_path(path)} is {format_value(value)}: it must fit into 64 bits.")
@@ -107,7 +108,7 @@ def describe_error(request: type[BaseModel], detail: Any) -> str:
             return f"{format_path(path[:-1])} has the unknown key {format_value(path[-1])}.{hint}"
         case "too_short" if detail["input"] == []:
             return f"{where} is empty: it must contain at least {detail['ctx']['min_length']}."
-        case "value_error" if not path:  # a rule of the workload about the whole request
+        case "value_error" if not path:  # the request breaks a rule of the workload about requests as a whole
             return message
     return f"{where} is {format_value(detail['input'])}: {message[:1].lower() + message[1:]}"
 
@@ -121,6 +122,6 @@ def format_path(path: tuple[str | int, ...]) -> str:
 def format_value(value: Any) -> str:
     """Format a value of a request, shortened for a message."""
     if isinstance(value, int) and abs(value) > 1 << 200:
-        return f"a number of {value.bit_length():,} bits"  # Python refuses to format the longest
+        return f"a number of {value.bit_length():,} bits"  # Python refuses to format very long integers
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -24,7 +24,7 @@ class WaitingRequest:
 
 @dataclass
 class Feed:
-    """A process, and locks for sending it a batch and for receiving its answers, both in order."""
+    """A process, and locks that keep its batches and its answers in order."""
 
     process: ModelProcess
     send_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -33,9 +33,9 @@ class Feed:
 
 @dataclass
 class Batches:
-    """Queue of requests. After the oldest request has waited `delay` s, a free process takes its share.
+    """Queue of requests. After the oldest request has waited `delay` s, a free process takes a batch.
 
-    A batch has at most `size` requests.
+    A batch has at most `size` requests, and at most the process's share of the queue.
     """
 
     processes: Sequence[ModelProcess]
@@ -57,7 +57,7 @@ class Batches:
         return await request.answer
 
     async def run(self) -> None:
-        """Run until a process ends: then this call and all waiting requests raise RekindleError."""
+        """Run until a process ends; then raise RekindleError, here and in all waiting requests."""
         feeds = [Feed(process) for process in self.processes]
         tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
         try:
@@ -97,7 +97,7 @@ class Batches:
                 resolve(request, answer)
 
     async def _next(self, feed: Feed) -> list[WaitingRequest]:
-        """Return the next batch; while the process works, only a full one."""
+        """Return the next batch; while the process works, wait for a full batch."""
         loop = asyncio.get_running_loop()
         while True:
             while not self.queue or (feed.receive_lock.locked() and len(self.queue) < self.size):

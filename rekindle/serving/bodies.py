@@ -1,7 +1,7 @@
 """Memory budget for the bodies of arriving requests, with a fair share for each client.
 
-Clients that never finish large bodies could exhaust the budget. So if it is exceeded, the client with the most data
-loses its largest (oldest) body: small requests of other clients are not rejected.
+Clients that never finish large bodies could exhaust the budget. So if the budget is exceeded, the client with the most
+data loses its largest (oldest) body: small requests of other clients are not rejected.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Body:
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client, self.deadline, self.start_time = client, deadline, time.monotonic()
         self.data = bytearray()
-        self.drop_reason = ""  # "": not dropped
+        self.drop_reason = ""  # "": the body is not dropped
 
 
 class Bodies:
@@ -67,7 +67,7 @@ class Bodies:
         finally:
             self._remove(body)
         if body.drop_reason:
-            raise Refusal(503, f"{body.drop_reason}, so this one was dropped: try again soon.", close=True)
+            raise Refusal(503, f"{body.drop_reason}, so this request was dropped: try again soon.", close=True)
         if size > limits.max_bytes:
             raise too_large
         return bytes(body.data)
@@ -96,7 +96,7 @@ class Bodies:
         self._remove(body)
         body.data.clear()
         if not body.deadline.expired():
-            body.deadline.reschedule(asyncio.get_running_loop().time())  # ends `read`
+            body.deadline.reschedule(asyncio.get_running_loop().time())  # the expired deadline ends `read`
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving_bodies:

@@ -19,10 +19,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError
 
-KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60)
-MAX_CONNECTIONS = 10_000  # each takes about 10 KB
-RESERVED_DESCRIPTORS = 64  # for the store while loading, files, and connections that are rejected or closing
-PROCESS_DESCRIPTORS = 4  # per model process, for its pipe and the monitoring of the process
+KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60 s)
+MAX_CONNECTIONS = 10_000  # a connection takes about 10 KB of memory
+# descriptors for the object store while loading, for files, and for connections that are rejected or closing
+RESERVED_DESCRIPTORS = 64
+PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
 REFUSAL_BODY = json.dumps({"error": "too many connections: try again soon."}).encode()
 REFUSAL_RESPONSE = (
@@ -32,7 +33,7 @@ REFUSAL_RESPONSE = (
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, which is also in a group by the event that it waits for."""
+    """uvicorn's protocol for one connection, and the connection's group: the event that it waits for."""
 
     if TYPE_CHECKING:
         connections: Any  # uvicorn's set of all open connections
@@ -47,11 +48,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def descriptor(self) -> int:
-        """Its file descriptor."""
+        """File descriptor of the connection."""
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move to `group`; the waiting time continues if it is already there."""
+        """Move to `group`; the waiting time continues if the connection is already in that group."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -143,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` does it later, and a request could arrive before that."""
+        """Shut down sending immediately: `transport.close` does so later, and a request could arrive before that."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
@@ -163,10 +164,12 @@ class Connections:
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds, self.limit = request_seconds, limit
-        self.unfinished: dict[Connection, float] = {}  # a request's head, or the rest of an answered one, is arriving
-        self.idle: dict[Connection, float] = {}  # between two requests
-        self.unread: dict[Connection, float] = {}  # the client has not received its answer yet
-        self.drop_body: Callable[[str], bool] = lambda reason: False  # rejects one of the arriving requests
+        # connections on which a request's head, or the rest of an answered request, is arriving
+        self.unfinished: dict[Connection, float] = {}
+        self.idle: dict[Connection, float] = {}  # connections between two requests
+        self.unread: dict[Connection, float] = {}  # connections whose client has not received the answer yet
+        # function that rejects one of the arriving requests
+        self.drop_body: Callable[[str], bool] = lambda reason: False
         self.draining = False  # True: answers have `Connection: close`
         self.closing_idle = False  # True: idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})

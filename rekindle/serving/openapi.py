@@ -48,7 +48,10 @@ def openapi(name: str, version: str, example: dict[str, Any], components: dict[s
             path: status_operation,
             f"{path}/example": _get("A valid request", "post it to :predict"),
             "/health/live": _get("The server runs", "for liveness probes"),
-            "/health/ready": _get("All processes have loaded the model", "503 before that, and while draining"),
+            "/health/ready": _get(
+                "All processes have loaded the model",
+                "503 while the model is loading, and while the server is draining",
+            ),
             "/metrics": _get("Counters and histograms", "in Prometheus' text format"),
         },
         "components": {"schemas": components | {"Predictions": predictions, "Error": _ERROR}},

@@ -85,7 +85,7 @@ class Metrics:
         self.waiting = Gauge("rekindle_requests_waiting", "requests queued or in progress", **registered)
         self.model = Info("rekindle_model", "the served model", **registered)
         self.age = Gauge("rekindle_data_age_seconds", "time since the model's data cut-off", **registered)
-        self.age.set(math.nan)  # unknown
+        self.age.set(math.nan)  # NaN: the age is unknown
 
     def count(self, batch: Batch) -> None:
         """Count the predictions and instances of a batch."""
@@ -111,11 +111,12 @@ class ModelServer:
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
-        self.waiting = 0  # requests queued or in progress
+        self.waiting = 0  # number of requests queued or in progress
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
         routes = [
-            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first, since routes match in order
+            # before the other routes, since the first match counts
+            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
             Route("/v1/models/{name}:predict", self.wrong_method),
             Route("/v1/models", self.models),
@@ -175,7 +176,7 @@ class ModelServer:
         self.metrics.scores.version = self.metrics.features.version = version
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
-        gc.freeze()  # as in worker.py
+        gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)

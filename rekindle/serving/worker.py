@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rekindle import user_code
+from rekindle import project
 from rekindle.errors import DataError, RekindleError
 from rekindle.release.predictor import open_predictor
 from rekindle.release.validation import parse
@@ -55,11 +55,11 @@ class ModelFacts:
     example: dict[str, Any]
     schemas: dict[str, Any]  # name → JSON schema, of a request and its parts
     data_until: str  # data cut-off, ISO 8601; empty if unknown
-    numerics: str  # facts that the bits depend on; empty if the workload has its own predictor
+    numerics: str  # facts that the bits of a prediction depend on; empty if the workload has its own predictor
 
 
 class ModelProcess:
-    """The server's side of a model process. It works on one batch, and the next one may wait in its pipe."""
+    """The server's side of a model process. While the process works on a batch, the next batch may wait in its pipe."""
 
     def __init__(self, release: Path, max_instances: int, max_batch: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
@@ -68,7 +68,7 @@ class ModelProcess:
         self.process = context.Process(target=work, args=(worker_pipe, release, *limits), daemon=True)
         self.process.start()
         worker_pipe.close()
-        self.threads = ThreadPoolExecutor(2, "model")  # one waits for answers while the other sends
+        self.threads = ThreadPoolExecutor(2, "model")  # one thread waits for answers while the other sends
 
     def wait_until_loaded(self) -> ModelFacts:
         """Block until the model is ready. Raises the error if loading failed."""
@@ -106,7 +106,8 @@ class ModelProcess:
 
 def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) -> None:
     """Run the process: load, report it, then answer batches until the server closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the server decides
+    # Ctrl-C reaches all processes of a terminal; the server decides when this process ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         predictor = open_predictor(release, max_batch)
@@ -124,7 +125,7 @@ def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) ->
         pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(user_code.as_error(error, "the model cannot be loaded"))
+        pipe.send(project.as_error(error, "the model cannot be loaded"))
 
 
 def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
@@ -138,7 +139,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
         raise type(error)(f"{where}: {error}") from error
     except Exception as error:
         traceback.print_exc()
-        raise user_code.as_error(error, where) from error
+        raise project.as_error(error, where) from error
 
 
 def answer_batch(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
@@ -160,7 +161,7 @@ def parse_request(predictor: Predictor, body: bytes, max_instances: int) -> Any:
         request = parse(predictor.Request, body)
     except DataError as error:
         return failure(422, str(error))
-    except Exception as error:  # of a validator of the workload
+    except Exception as error:  # a validator of the workload failed
         return failure(500, f"the request could not be validated ({type(error).__name__}); {LOG}", error)
     if (count := len(getattr(request, "instances"))) > max_instances:  # noqa: B009
         return failure(

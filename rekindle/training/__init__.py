@@ -1,1 +1,1 @@
-"""The training engine: virtual workers, groups that come and go, checkpoints, and the loop that uses them."""
+"""The training engine: virtual workers, groups whose members change, checkpoints, and the training loop."""

@@ -39,7 +39,7 @@ class Segment:
         return self.values.numel() * (1 if self.values.dtype == torch.float32 else 2)
 
     def change(self) -> Tensor:
-        """Return the summands: float32 changes; for integers the changes and their squares, which show if all agree."""
+        """Return the summands: float32 changes; for integers the changes and their squares, to see if all are equal."""
         if self.values.dtype == torch.float32:  # compare the bits, because inf - inf is NaN
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
             return (self.working_copy - self.values).masked_fill_(is_unchanged, 0.0)
@@ -121,7 +121,7 @@ class Buffers:
         self.widths = [segment.width for segment in self._segments]  # number of summands of each segment
 
     def load(self, memory: Tensor | None = None) -> None:
-        """Copy the values of the state, or of another `memory`, to the model. Call it before each forward pass."""
+        """Copy the values of the state, or of another `memory`, to the model. To be called before each forward pass."""
         if memory is None:
             for segment in self._segments:
                 segment.working_copy.copy_(segment.values)

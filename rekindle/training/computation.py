@@ -79,7 +79,7 @@ class Computation:
     def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
         """Return the loss of one micro-batch, and its summands: gradients, changes of buffers, validation sums.
 
-        They depend on the state, the seed, the step and the virtual worker, and on nothing else.
+        Loss and summands depend only on the state, the seed, the step and the virtual worker.
         """
         indices = self.sampler.indices(step, virtual_worker)
         batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
@@ -118,7 +118,7 @@ class Computation:
     def update(self, step: int, total: Tensor) -> tuple[float, float]:
         """Make one update from the sum over the virtual workers; return the gradient's norm and the learning rate."""
         rate = partial(self.rate, step)
-        if hasattr(self.workload, "optimizer"):  # it may draw random numbers
+        if hasattr(self.workload, "optimizer"):  # an optimizer of the workload may draw random numbers
             self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
         norm = self.state.update(total, self.spec.virtual_workers, rate)
         return norm, rate(self.spec.learning_rate)

@@ -20,7 +20,7 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it, however this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases the lock, however this process ends
         if not target.exists():
             unfinished = root / f"{digest}.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The training loop. `rekindle step steps.train` runs it."""
+"""The training loop, which `rekindle step steps.train` runs."""
 
 import json
 import math
@@ -26,14 +26,14 @@ from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import load_weights, weights_sha256
 from rekindle.workload import dataset_facts, load
 
-PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # of the other ranks, until rank 0 has written the checkpoint of a pause
+PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # how long the other ranks wait until rank 0 has written the checkpoint of a pause
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
     """Train until the run is complete. Raises ConfigError, DataError; SystemExit(143) if `leaving` is set."""
     if not retry_until(lambda: completed_model(spec), leaving, "to check if the run is complete"):
         _train_as_member(spec, leaving)
-    # snapshots of workers killed during shutdown
+    # remove snapshots of workers that were killed during shutdown
     snapshot_file.discard(snapshot_file.run_name(spec.identity_hash(), spec.checkpoints))
 
 
@@ -108,7 +108,7 @@ class Training:
         return self.state.step == self.pause > 0 and not self.state.finished(self.total)
 
     def save(self) -> None:
-        """Wait until the state is in the object store: rank 0 without a limit."""
+        """Wait until the state is in the object store; only rank 0 waits without a time limit."""
         members = self.group.members
         deadline = time.monotonic() + (PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf)
         members.busy(True)
@@ -147,7 +147,7 @@ class Training:
         sha256 = weights_sha256(tensors)
         if not self.paused:
             self.put("model.safetensors", save(tensors))
-        self.metrics.close()  # before model.json exists: afterwards the processes may be killed at any moment
+        self.metrics.close()  # closed before model.json exists: afterwards the processes may be killed at any moment
         description = spec.identity() | {
             "sha256": sha256,
             "step": self.state.updates,

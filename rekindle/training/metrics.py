@@ -9,9 +9,9 @@ from typing import Any
 
 from rekindle.errors import TrackingError, say
 
-MAX_POINTS = 500  # per curve; each point is the mean over the same number of steps
-UPLOAD_INTERVAL_S = 5.0  # between requests to MLflow
-CLOSE_TIMEOUT_S = 10.0  # for the last points to reach MLflow
+MAX_POINTS = 500  # maximum number of points of a curve; each point is the mean over the same number of steps
+UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
+CLOSE_TIMEOUT_S = 10.0  # time for the last points to reach MLflow
 PROGRESS = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
 )
@@ -36,10 +36,10 @@ class Metrics:
         self.note, self.plan = note, plan or {}
         self.prefix = f"{prefix}/" if prefix else ""
         self.steps_per_point = max(1, total // MAX_POINTS)
-        self._sums = [0.0, 0.0, 0]  # loss, norm, steps
+        self._sums = [0.0, 0.0, 0]  # sums of loss and norm, and number of steps
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
-        self._validation_loss: float | None = None  # the newest, if any
+        self._validation_loss: float | None = None  # the newest validation loss, if any
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()

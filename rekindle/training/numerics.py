@@ -1,4 +1,4 @@
-"""Device and torch settings. In addition to the config, they determine the bits of a result."""
+"""Device and torch settings, which determine the bits of a result in addition to the config."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import torch
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainingSpec
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
 
 def pick_device(spec: TrainingSpec) -> torch.device:
@@ -54,7 +54,7 @@ def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
         "config": spec.identity_hash(),
         "data": spec.digest,
     }
-    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN uses the units that the CPU has
+    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN chooses its kernels by the CPU's vector units
         units = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx": torch.cpu._is_amx_tile_supported()}
         facts["bfloat16"] = " ".join(name for name, exists in units.items() if exists) or "emulated"
     return facts

@@ -1,7 +1,7 @@
 """Optimizers: fused AdamW, or an optimizer created by the workload.
 
-Both keep their state in the flat memory of the training state, so the state is part of every snapshot and checkpoint,
-and joining workers receive it.
+Both optimizers keep their state in the flat memory of the training state, so the state is part of every snapshot and
+checkpoint, and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ NamedParameters = list[tuple[str, nn.Parameter]]
 class FusedAdamW:
     """torch's fused kernel, called directly on the flat weights.
 
-    This is 4 times faster than separate operations, and saves each worker the import of `torch.optim` (one second).
-    `decay_size`: number of elements that decay (the matrices, which are first).
+    The kernel is 4 times faster than separate operations, and saves each worker the import of `torch.optim` (one
+    second). `decay_size`: number of elements that decay (the matrices, which are first).
     """
 
     def __init__(self, config: TrainConfig, size: int, decay_size: int) -> None:
@@ -83,7 +83,8 @@ class TorchOptimizer:
             (p, key, value) for name, p in named_parameters for key, value in sorted(created_state[name].items())
         ]
         device_entries = [entry for entry in tensors if entry[2].device == entry[0].device]
-        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]  # step counters, on a GPU
+        # if the parameters are on a GPU: step counters, which stay on the CPU
+        host_entries = [entry for entry in tensors if entry[2].device != entry[0].device]
         self._templates = device_entries + host_entries
         self._sizes = [
             [padded_size(template.numel(), template.dtype) for *_, template in entries]

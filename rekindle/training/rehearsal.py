@@ -19,10 +19,11 @@ from rekindle.step import flag, to_text
 
 STEP = "steps.rehearse"
 ROWS = 1000
-TIMEOUT_S = 30  # of a rehearsal that a run does not depend on
-# of an error that a training would meet: stages of the workload's code. Other stages may fail for a lack of rows
-CERTAIN = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
-CERTAIN |= {"predict": (70, 78), "fit": (70, 78)}
+TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
+# stage of the workload's code → exit codes of errors that a training would meet, too. Other stages may fail only
+# because the rehearsal has few rows.
+CERTAIN_ERRORS = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
+CERTAIN_ERRORS |= {"predict": (70, 78), "fit": (70, 78)}
 SECTIONS = ("workload", "families", "data", "model", "train")  # parts of a config that a training depends on
 Sections = dict[str, Any]
 
@@ -37,7 +38,7 @@ def check_trainable(config: Sections) -> None:
     if remembered.exists():
         return
     report = rehearse(quick, timeout=TIMEOUT_S)
-    if report.get("exit_code") in CERTAIN.get(report["stage"], ()):
+    if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report:
         remembered.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ def check_trainable(config: Sections) -> None:
 
 
 def _stamp(data: dict[str, Any]) -> list[int]:
-    """Return size and time of a source that is a file."""
+    """Return the size and the modification time of a source that is a file, else an empty list."""
     path = Path(str(data["source"]))
     status = path.stat() if path.is_file() else None
     return [status.st_size, status.st_mtime_ns] if status else []

@@ -28,7 +28,8 @@ class Sampler:
 
     def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
         self.samples, self.batch_size, self.virtual_workers, self.seed = samples, batch_size, virtual_workers, seed
-        self._order = lru_cache(maxsize=2)(self._permutation)  # a step spans two epochs at most while N >= batch
+        # a micro-batch spans at most two epochs, unless it is larger than an epoch
+        self._order = lru_cache(maxsize=2)(self._permutation)
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(mix(self.seed, epoch, 1))

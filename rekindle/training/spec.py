@@ -22,8 +22,10 @@ class TrainConfig(Section):
     )
 
     workers: int = Field(2, ge=1, description="number of processes to start; does not change the weights")
-    min_workers: int = Field(1, ge=1, description="training waits while fewer workers are alive")
-    max_workers: int = Field(0, ge=0, description="at most this many train; the rest are spares (0: `workers`)")
+    min_workers: int = Field(1, ge=1, description="minimum number of live workers; training waits for them")
+    max_workers: int = Field(
+        0, ge=0, description="maximum number of workers that train; others are spares (0: `workers`)"
+    )
     virtual_workers: int = Field(8, ge=1, le=4096, description="fixed shares of each step's batch; changes the result")
     threads: int = Field(1, ge=1, description="CPU threads per worker; changes the bits of the result")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the machine has one")
@@ -32,34 +34,42 @@ class TrainConfig(Section):
     epochs: float = Field(1.0, gt=0, description="passes over the training data")
     steps: int = Field(0, ge=0, description="optimizer updates, instead of `epochs` (0: use `epochs`)")
     learning_rate: float = Field(1e-3, gt=0, description="highest learning rate")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay to 0 after the warm-up")
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="shape of the learning rate's decay to 0 after the warm-up"
+    )
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps during which the learning rate rises")
     weight_decay: float = Field(0.01, ge=0, description="weight decay of matrices; vectors and scalars do not decay")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay rate of the gradient mean")
     beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay rate of the squared gradients")
     clip: float = Field(1.0, ge=0, description="maximum norm of the gradient (0: no limit)")
-    average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
+    average: float = Field(0.0, ge=0, lt=1, description="decay of a running average of the weights to release (0: off)")
     precision: Literal["float32", "bf16"] = Field(
         "float32", description="bf16: compute in bfloat16 (torch.autocast); weights and their updates stay float32"
     )
     validation: float | str = Field(
-        0.0, description='share of the training samples held out, or "workload": its own split (0: no validation)'
+        0.0, description='share of the training samples to hold out, or "workload": its own split (0: no validation)'
     )
     validation_epochs: float = Field(1.0, gt=0, description="passes over the training data between two validations")
     validation_steps: int = Field(0, ge=0, description="updates between two validations (0: use validation_epochs)")
-    patience: int = Field(0, ge=0, description="stop after this many validations without a lower loss (0: never)")
-    keep_best: bool = Field(False, description="release the weights with the lowest validation loss, not the last ones")
-    reduction: Literal["exact", "fast"] = Field("exact", description="fast: plain all-reduce, bits depend on workers")
-    silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for this long, without a step, is dropped")
-    hung_seconds: float = Field(600.0, gt=0, description="a live worker without a step for this long is dropped")
+    patience: int = Field(
+        0, ge=0, description="number of validations without a lower loss until training stops (0: never)"
+    )
+    keep_best: bool = Field(False, description="release the weights with the lowest validation loss, not the last")
+    reduction: Literal["exact", "fast"] = Field(
+        "exact", description="fast: a plain all-reduce, whose bits depend on the number of workers"
+    )
+    silence_seconds: float = Field(
+        1.0, ge=0.5, description="silence until a worker is dropped, if its group makes no step"
+    )
+    hung_seconds: float = Field(600.0, gt=0, description="time without a step until a live worker is dropped")
     checkpoint_seconds: float = Field(0.0, ge=0, description="time between durable checkpoints (0: automatic)")
     hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
-    checkpoint_steps: int = Field(0, ge=0, description="also checkpoint after this many steps (0: time alone decides)")
+    checkpoint_steps: int = Field(0, ge=0, description="most steps between durable checkpoints (0: no limit)")
     keep_checkpoints: int = Field(3, ge=2, description="number of durable checkpoints to keep")
     keep_hours: float = Field(0.0, ge=0, description="maximum age of checkpoints, except the newest (0: unlimited)")
     fingerprint: dict[Literal["torch", "instruction set", "device", "bfloat16"], str] = Field(
         default_factory=dict,
-        description="only workers with these values in their fingerprint may train (empty: any)",
+        description="values that the fingerprint of a worker must have (empty: any)",
     )
 
     @field_validator("validation", mode="before")
@@ -152,11 +162,11 @@ class TrainingSpec(StepInputs, TrainConfig):
     start: str = Field("", description="key prefix of a release with the initial weights (empty: random)")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
     until: float = Field(
-        0.0, ge=0, le=1, description="pause at the validation nearest to this share of the steps (0 and 1: never)"
+        0.0, ge=0, le=1, description="share of the steps; training pauses at the nearest validation (0 and 1: never)"
     )
-    part: str = Field("", description="prefix of its metric names, if the run has several trainings")
+    part: str = Field("", description="prefix of the training's metrics, if the run has several trainings")
     reuse: Literal["", "yes", "no"] = Field(
-        "", description="yes: reuse the model of an identical training; yes, no: publish this model for reuse"
+        "", description="yes: reuse the model of an identical training; yes, no: record this model for later trainings"
     )
 
     @classmethod

@@ -21,8 +21,9 @@ from rekindle.training.buffers import ALIGNMENT, Buffers
 from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
-MAX_MEASURES = 8  # of a workload, in addition to the loss
-RECORD_LENGTH = 4  # float64 values: best validation loss, its step, validations since then, 1 if training has ended
+MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
+# number of float64 values: best validation loss, its step, validations since then, 1 if training has ended
+RECORD_LENGTH = 4
 
 
 class State:

@@ -33,7 +33,7 @@ def find_old_runs(home: Path, keep: int) -> list[dict[str, Any]]:
     A run is kept if a kept run reuses its outputs. Releases do not need their run: they are copies.
     """
     store, finished_counts, rows, reused_runs = LocalCluster(home).store(), Counter[str](), [], set[str]()
-    for name in overview.names(home):  # newest first
+    for name in overview.names(home):  # `names` yields the newest run first
         workflow = RunFiles(home, name).workflow()
         labels = workflow["metadata"].get("labels") or {}
         pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
@@ -68,8 +68,8 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
     except NotFound as error:
         names = [row["artifact"] for row in list_artifacts(home, run)]
         raise ConfigError(
-            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} It has {", ".join(names)}; '
-            "give one of them, or a path inside one."
+            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} The run has {", ".join(names)}; '
+            "give one of these artifacts, or a path inside one."
         ) from error
 
 

@@ -29,13 +29,16 @@ from rekindle.cluster.errors import ApiError
 from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
-EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")  # added to the log of a step
+# lines that Argo's executor adds to the log of a step
+EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
 Line = tuple[str, str]  # label and text
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE_TIMEOUT_S = 300.0  # without a line before reconnecting, in case the connection died silently
-DRAIN_TIMEOUT_S = 5.0  # to read the last lines of a completed run
+SILENCE_TIMEOUT_S = 300.0  # after this time without a line, reconnect: the connection may have died silently
+DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
-CUT = "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
+CUT_MESSAGE = (
+    "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step: `logs NAME STEP`)"
+)
 
 
 class Logs:
@@ -48,10 +51,10 @@ class Logs:
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
         self.ended = threading.Event()  # the run has completed, or a thread has failed
         self.completed = threading.Event()
-        self.drained = threading.Event()  # no more waiting for lines
+        self.drained = threading.Event()  # threads must stop waiting for lines
         self.failed: Exception | None = None
         self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
-        self.gaps: dict[str, str] = {}  # label → reason why lines of it may be missing
+        self.gaps: dict[str, str] = {}  # label → reason why some of its lines may be missing
 
     def print(self, workflow: Object) -> int:
         """Write the current logs; returns the number of pods and of archived lines.
@@ -79,7 +82,7 @@ class Logs:
         self.ended.wait()
         if self.failed:
             raise self.failed
-        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed some
+        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed some pods
             self._start_readers(pod)
         self.completed.set()
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
@@ -152,7 +155,7 @@ class Logs:
         query = {"timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
-        last, written, pause = "", 0, 0.2  # the newest timestamp, and the number of lines with it
+        last, written, pause = "", 0, 0.2  # the newest timestamp, and the number of lines with this timestamp
         while True:
             skip, began = written, last
             try:
@@ -248,7 +251,7 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int
     try:
         lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(size))
         return b"".join(line for line in lines if not EXECUTOR_LINE.search(line)).decode(errors="replace")
-    except ApiError:  # the pod was deleted, or reading is forbidden: report the failure without its log
+    except ApiError:  # the pod was deleted, or reading is forbidden: report the failure without the pod's log
         return ""
 
 
@@ -259,7 +262,7 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
     """
     keys: dict[str, str] = {}
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        if node["type"] == "Retry":  # it has the outputs of its last attempt, whose pod may be present
+        if node["type"] == "Retry":  # a Retry node has the outputs of its last attempt, whose pod may still exist
             continue
         label = _label(workflow["metadata"]["name"], node["name"])
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
@@ -274,7 +277,7 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
             if missing := record["number"] - next_number:
-                yield keys[record["key"]], CUT.format(missing)
+                yield keys[record["key"]], CUT_MESSAGE.format(missing)
             next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 
@@ -302,7 +305,7 @@ def inputs_of(row: Step) -> dict[str, str]:
 class TrainingProgress:
     """The progress of the training of a run, polled from the logs of its workers while `of` is called.
 
-    While no worker runs, it is the reason why the job waits in its queue.
+    While no worker runs, the progress is the reason why the job waits in its queue.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -313,7 +316,7 @@ class TrainingProgress:
 
     def of(self, row: Step) -> str:
         if row.phase in FAILED:
-            with suppress(ApiError):  # the message of the step remains
+            with suppress(ApiError):  # without logs, only the message of the step is shown
                 labels = [row.name.partition("(")[0], task_of(row)]
                 return last_error(tail(self.cluster, self.name, labels, inputs_of(row).get("server", "")))
             return ""
@@ -334,7 +337,7 @@ class TrainingProgress:
                 else:
                     lines = [] if progress else queue.describe_waiting(self.cluster, self.name)
                     progress |= {f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2] for line in lines}
-            except ApiError:  # the next poll may succeed
+            except ApiError:  # errors are ignored: the next poll may succeed
                 progress = self.progress
             self.progress = progress
             time.sleep(PROGRESS_INTERVAL_S)

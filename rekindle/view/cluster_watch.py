@@ -92,7 +92,7 @@ def _endpoint(cluster: Cluster, name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
         service = cluster.find(SERVICES, name) if name else None
-    except ApiError:  # no permission to read Services: not a failure of the run
+    except ApiError:  # the user may not read Services: the run has still succeeded
         return None
     return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}" if service else None
 

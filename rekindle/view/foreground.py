@@ -51,7 +51,7 @@ class Pipeline(foreground.Foreground):
         self.is_rekindle = overview.label(local.workflow, "part-of") == "rekindle"
 
     def begin(self) -> None:
-        """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
+        """Restart the deployments that `rekindle down` stopped: the run may end without a new release."""
         name, cluster = overview.label(self.local.workflow, "name"), self.local.cluster
         if name and (cluster.home / "objects/Service" / f"{name}.json").exists():
             Deployments(cluster).start()

@@ -36,7 +36,7 @@ def parameters(status: Status) -> dict[str, str]:
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                found.setdefault("run_id", p["value"])  # of the last step, if it is not a global output
+                found.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
             if p["name"] == "canary" and verdict == "taken back":
                 found |= {"verdict": verdict, "reason": reason}
     return found

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-MAX_TEXT = 100  # characters of an instance or a prediction
+MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
 def text(report: dict[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _model(report: dict[str, Any]) -> Iterator[str]:
 def _error(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         stage = report["stage"]
-        hint = " It was tried on the first rows only: --rows sets their number." if report["rows"] else ""
+        hint = " Only the first rows were used: --rows sets the number of rows." if report["rows"] else ""
         yield f"error       {report['error']}{hint if stage in ('dataset', 'gradient', 'examples', 'metrics') else ''}"
 
 

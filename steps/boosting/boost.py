@@ -109,7 +109,7 @@ class Peers:
         self.rank, self.size, self.sockets = rank, size, sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum over all replicas. They are added in rank order, so the result is reproducible bit for bit."""
+        """Return the sum over all replicas, which is added in rank order and so reproducible bit for bit."""
         if self.rank == 0:
             total = values + sum(_receive(connection, values) for connection in self.sockets)
         else:

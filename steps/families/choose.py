@@ -1,6 +1,6 @@
 """Choose between the trained families of a workload, by their loss or a measure of the held-out samples.
 
-    rekindle step steps.families.choose --workload=... --models='{"trees": "a/fit/model", "network": "a/train/model"}' \\
+    rekindle step steps.families.choose --workload=... --models='{"trees": "a/fit/model", "network": "a/train/model"}'
         --dataset=dataset/ --train='{"validation": 0.1}' --output model=model/
 
 The model.json of the output has the values of all families as `chosen`.

@@ -27,7 +27,8 @@ START = 0  # byte that precedes every text
 
 class Data(DataConfig):
     source: str = Field(
-        "python://topics", description="a text file in UTF-8, python://topics (its language reference) or python://code"
+        "python://topics",
+        description="a text file in UTF-8, python://topics (Python's language reference) or python://code",
     )
     test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, at its end, to evaluate on")
     window: int = Field(64, ge=8, le=1024, description="number of bytes that the model sees at once")
@@ -49,7 +50,7 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. If it is longer than the window of the model, only its end counts."""
+    """A text. Of a text longer than the window of the model, only the end counts."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)
@@ -77,7 +78,9 @@ def prepare(data: Data, out: Path) -> Prepared:
             raise DataError(f"{data.source} cannot be read ({error}): data.source must be a text file.") from error
     cut = int(len(text) * (1 - data.test_share))
     if min(cut, len(text) - cut) <= data.window:
-        raise DataError(f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower it.")
+        raise DataError(
+            f"{data.source} has {len(text)} bytes: too few for data.window ({data.window}). Lower the window."
+        )
     (out / "train.txt").write_bytes(text[:cut])
     (out / "test.txt").write_bytes(text[cut:])
     return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})

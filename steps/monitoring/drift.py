@@ -46,7 +46,8 @@ def run(inputs: Inputs) -> Outputs:
         if inputs.retrain:
             days = drift.days_until_retraining(store, inputs, inputs.workflow)
             again = not days
-            reason += " It is trained again." if again else f" drift.min_days_between lets it train in {days:.1f} days."
+            wait = f"drift.min_days_between allows a training in {days:.1f} days."
+            reason += " A training starts." if again else f" {wait}"
     psi = {f"psi/{name.replace(' ', '/')}": shift.psi for name, shift in shifts.items()}
     tracking.log(run_id, metrics={"instances": float(rows)} | psi, tags={"verdict": verdict, "reason": reason})
     if shifts:

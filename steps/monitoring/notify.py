@@ -3,8 +3,8 @@
     NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify --workflow=demo-x7k2p \\
         --status=Failed --experiment=demo --format=slack
 
-Notifies of failures, rollbacks, releases, candidates that the gate refused, and drift. Sends no notification for a run
-that was stopped, or that only trained the champion again. The run does not depend on the notification.
+Notifications report failures, rollbacks, releases, candidates that the gate refused, and drift. A run that was stopped,
+or that only trained the champion again, causes no notification. A failed notification does not fail the run.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pydantic import Field
 from rekindle.notify import Message, NotifyConfig, reasons, send, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
-MAX_FAILURES = 5  # in a message
+MAX_FAILURES = 5  # maximum number of failed steps in a message
 
 
 class Inputs(StepInputs, NotifyConfig):

@@ -17,7 +17,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises DataError if the prefix holds nothing."""
+    """List the keys. Raises DataError if no key starts with the prefix."""
     store, prefix = Store.from_env(), inputs.prefix.strip("/") + "/"
     keys = list(dict.fromkeys(prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)))
     if not keys:

@@ -18,8 +18,8 @@ class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the sweep in the object store")
     round: int = Field(ge=0, description="number of the round")
-    default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: chosen)")
-    whole: dict[str, bool] = Field(default_factory=dict, description="by setting: true if it is an integer")
+    default: dict[str, Any] = Field(default_factory=dict, description="settings of the first trial (empty: Optuna's)")
+    whole: dict[str, bool] = Field(default_factory=dict, description="setting → true if it is an integer")
 
 
 class Outputs(StepOutputs):
@@ -28,7 +28,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError if all trials have failed."""
+    """Decide the trials of the round. Raises ConfigError if all trials have failed."""
     from rekindle import Store
     from rekindle.training.search.study import Study
 

@@ -20,13 +20,13 @@ class Inputs(StepInputs):
 class Outputs(StepOutputs):
     model: Artifact = Field(description="model.safetensors and model.json of the best trial")
     trial: int = Field(description="number of the best trial")
-    value: float = Field(description="its validation metric")
-    settings: dict[str, Any] = Field(description="its settings")
+    value: float = Field(description="validation metric of the best trial")
+    settings: dict[str, Any] = Field(description="settings of the best trial")
     steps: int = Field(description="total updates of all trials")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises ConfigError if all trials have failed."""
+    """Fetch the best trial, and log the result. Raises ConfigError if all trials have failed."""
     from rekindle import Store, tracking
     from rekindle.errors import say
     from rekindle.training.search import report

@@ -17,7 +17,7 @@ class Inputs(StepInputs):
     sweep: Sweep = Field(description="the `sweep` section of the config")
     root: str = Field(description="key prefix of the sweep in the object store")
     round: int = Field(ge=0, description="number of the round")
-    part: int = Field(0, ge=0, description="index of the first trial to train; then every `sweep.parallel`-th")
+    part: int = Field(0, ge=0, description="index of the pod, which trains every `sweep.parallel`-th trial")
     workload: str = Field(description="module that defines the data, the model and its loss")
     family: str = Field("", description="family to train, if the workload has several")
     dataset: str = Field(description="key prefix of the dataset in the object store")
@@ -33,7 +33,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
+    """Train the trials of this pod. Raises RekindleError if a trial crashed; exits with 143 after SIGTERM."""
     from rekindle import Store
     from rekindle.training.search.rounds import shares
     from rekindle.training.search.study import Study

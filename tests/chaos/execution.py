@@ -28,8 +28,8 @@ from tests.rekindle.training.crew import Crew, Member
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 FINAL = (0, 78, 65)  # exit codes of pods that are not restarted
 PROGRESS_TIMEOUT_S = 60.0  # a step, a generation, a start or an end must happen within this time
-FROZEN_TIMEOUT_S = 3.0  # until the operator removes a pod that was stopped forever
-END_TIMEOUT_S = 15.0  # from the end of the run until the operator sends SIGTERM to the remaining pods
+FROZEN_TIMEOUT_S = 3.0  # time until the operator removes a pod that was stopped forever
+END_TIMEOUT_S = 15.0  # time from the end of the run until the operator sends SIGTERM to the remaining pods
 
 Shared = Path("/dev/shm")
 
@@ -40,8 +40,8 @@ class Pod:
 
     name: str
     member: Member | None = None
-    start_time: float = 0.0  # when to (re)start it
-    signals: set[signal.Signals] = field(default_factory=set)  # sent to the current process
+    start_time: float = 0.0  # time to start or restart the process
+    signals: set[signal.Signals] = field(default_factory=set)  # signals that were sent to the current process
     started: float = 0.0
 
     @property
@@ -238,7 +238,7 @@ class Execution:
             verb, name = action.split()
             self.watch.say(f"{verb} {name} {pids}")
             pod = next(pod for pod in self.all_pods if pod.name == name)
-            if verb == "remove":  # including all its processes
+            if verb == "remove":  # removes the pod with all its processes
                 self._send(pod, "kill", self._processes(pod, "launcher"))
             else:
                 _signal(pids, signal.SIGCONT)

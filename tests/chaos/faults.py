@@ -25,7 +25,7 @@ KINDS = {  # name of a request in schedules → method and pattern of its path
     "PUT model.safetensors": ("PUT", r"/model\.safetensors"),
     "PUT model.json": ("PUT", r"/model\.json$"),
 }
-MAX_HOLD_S = 5.0  # for a held request
+MAX_HOLD_S = 5.0  # longest time to hold a request
 
 
 class Proxy:

@@ -11,13 +11,14 @@ import pytest
 
 WORKERS = ("worker", "launcher", "forkserver", "all")  # targets of signals, in addition to "coordinator"
 SIGNALS = ("kill", "term", "stop")
-FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # of the object store; see faults.py
-DAMAGES = ("lose hot", "flip hot", "flip chunk")  # of the stored state, while all processes are dead
+FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # faults of the object store; see faults.py
+DAMAGES = ("lose hot", "flip hot", "flip chunk")  # damages of the stored state, while all processes are dead
 REQUESTS = (  # requests during which an act can happen, named as in faults.KINDS
     *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
 )
-DEFAULT_SEEDS = (312, 14566, 12404, 17242, 15074, 6266)  # of the default suite: cover all kinds of acts and moments
-SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # of the slow suite
+# seeds of the default suite, which cover all kinds of acts and moments
+DEFAULT_SEEDS = (312, 14566, 12404, 17242, 15074, 6266)
+SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # seeds of the slow suite
 _RECIPE = "tests.rekindle.training.recipes"
 RECIPES: dict[str, dict[str, Any]] = {  # trainings with different contents of the state → settings
     "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
@@ -37,7 +38,7 @@ class Moment:
     """A moment: `plus` seconds after the run's start, a training step or a generation; or while a request is held."""
 
     kind: str  # start | step | generation | request
-    number: int = 0  # of the step, the generation or the request
+    number: int = 0  # number of the step, the generation or the request
     request: str = ""
     plus: float = 0.0
 
@@ -82,7 +83,7 @@ class Schedule:
     settings: dict[str, Any] = field(hash=False)
     pace: float  # seconds per micro-batch
     acts: tuple[Act, ...]
-    delays: tuple[float, ...]  # before restarts, used in turn
+    delays: tuple[float, ...]  # delays before restarts, used in turn
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":

@@ -28,7 +28,7 @@ from tests.rekindle.training.crew import DATASET, Crew, flags, provide, store
 from tests.waiting import until
 
 MARK = "REKINDLE_CHAOS"  # variable in the environment of every process of a stage
-EXIT_TIMEOUT_S = 3.0  # for the last processes of a run
+EXIT_TIMEOUT_S = 3.0  # time for the last processes of a run to exit
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Outcome:
     missed: int  # number of acts whose moment did not come, or that found no victim
     signals: int
     generations: int
-    repeated_steps: int  # after all workers had died
+    repeated_steps: int  # number of steps that were repeated after all workers had died
     story: str = field(default="", repr=False)
 
 
@@ -58,9 +58,9 @@ class Stage:
 
     def __enter__(self) -> "Stage":
         self.original_environment = {name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")}
-        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # before the parent process starts
+        os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # set before the parent process starts
         if not any(True for _ in self.store.list(f"{DATASET}/")):
-            crew = Crew(self.environment, self.folder)  # its parent process has torch loaded
+            crew = Crew(self.environment, self.folder)  # the crew's parent process has loaded torch
             process = crew.context.Process(target=provide, args=(self.environment, self.folder))
             process.start()
             process.join()
@@ -143,10 +143,10 @@ class Stage:
         for name in os.listdir("/proc"):
             if name.isdigit():
                 try:
-                    if mark in Path(f"/proc/{name}/environ").read_bytes():  # empty once it is dead
+                    if mark in Path(f"/proc/{name}/environ").read_bytes():  # a dead process has an empty environment
                         pids.add(int(name))
                 except OSError:
-                    continue  # it has just ended, or belongs to another user
+                    continue  # the process has just ended, or belongs to another user
         return pids - {os.getpid()}
 
 
@@ -170,7 +170,7 @@ def _describe(pid: int) -> str:
         return f"{pid} (it has just ended)"
 
 
-_stages: list[Stage] = []  # of this process
+_stages: list[Stage] = []  # the stages of this process
 
 
 def open_stage(environment: dict[str, str], folder: str, with_story: bool) -> None:

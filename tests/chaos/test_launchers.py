@@ -46,7 +46,8 @@ def test_killing_a_forkserver_spares_its_workers_and_vice_versa(crew: Crew) -> N
     (forkserver,), workers = find()
     assert len(workers) == 2 and {forkserver, *workers} == {child.pid for child in children()}
     os.kill(forkserver, signal.SIGKILL)
-    crew.until(lambda: new_forkserver_and(lambda running: running == workers))  # its death does not touch them
+    # the death of the forkserver does not affect the workers
+    crew.until(lambda: new_forkserver_and(lambda running: running == workers))
     killed, other = workers
     os.kill(killed, signal.SIGKILL)
     crew.until(lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running))

@@ -23,7 +23,7 @@ def test_twenty_schedules_of_each_recipe_give_the_undisturbed_model(survives: Ca
         survives(seed, recipe)
 
 
-def test_the_default_suite_covers_all_kinds_of_acts_and_moments() -> None:
+def test_the_default_schedules_cover_all_kinds_of_faults() -> None:
     schedules = [Schedule.of(seed) for seed in DEFAULT_SEEDS]
     assert required_coverage() <= set[str]().union(*(schedule.coverage() for schedule in schedules))
     assert {schedule.launcher for schedule in schedules} == {"", "light", "real"}

@@ -14,7 +14,8 @@ from tests.cluster.kube import PodRecord
 from tests.cluster.run import Namespace, Run
 
 WORKERS = 3
-STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))  # enough for minutes of training and many faults
+# number of steps: enough for minutes of training and many faults
+STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))
 LONG = [
     "data.source=simulate://7?cards=300&terminals=600&days=91",
     f"train.workers={WORKERS}",
@@ -31,7 +32,7 @@ class Fault:
 
     start: float
     start_step: int
-    end: float = 0.0  # when all workers train again
+    end: float = 0.0  # time when all workers train again
     end_step: int = 0
     lost_pods: list[PodRecord] = field(default_factory=list)  # pods of the training that ended because of it
     incidents: list[Incident] = field(default_factory=list)

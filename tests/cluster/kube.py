@@ -71,7 +71,7 @@ class PodRecord:
     uid: str
     created: float
     ready: float | None = None
-    deleting: float | None = None  # when its deletion was requested
+    deleting: float | None = None  # time when the deletion of the pod was requested
     ended: float | None = None
     codes: dict[str, int] = field(default_factory=dict)  # last exit code of each container
     restarts: int = 0
@@ -83,7 +83,7 @@ class Watch:
     """Records all pods of a namespace from now on; unlike the API server, it keeps deleted pods."""
 
     def __init__(self, kube: Kube) -> None:
-        self.pods: dict[str, PodRecord] = {}  # by uid
+        self.pods: dict[str, PodRecord] = {}  # uid → record
         self._lock = threading.Lock()
         command = ["kubectl", "--namespace", kube.namespace, "get", "pods", "--watch"]
         command += ["--output-watch-events", "-o", "json"]

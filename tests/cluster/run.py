@@ -31,7 +31,7 @@ class Namespace:
     store: Store
     watch: Watch
     image: str
-    port: int  # of the model server; also free on this machine
+    port: int  # port of the model server, which is also free on this machine
 
     def sets(self, more: Iterable[str] = ()) -> list[str]:
         """Return --set flags for our image and port, and for requests that fit on a small node."""

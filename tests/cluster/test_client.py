@@ -170,11 +170,13 @@ def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Clien
     assert client.kube.items("pods", f"workflows.argoproj.io/workflow={name}") == []
 
 
-def test_refusals_of_a_real_server_are_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_errors_of_a_real_server_become_messages_with_a_remedy(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
         cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
-    with pytest.raises(ApiError, match="Argo Workflows is not installed there, or in another version"):
+    with pytest.raises(ApiError, match="Argo Workflows is not installed there, or has another version"):
         cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")
     config = json.loads(client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     config["users"][0]["user"] = {"token": client.kube("create", "token", "rekindle").strip()}

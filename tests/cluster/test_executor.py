@@ -7,7 +7,7 @@ from tests.cluster.kube import Object
 from tests.cluster.run import Namespace
 from tests.waiting import until
 
-TOO_LITTLE_MEMORY = "12Mi"  # memory; Argo's executor needs about 36Mi
+TOO_LITTLE_MEMORY = "12Mi"  # Argo's executor needs about 36Mi of memory
 
 
 @pytest.fixture(scope="module")

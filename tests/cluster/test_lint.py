@@ -18,7 +18,7 @@ def refusal(obj: Any) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_the_api_server_accepts_exactly_the_objects_without_findings() -> None:
+def test_the_api_server_rejects_exactly_the_wrong_objects() -> None:
     wrong = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
     for mistake, obj in wrong.items():
         WRONG_OBJECTS[mistake][1](obj)

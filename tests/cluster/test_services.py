@@ -25,7 +25,7 @@ def evaluated(namespace: Namespace) -> FaultyTraining:
 
 @pytest.mark.parametrize("service", ["s3", "mlflow"])
 def test_a_training_does_not_wait_for_unavailable_services(namespace: Namespace, service: str, undisturbed: str):
-    training = FaultyTraining(namespace)  # one each: a fast machine may end the training during the first outage
+    training = FaultyTraining(namespace)  # one training each: a fast machine may end a training during the first outage
     training.inject(service, lambda: interrupt_service(namespace.kube, service, OUTAGE_S))
     fault = training.faults[service]
     assert fault.end - fault.start > OUTAGE_S

@@ -26,13 +26,13 @@ from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.conformance.outcome import OVER, REJECTED, STUCK, Outcome, in_store, of_status
 
-STUCK_AFTER_S = 150.0  # without any change a workflow counts as Stuck
+STUCK_AFTER_S = 150.0  # time without a change after which a workflow counts as Stuck
 DEFAULT_IMAGE = "python:3.11"
 PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
 CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
 RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
-TASKS = [  # for the agent pod, which sends HTTP requests
+TASKS = [  # permissions of the agent pod, which sends HTTP requests
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
 ]
@@ -45,7 +45,7 @@ TOKEN = {
         "annotations": {"kubernetes.io/service-account.name": "default"},
     },
 }
-CACHE_PREFIX = "memos-"  # of the caches of random workflows
+CACHE_PREFIX = "memos-"  # prefix of the caches of random workflows
 CACHE = "workflows.argoproj.io/configmap-type=Cache"
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 
@@ -128,7 +128,7 @@ class Argo:
             if others:
                 self("apply", "-f", "-", text=yaml.safe_dump_all(others))
             self("create", "-f", "-", text=json.dumps(flow))
-        except subprocess.CalledProcessError as error:  # rejected by the API server
+        except subprocess.CalledProcessError as error:  # the API server rejects the manifest
             self.rejected[name] = _rejected_outcome(f"{REJECTED}: {error.stderr}")
         self.running[name] = others
 

@@ -19,8 +19,8 @@ from tests.conformance.here import Here
 from tests.conformance.outcome import Outcome, differences, is_rejected
 from tests.conformance.workflows import NAME, random_workflows
 
-POLL_S = 1.0  # between polls of the cluster
-LOCAL_RUNS = 1  # at the same time on this machine
+POLL_S = 1.0  # time between polls of the cluster
+LOCAL_RUNS = 1  # number of simultaneous runs on this machine
 
 
 class Plain(yaml.SafeDumper):

@@ -30,7 +30,7 @@ from tests.conformance.outcome import Outcome, differences, is_rejected
 
 FLOWS = ("Workflow", "CronWorkflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
 REFERENCED = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
-LOCAL_TIMEOUT_S = 60.0  # longer runs wait for a user (suspend), or are meant to be long
+LOCAL_TIMEOUT_S = 60.0  # runs that take longer wait for a user (suspend), or are meant to be long
 VERSION = "argoproj.io/v1alpha1"
 SAY = r"""case "$1" in
 echo) if [ $# -gt 2 ]; then echo "$2" > "$3"; else echo "$2"; fi;;

@@ -35,7 +35,7 @@ CLASSES = (
     r"(?P<text>.*failed to initialize semaphore) .* with limit.*",
     r"Waiting for [^/]+(?P<text>/.*)",
     r"(?P<text>could not find node named .*, index \d+ in Children of node) .*",
-    r"(?P<text>failed to resolve references): .*",  # random, if several parallel steps fail
+    r"(?P<text>failed to resolve references): .*",  # the text is random if several parallel steps fail
 )
 # nodes with a killed pod: their result and exit code depend on milliseconds
 KILLED = ("Pod was active on the node longer than the specified deadline", "Step exceeded its deadline")

@@ -222,7 +222,7 @@ class Builder:
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
-            self.daemons = self.unlimited = True  # it counts for a limit
+            self.daemons = self.unlimited = True  # a daemon counts for a limit
         holder: dict[str, Any] = {"name": name, **self._put_template(template)}
         loops = "serves" not in outputs and self._loop(holder, ancestors)
         self._arguments(holder, ancestors, prefix, loops)

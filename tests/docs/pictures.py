@@ -121,7 +121,7 @@ def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) ->
     try:
         while chunk := os.read(terminal, 65536):
             output += chunk
-    except OSError:  # closed by the process: everything is read
+    except OSError:  # the process has closed the terminal: everything is read
         pass
     assert process.wait() == 0, output.decode()
     return output.decode()

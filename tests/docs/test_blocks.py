@@ -79,7 +79,7 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_code_block_works(block: Block, folder: Path) -> None:
+def test_a_code_block_of_the_docs_works(block: Block, folder: Path) -> None:
     check = CHECKS.get(block.language)
     assert check, f"{block}: no check exists for the language {block.language!r}: use one of {', '.join(CHECKS)}"
     check(block, folder)
@@ -270,7 +270,7 @@ def test_documented_flags_of_steps_exist() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[:-1], ids=lambda path: path.name)
-def test_links_exist(document: Path) -> None:
+def test_targets_of_links_exist(document: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.fuzz.targets import TARGETS, scratch
 
 CASE_TIMEOUT_S = 10.0
-MAX_GROWTH_MB = 200.0  # of a process
+MAX_GROWTH_MB = 200.0  # maximum growth of a process
 
 
 def run(name: str, seed: int, first: int = 0, count: int = 1 << 62, seconds: float = 1e9) -> tuple[int, float]:

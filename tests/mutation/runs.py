@@ -26,7 +26,7 @@ EXTRA_CPU_S, EXTRA_WALL_S = (
     4.0,
     30.0,
 )  # limits in addition to 3 times the CPU and 10 times the wall time without mutation
-MAX_MEMORY = 4 << 30  # bytes per mutant
+MAX_MEMORY = 4 << 30  # maximum memory of a mutant's tests in bytes
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
 processes = multiprocessing.get_context("fork")
 

@@ -42,7 +42,7 @@ CHANGES = {
 }
 
 
-def test_each_mutant_is_one_mistake_in_a_decision() -> None:
+def test_each_mutant_changes_one_decision() -> None:
     changes: dict[str, set[str]] = {}
     for mutant in mutants("module.py", SOURCE):
         changes.setdefault(mutant.before, set()).add(mutant.after)
@@ -51,7 +51,7 @@ def test_each_mutant_is_one_mistake_in_a_decision() -> None:
     assert changes == CHANGES
 
 
-def test_edits_elsewhere_in_a_module_do_not_change_the_sample() -> None:
+def test_edits_elsewhere_in_a_module_do_not_change_the_sampled_mutants() -> None:
     drawn = sample({"module.py": SOURCE}, 7, 5)
     assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
     grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)

@@ -99,7 +99,8 @@ def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, 
     tuned = run("finetuning", f"{one_step} finetuning.base={unique('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)
     metric = "bits_per_byte"
-    assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5  # it has the knowledge of its base
+    # the fine-tuned model has the knowledge of its base
+    assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5
     description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
     assert (
         description["start"].startswith(f"releases/{unique('language')}/")

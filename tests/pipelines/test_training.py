@@ -138,7 +138,7 @@ def test_a_canary_gets_the_share_that_the_step_returns(gateway: str) -> None:
         [("passed", "5"), ("passed", "50"), ("passed", "0")],
         [("passed", "5"), ("passed", "50"), ("taken back: x", "0")],
         [("passed", "5"), ("taken back: x", "0")],
-        [("passed", "0")],  # without a champion to compare with
+        [("passed", "0")],  # case without a champion
     ],
 )
 def test_a_canary_grows_until_its_step_ends_it_even_if_pods_are_lost(
@@ -246,7 +246,7 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
 ) -> None:
     train = templates["train"]
     assert train["resource"]["action"] == "apply" and train["resource"]["setOwnerReference"] is True
-    assert "activeDeadlineSeconds" not in train and "timeout" not in train  # it would count per attempt
+    assert "activeDeadlineSeconds" not in train and "timeout" not in train  # these limits would count per attempt
     expression = train["retryStrategy"]["expression"]
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
 
@@ -335,7 +335,7 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_memory_and_the_cache(
 
 def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
     worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
-    spot = {"karpenter.sh/capacity-type": "spot"}  # from its preset
+    spot = {"karpenter.sh/capacity-type": "spot"}  # node labels of the preset
     assert worker["nodeSelector"] == spot and "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "4Gi"},

@@ -32,7 +32,7 @@ def test_a_stale_writer_cannot_overwrite_a_newer_value(s3: Store) -> None:
     assert s3.get_with_etag("pointer") == (b"2", second)
 
 
-def test_a_downloaded_directory_equals_the_uploaded_one(s3: Store, tmp_path: Path) -> None:
+def test_a_downloaded_directory_equals_the_uploaded_directory(s3: Store, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep" / "er").mkdir(parents=True)
     (source / "a.txt").write_bytes(b"a")

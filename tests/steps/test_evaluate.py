@@ -44,7 +44,7 @@ def make_champion(name: str, model: Path, store: Store, run_id: str) -> tracking
 
 
 @pytest.mark.slow
-def test_verdicts_from_the_first_model_to_a_better_one_and_back(
+def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path, tmp_path: Path
 ):
     from mlflow import MlflowClient

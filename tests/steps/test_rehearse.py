@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.manifest.config import load_config
-from rekindle.training.rehearsal import CERTAIN
+from rekindle.training.rehearsal import CERTAIN_ERRORS
 from steps import rehearse
 from tests.commands import ROOT
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, optimizer, write_workload
@@ -38,11 +38,11 @@ def test_an_untrainable_workload_is_refused_after_a_few_rows(fault: str, tmp_pat
     result = report(write_workload(tmp_path, fault, code))
     assert result["error"].startswith(sentence)
     assert "\n" not in result["error"]
-    assert result["exit_code"] in CERTAIN[result["stage"]]
+    assert result["exit_code"] in CERTAIN_ERRORS[result["stage"]]
 
 
 @pytest.mark.parametrize("config", ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("language", "demo"))])
-def test_the_example_workloads_pass(config: str) -> None:
+def test_the_example_workloads_pass_the_rehearsal(config: str) -> None:
     values = load_config(ROOT / f"configs/{config}.yaml", environment={}).config.model_dump(mode="json")
     result = report(values, thorough=True)
     assert "error" not in result
@@ -62,14 +62,14 @@ def test_the_report_describes_batch_model_and_step(tmp_path: Path) -> None:
     assert isinstance(result["prediction"], float)
 
 
-def test_a_model_is_built_from_example_facts_where_its_rows_are_out_of_reach(tmp_path: Path) -> None:
+def test_a_model_is_built_from_example_facts_if_its_data_is_unavailable(tmp_path: Path) -> None:
     definition, source = GENERATED
     code = optimizer("return torch.optim.LBFGS(model.parameters())").replace("Data = DataConfig", definition)
     code = code.replace("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])')
     sections = write_workload(tmp_path, "unknown", code) | {"data": {"source": source}}
     unknown = report(sections)
     assert unknown["stage"] == "facts"
-    assert unknown["stage"] not in CERTAIN
+    assert unknown["stage"] not in CERTAIN_ERRORS
     sections |= write_workload(tmp_path, "known", f"{code}\n\nexample_facts = {{'columns': 2}}\n")
     result = report(sections | {"data": {"source": source}})
     assert result["error"].startswith("the workload's optimizer LBFGS cannot make a step")
@@ -80,7 +80,7 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
     sections = write_workload(tmp_path, "few", TEMPLATE)
     (tmp_path / "power.csv").write_text("hour,temperature,kwh\n1,2,3\n")
     result = report(sections)
-    assert result["stage"] not in CERTAIN or result["exit_code"] not in CERTAIN[result["stage"]]
+    assert result["stage"] not in CERTAIN_ERRORS or result["exit_code"] not in CERTAIN_ERRORS[result["stage"]]
 
 
 def test_a_large_model_is_built_without_memory(tmp_path: Path) -> None:

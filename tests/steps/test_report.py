@@ -41,7 +41,7 @@ STOPPED = [{"displayName": "train", "message": "workflow shutdown with strategy:
         ("Failed", "", "FAILED", None),
     ],
 )
-def test_the_run_ends_as_the_workflow_did(
+def test_the_mlflow_run_gets_the_status_of_the_workflow(
     mlflow_server: str, status: str, failures: str, expected: str, tag: str | None
 ) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
@@ -98,7 +98,7 @@ def test_the_run_shows_how_workers_spent_their_time(mlflow_server: str, s3: Stor
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_trainings_are_distinguished_on_one_run(mlflow_server: str, s3: Store) -> None:
+def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
     ledgers = [key(task, LEDGER, name) for task in ("train-small", "train-wide")]

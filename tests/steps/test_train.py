@@ -55,7 +55,7 @@ def test_a_killed_worker_loses_nothing_and_its_successor_joins(crew: Crew, s3: S
     assert sha256(s3, "killed") == undisturbed
 
 
-def test_recovery_when_all_are_killed_and_the_newest_checkpoint_is_damaged(
+def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     argv = flags("all", workers=2, min_workers=2)

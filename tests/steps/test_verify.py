@@ -243,7 +243,7 @@ def test_a_differing_prediction_is_shown_and_the_sample_size_is_respected(liar: 
         verify.run(verify_inputs(liar, tmp_path, 5))
 
 
-def test_answers_of_an_outgoing_server_do_not_count(liar: Any, report: Path) -> None:
+def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, report: Path) -> None:
     liar.old = 2
     with pytest.raises(DataError, match="20 of 20 replayed"):
         verify.run(verify_inputs(liar, report, 5))

@@ -20,7 +20,8 @@ class Backend:
     success: Callable[[ClusterConfig], str]
     failure: tuple[str, ...]
     host: str  # host name of the coordinator; {0} is the job's name
-    max_name_length: int = 45  # of a job's name: the names of its pods are longer, and limited to 63 characters
+    # maximum length of a job's name: the names of the job's pods are longer, and limited to 63 characters
+    max_name_length: int = 45
     runtime: ManifestBuilder | None = None  # object that must be applied before the job
 
 
@@ -38,4 +39,4 @@ BACKENDS = {
         "TrainJob", train_job.train_job, train_job.success, train_job.FAILURE, train_job.HOST, runtime=train_job.runtime
     ),
 }
-ELASTIC = frozenset(backend.kind for backend in BACKENDS.values())
+ELASTIC_KINDS = frozenset(backend.kind for backend in BACKENDS.values())

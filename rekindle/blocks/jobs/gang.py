@@ -1,6 +1,6 @@
 """Gang scheduling: the fields that `cluster.gang` adds to the objects of a job (presets.yaml, `gang`).
 
-The gang scheduler of the training operator is a flag of the operator; a job also runs without it.
+A flag of the training operator selects the gang scheduler; without the flag, jobs run without gang scheduling.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from rekindle.blocks.settings import ClusterConfig
 
 
 def metadata(name: str, cluster: ClusterConfig) -> Manifest:
-    """Return the metadata of a job; a queue in its labels suspends the job until all its pods can be admitted."""
+    """Return the metadata of a job; a queue in the labels suspends the job until all its pods are admitted."""
     return {"name": name, "labels": OF_WORKFLOW | fields("labels", cluster, cluster.queue_priority)}
 
 
 def queue_metadata(cluster: ClusterConfig) -> Manifest:
-    """Return the metadata with the queue of pods whose scheduler is not set by an operator.
+    """Return the metadata that name the queue, for pods whose scheduler no operator sets.
 
     Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a runtime's template).
     """

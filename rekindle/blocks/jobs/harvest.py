@@ -20,7 +20,7 @@ KIND = "deployment"
 
 
 def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job itself: with `cluster.harvest`, it has only `train.min_workers`.
+    """Return the settings of the job itself: with `cluster.harvest`, the job has only `train.min_workers`.
 
     Raises ConfigError if no workers are left for the Deployment.
     """

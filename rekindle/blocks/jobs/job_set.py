@@ -57,7 +57,7 @@ def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = coordinator(name, cluster, flags, LEAD) | {"restartPolicy": "Never"}
     return {
         "backoffLimit": UNLIMITED_RETRIES,
-        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # starts again after a suspension
+        "activeDeadlineSeconds": 3600 * cluster.deadline_hours,  # Kubernetes restarts this deadline after a suspension
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

@@ -15,9 +15,10 @@ from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# Conditions are appended, Running and Restarting replace each other, Created is the first: Failed has an index 1..4.
+# The operator appends conditions, Running and Restarting replace each other, and Created is the first condition: so
+# Failed has an index from 1 to 4.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
+IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
 RESTARTS_PER_POD = 10  # average number of container restarts until the job fails
 
 
@@ -46,11 +47,11 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and conditions of one kind of job. Its leading pod never runs on preemptible nodes."""
+    """The roles and conditions of one kind of job. The leading pod of a job never runs on preemptible nodes."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    completing_roles: tuple[str, ...] = ()  # roles that complete the job: it needs at least one of them
+    completing_roles: tuple[str, ...] = ()  # roles that complete the job: the job needs at least one of them
 
 
 FRAMEWORKS = {
@@ -62,8 +63,8 @@ FRAMEWORKS = {
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
-    # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
-    # trains too. The policy is ExitCode, because with other policies a lost pod fails the job.
+    # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and WORLD_SIZE describe the
+    # process. The Master is rank 0 and trains, too. The policy is ExitCode: with others, a lost pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
@@ -90,7 +91,7 @@ FRAMEWORKS = {
 def training_job(
     kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
 ) -> Manifest:
-    """Return the job `name` (at most 50 characters: its pods' names are longer); `spec`: further fields of its spec.
+    """Return the job `name` (at most 50 characters: its pods' names are longer); `spec`: more fields of the job's spec.
 
     Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of pods.
     """
@@ -144,7 +145,7 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     job, rule = JOBS[kind], FRAMEWORKS[kind].roles[role]
     config = replica.pod.on_demand() if role in job.leader_roles else replica.pod
     main = container(job.container_name, config, replica.args)
-    main |= {"command": ["sh", "-c"], "args": [IDLE]} if rule.is_idle else {}
+    main |= {"command": ["sh", "-c"], "args": [IDLE_COMMAND]} if rule.is_idle else {}
     pod = pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
     omitted_fields = () if rule.has_account else ("serviceAccountName", "automountServiceAccountToken")
     return {field: value for field, value in pod.items() if field not in omitted_fields}
@@ -162,7 +163,7 @@ def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manife
 def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
     """Return the run policy of a job; an elastic job starts with `min_pods` pods.
 
-    Its deadline is only a safeguard: the workflow has a deadline of its own.
+    The deadline of the job is only a safeguard: the workflow has its own deadline.
     """
     policy = {"minAvailable": min_pods} if min_pods else {}
     policy |= gang.fields("policy", cluster, workers.priority_class)

@@ -9,12 +9,12 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
-# Hot snapshots, which survive the processes of the pod. As a tmpfs, the volume counts as the pod's memory; without a
-# size limit, the volume may use all memory of the pod, while /dev/shm has only 64 MB by default.
+# The volume of the hot snapshots, which survive the processes of the pod. It is a tmpfs, so it uses the memory of the
+# pod; it has no size limit, so it may use all of that memory. By default, /dev/shm would have only 64 MB.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
-METRICS_PORT = 9464  # of the coordinator, for Prometheus
+METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
 
 
 def run_secret(name: str) -> Manifest:
@@ -28,7 +28,7 @@ def run_secret(name: str) -> Manifest:
 
 
 def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError if workers are left over."""
+    """Return the number of workers in a pod, one per GPU. Raises ConfigError unless the pods have equally many."""
     gpus = max(1, cluster.pod("train").gpus)
     for key in ("workers", "max_workers"):
         if (number := getattr(train, key)) % gpus:

@@ -16,7 +16,8 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["FAILURE", "HOST", "runtime", "success", "train_job"]
 
 API = "trainer.kubeflow.org/v1alpha1"
-NODE = "node"  # the Job and container that get PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ... from Trainer
+# name of the Job and the container for which Trainer sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...
+NODE = "node"
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))  # Suspended may be the first condition
 
 

@@ -3,7 +3,7 @@
     name: demo
     train: {workers: 3}      # REKINDLE_TRAIN__WORKERS=4 overrides the file, --set train.workers=5 overrides both
 
-Each section's model is defined next to the code that it configures; the workload defines `data` and `model`.
+The class of each section is next to the code that it configures; the workload defines the sections `data` and `model`.
 """
 
 import os
@@ -31,7 +31,7 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-MAX_ERRORS = 20  # errors of a config in one message
+MAX_ERRORS = 20  # maximum number of errors of a config in one message
 Keys = tuple[str, ...]  # path of a value: ("train", "workers")
 
 
@@ -133,7 +133,7 @@ class Loaded:
 
 
 def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`, as a loaded config has them: workloads and pipelines add keys of their own.
+    """Describe the keys at and below `key`. With `loaded`, the keys of its workload and its pipeline are included.
 
     Raises ConfigError if no config has such a key.
     """
@@ -141,7 +141,7 @@ def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
 
 
 def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
-    """Load the config in `file` with its overrides. Raises ConfigError that names each wrong key or value.
+    """Load the config in `file` with its overrides. Raises a ConfigError that names each wrong key or value.
 
     A Python file is a pipeline: its config has the defaults and the file's name.
     A relative path that does not exist in the working directory is looked up in the project. `data.source` of a file in
@@ -150,7 +150,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     file = project.config(Path(file))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    sections: set[str] = set()  # paths with keys below them
+    sections: set[str] = set()  # paths of values that have keys below them
     for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
         _assign(values, keys, value, origin)
         path = ".".join(keys)

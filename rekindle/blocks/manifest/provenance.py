@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from rekindle import project
 from rekindle.keys import CACHED
 
-RELEASED = ("git_sha", "config_hash", "manifest_hash")  # also recorded with a release
-PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # `manifest` is packed
-SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # set only in scheduled runs and runs of `backfill`
+RELEASED = ("git_sha", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
+PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # the parameter `manifest` is encoded by `pack`
+SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # parameters that only scheduled runs and runs of `backfill` set
 RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # their values are not part of the manifest's hash
 
 
 def parameter(name: str) -> str:
-    """Return a tag for the value of a workflow parameter."""
+    """Return the template tag for the value of a workflow parameter."""
     return f"{{{{workflow.parameters.{name}}}}}"
 
 
@@ -28,7 +28,7 @@ def git_sha() -> str:
     settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
     listed = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
     for scope, name in zip(listed[::2], listed[1::2], strict=False):
-        if scope in ("local", "worktree"):  # not the filters in the user's own configuration
+        if scope in ("local", "worktree"):  # filters in the user's own configuration stay
             settings[name] = "false" if name.endswith(".required") else ""
     flags = ["--porcelain=2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--ignore-submodules=dirty"]
     lines = _git(["--no-optional-locks", "status", *flags], settings).splitlines()
@@ -39,7 +39,8 @@ def git_sha() -> str:
 
 def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:
     """Run git with `settings` and without network access; return its output, or "" if it fails."""
-    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # after the user's settings
+    # index of our first setting, after the user's settings
+    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first + len(settings))}
     for index, (name, value) in enumerate(settings.items(), first):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
@@ -59,5 +60,5 @@ def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str
 
 
 def pack(text: str) -> str:
-    """Encode a text as a parameter without tags that Argo would replace; steps/prepare.py decodes it."""
+    """Encode a text as a parameter without template tags, which Argo would replace; steps/prepare.py decodes it."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

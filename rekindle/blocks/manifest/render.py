@@ -49,7 +49,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed = pack(json.dumps(ordered(run), indent=1))  # with all parameters except itself
+    packed = pack(json.dumps(ordered(run), indent=1))  # contains all parameters except `manifest` itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed

@@ -8,7 +8,7 @@ from typing import Any
 from hera.workflows import DAG, Parameter, Task
 
 from rekindle.blocks.binding import check_section, check_workload
-from rekindle.blocks.container import RETRYABLE, command, retries
+from rekindle.blocks.container import RETRY_CONDITION, command, retries
 from rekindle.blocks.manifest.provenance import BACKFILL, RELEASED, parameter
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, arguments, text
@@ -90,7 +90,7 @@ def start_servers(pipeline: Pipeline, name: str, model: str, serve: Any) -> DAG:
     templates = {
         "deployment": apply(
             pipeline.template_name("deployment"), servers, inputs=inputs, retry=retries(2), **conditions
-        ),  # with retries: the first attempt may see an earlier failure
+        ),  # retried, because the first attempt may see the failure of an earlier Deployment
         "address": apply(
             pipeline.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)
         ),
@@ -120,7 +120,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     promote = {"promote": False} if serve.canary else {}
     block = step("steps.verify", task=task, inputs=values | promote | inputs, after=[deployed.name]).follow(deployed)
     # verify has its own timeout
-    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRYABLE)
+    pipeline.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRY_CONDITION)
     if not serve.canary:
         return _promote(pipeline, model, serve, server, block, [deployed.name])
     canary = _canary(pipeline, model, serve, server, block)
@@ -151,7 +151,7 @@ def _canary(pipeline: Pipeline, model: str, serve: Any, server: str, verified: B
 
 
 def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: list[str], **options: Any) -> None:
-    """End the candidate's share of the requests; without `server`, of all candidates of this workflow."""
+    """End the candidate's share of the requests, or the shares of all candidates of this workflow without `server`."""
     if serve.canary.gateway:
         key = ("unshare", model)
         if key not in pipeline.templates:
@@ -164,7 +164,7 @@ def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: lis
 
 
 def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Block, earlier: list[str]) -> Block:
-    """Add the tasks after a promotion: switch traffic, scale old servers to zero, delete expired and failed ones."""
+    """Add the tasks after a promotion: switch traffic, scale old servers to zero, delete expired and failed servers."""
     champion = pipeline.container("steps.champion", "champion", False)
     template = switch(pipeline.template_name, champion, model, serve)
     values = {"server": server, "retained": block.outputs.retained}

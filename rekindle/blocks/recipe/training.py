@@ -136,7 +136,7 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
     templates, needed = [(template, backend.job)], list[str]()
     scope, unless_cached = pipeline.scope(), pipeline.reuse(name)
     pipeline.localize(scope, values["dataset"], needed)
-    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # needs no permission to read Secrets
+    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # avoids the permission to read Secrets
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)
@@ -151,7 +151,7 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
 
 
 def _set_part(templates: list[tuple[Resource, Any]], manifest: Callable[..., Manifest]) -> None:
-    """Pass the training's name to its processes, if the run has several trainings."""
+    """Pass the name of the training to its processes, for a run with several trainings."""
     for template, maker in templates:
         template.manifest = render(manifest(maker))
 
@@ -159,7 +159,7 @@ def _set_part(templates: list[tuple[Resource, Any]], manifest: Callable[..., Man
 def _harvest(
     pipeline: Pipeline, block: Block, arguments: Mapping[str, Any], manifest: Manifest, after: list[str], options: Any
 ) -> Resource:
-    """Add the tasks that start the extra workers of the job of `block`, and delete them when it ends."""
+    """Add the tasks that start the extra workers of the job of `block`, and delete these workers when the job ends."""
     task, retry = pipeline.name("", f"{block.name}-harvest"), retries(pipeline.config.cluster.retries)
     template = apply(pipeline.template_name(task), manifest, inputs=tuple(arguments), owned=True, retry=retry)
     pipeline.add(task, template, arguments, options, after)

@@ -76,7 +76,7 @@ def _canary_deployment(servers: Manifest, model: str) -> Manifest:
 
 
 def route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
-    """Return an HTTPRoute of the model's requests to its Service, and of `percent` of them, or a copy, to `server`.
+    """Return an HTTPRoute that sends a model's requests to its Service, and `percent` of them, or copies, to `server`.
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """

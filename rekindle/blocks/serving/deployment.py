@@ -20,7 +20,8 @@ SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
-SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}  # see configs/platform/network.yaml
+# network policies select this label: configs/platform/network.yaml
+SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:

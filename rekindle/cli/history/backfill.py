@@ -28,7 +28,7 @@ def backfill(
 ) -> int:
     """Run the missed runs of a schedule, with the data of their time.
 
-    It starts one run for each time of schedule.cron between two days. Models are evaluated and recorded, but none is
+    One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but none is
     released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the
     schedule that `rekindle schedule CONFIG` applied. Exit codes: 0 all succeeded, 1 one failed, 2 bad usage or config.
 

@@ -12,7 +12,7 @@ from typing import Any
 from argolocal.manifest.training_jobs import JOBS
 
 Object = dict[str, Any]
-Address = Callable[[str], str]  # of a pod
+Address = Callable[[str], str]  # pod name → address
 MPI_DIRECTORY = "/etc/mpi"  # path of an MPIJob's files in its Launcher
 
 
@@ -30,7 +30,7 @@ def pod_name(obj: Object, role: str, index: int = 0) -> str:
 
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
-    """Return pod name → (role, index)."""
+    """Return the role and index of each pod, by pod name."""
     replicas = [(role, index) for role in replicas_of(obj) for index in range(replica_count(obj, role))]
     return {pod_name(obj, role, index): (role, index) for role, index in replicas}
 

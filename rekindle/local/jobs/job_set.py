@@ -18,7 +18,7 @@ from argolocal.validate.objects import reject_invalid
 from rekindle.errors import ConfigError
 from rekindle.local.jobs.training_job import Job, TrainingJobs, condition, is_finished, is_suspended
 
-PodIndex = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its completion index
+PodIndex = tuple[str, str, int]  # the ReplicatedJob, the Job and the completion index of a pod
 
 
 def pods_of(obj: Object) -> dict[str, PodIndex]:

@@ -9,7 +9,7 @@ from rekindle.local.jobs.training_job import TrainingJobs
 
 
 class ModelServices(Services):
-    """Services of models; their port is a setting."""
+    """Services of models, whose port is a setting of the config."""
 
     hint = " (--set serve.port=...)"
 

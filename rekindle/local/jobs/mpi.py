@@ -28,7 +28,7 @@ def worker_names(obj: Object) -> list[str]:
 
 
 def all_workers_run(obj: Object, pods: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run: the Launcher waits for that, in the operator's init container."""
+    """Return True if all Workers run. An init container of the operator makes the Launcher wait for all Workers."""
     return all(name in pods and pods[name].running for name in worker_names(obj))
 
 
@@ -56,14 +56,16 @@ def write_processes(folder: Path, pods: Mapping[str, Pod]) -> None:
     path, text = folder / kubexec.WORKERS_FILE, json.dumps(records)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text, 0o600)  # the environments may contain keys
+        write_atomically(path, text, 0o600)  # the environments may contain secret keys
 
 
 def mount_files(
     spec: Mapping[str, Any], env: dict[str, str], folder: Path
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, Path]]:
-    """Return the Launcher's PodSpec, environment and volumes: `folder` is mounted at /etc/mpi, or without mount
-    namespaces referenced by its own path."""
+    """Return the Launcher's PodSpec, environment and volumes, with `folder` mounted at /etc/mpi.
+
+    Without mount namespaces, the environment has the path of `folder` instead of /etc/mpi.
+    """
     if not filesystem.available():
         return dict(spec), {name: value.replace(MPI_DIRECTORY, str(folder)) for name, value in env.items()}, {}
     (container,) = spec["containers"]

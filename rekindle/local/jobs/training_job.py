@@ -33,7 +33,7 @@ from rekindle.local.jobs.frameworks import (
     tolerates_failure,
 )
 
-MIN_RETRYABLE_CODE = 128  # with restartPolicy ExitCode, this exit code and higher ones restart the pod
+MIN_RETRYABLE_CODE = 128  # with restartPolicy ExitCode, exit codes from this one on restart the pod
 SUCCEEDED_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
@@ -43,7 +43,7 @@ class Job:
 
     lock: int  # descriptor of the lock file, which is locked while this process runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
-    terminating: list[Pod] = field(default_factory=list)  # deleted, but not yet exited
+    terminating: list[Pod] = field(default_factory=list)  # deleted pods that have not exited yet
     failures: dict[str, int] = field(default_factory=dict)  # failed pod → exit code
 
 
@@ -84,10 +84,10 @@ class TrainingJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        self.cluster.poll()  # keeps the services running, which pods need
+        self.cluster.poll()  # restarts dead services, which pods need
         for name, job in list(self.jobs.items()):
             obj = self.read(name)
-            if obj is None:  # deleted by another command
+            if obj is None:  # another command has deleted the job
                 self.delete(name)
             else:
                 self._reconcile(obj, job)

@@ -18,13 +18,13 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-THREADS = 32  # permanent threads; more are started only while all of them wait for slow clients
-BLOCKED_AFTER_S = 0.05  # all threads are blocked if none takes a waiting request for this long
-IDLE_TIMEOUT_S = 300.0  # a silent connection is closed after this time
+THREADS = 32  # number of permanent threads; more are started only while all of these wait for slow clients
+BLOCKED_AFTER_S = 0.05  # if no thread takes a waiting request within this time, all threads are blocked
+IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
 NEXT_REQUEST_TIMEOUT_S = 0.02  # how long a thread waits for the next request: passing the connection back costs more
-MAX_CONNECTIONS = 8192  # if more are open, the connection with the longest silence is closed
-MAX_HEAD_BYTES, HEAD_END = 32 << 10, b"\r\n\r\n"  # bytes of a request's head; its end
+MAX_CONNECTIONS = 8192  # with more open connections, the connection with the longest silence is closed
+MAX_HEAD_BYTES, HEAD_END = 32 << 10, b"\r\n\r\n"  # maximum size of a request's head in bytes, and the end of a head
 WATCHED_EVENTS = select.EPOLLIN | select.EPOLLET
 REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [\x21-\x7e\x80-\xff]+ HTTP/1\.[01]")
 HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
@@ -55,7 +55,8 @@ class Connections:
             ):
                 if descriptor == self.listening.fileno():
                     self._accept()
-                elif entry := self.silent_connections.get(descriptor):  # otherwise a thread has the connection
+                # connections that a thread serves are not in this dict
+                elif entry := self.silent_connections.get(descriptor):
                     self._check(entry[0])
             if self.ready_connections.empty() or self.taken_count != taken_count:
                 last_progress, taken_count = time.monotonic(), self.taken_count

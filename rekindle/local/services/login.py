@@ -1,6 +1,6 @@
 """Access control for the embedded MLflow: every request needs the token of this home.
 
-MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends it once, in the address that
+MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once, in the address that
 `rekindle ui` prints, and gets a cookie that is valid for the life of this process. Requests are checked by their heads,
 before MLflow reads a byte. Pages of other origins, including other ports of this machine and host names that were
 redirected here (DNS rebinding), cannot use the login of a browser.
@@ -18,7 +18,8 @@ from rekindle.local.services.connections import response
 Headers = Mapping[str, list[str]]
 HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: `ssh -L` may forward another one
 HINT = "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN as `rekindle env` prints it."
-# an HTTP redirect would still count as cross-site, without the strict cookie; the fragment names MLflow's page
+# a page instead of an HTTP redirect, which would still count as cross-site and so lack the strict cookie; the fragment
+# of the address names MLflow's page
 REDIRECT = "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 
 

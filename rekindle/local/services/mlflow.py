@@ -24,7 +24,7 @@ from rekindle.local.services.login import Login
 
 TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
-# of the sources of model versions; the server does not read them
+# allowed sources of model versions; the server does not read from them
 SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 
 
@@ -61,7 +61,7 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 def confine(destination: str) -> None:
     """Restrict MLflow to artifacts below ROOT, stored at `destination`, in the bucket of `destination`.
 
-    It would otherwise follow paths on this machine, links, and every address that its libraries support.
+    MLflow would otherwise follow paths on this machine, links, and every address that its libraries support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers
@@ -72,7 +72,8 @@ def confine(destination: str) -> None:
     make_repository, bucket = repositories["s3"], f"{destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: Any) -> Any:
-        if not uri.startswith(bucket):  # the whole bucket: a model version's page reads the signature of its release
+        # the whole bucket is allowed: the page of a model version reads the signature of its release
+        if not uri.startswith(bucket):
             raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: store artifacts there.")
         return make_repository(uri, **options)
 
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True, help="exit when this file is missing or has another pid")
     args = parser.parse_args()
     if not (token := os.environ.pop(TOKEN_VARIABLE, "")):
-        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with it. Set it.")
+        raise SystemExit(f"{TOKEN_VARIABLE} is not set: clients authenticate with this token. Set it.")
     end_unless_recorded(args.record)
     os.environ.update(settings(args.store, args.artifacts))
     from mlflow.server import app
@@ -141,7 +142,8 @@ def main() -> None:
     initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
     listening = socket.socket(fileno=args.fd)
     port = listening.getsockname()[1]
-    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)  # only data for Handler: never started
+    # used only as data for Handler: this server is never started
+    server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
     login = Login(token, port)
 
     def answer(connection: socket.socket, head: bytes) -> bool:

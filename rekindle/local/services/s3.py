@@ -34,12 +34,12 @@ from rekindle.local.services.connections import Connections
 from rekindle.local.services.s3_files import BLOCK_BYTES, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
 from rekindle.local.services.s3_request import Request, xml
 
-MAX_XML_BYTES = 8 << 20  # bytes of an XML request body
+MAX_XML_BYTES = 8 << 20  # maximum size of an XML request body
 STORED_HEADERS = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 SUBRESOURCES = ("list-type", "location", "delete", "uploads", "uploadId")
 PARAMETERS = {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
 PARAMETERS |= {*SUBRESOURCES, "partNumber", "x-id", "AWSAccessKeyId", "Signature", "Expires"}
-PREFIXES = ("X-Amz-", "response-")  # of the parameters of a presigned URL
+PREFIXES = ("X-Amz-", "response-")  # prefixes of further parameters of a presigned URL
 
 
 def iso_time(seconds: float) -> str:
@@ -137,7 +137,7 @@ class Handler(Request):
 
     def locate_bucket(self) -> None:
         self.files.find(self.bucket, "")
-        self.answer(200, body=xml("LocationConstraint"))  # empty: us-east-1
+        self.answer(200, body=xml("LocationConstraint"))  # an empty location means us-east-1
 
     def list_objects(self) -> None:
         query = self.query

@@ -1,9 +1,9 @@
 """Objects as files: the storage of `rekindle.local.services.s3`.
 
-An object is one file: its bytes, its metadata as JSON, and the length of that JSON. It is written to a temporary file
-and renamed, so it is complete or absent after `kill -9` of any process. Files are not synced: a power cut may lose the
-last seconds. The file's name is the sha256 of the key, so every key is possible; the listing is kept in memory and read
-from the files at start. One process owns a root (flock), so check-and-rename is atomic.
+An object is one file: its bytes, its metadata as JSON, and the length of that JSON. The file is written under a
+temporary name and renamed, so it is complete or absent after `kill -9` of any process. Files are not synced: a power
+cut may lose the last seconds. The file's name is the sha256 of the key, so every key is possible; the listing is kept
+in memory and read from the files at start. One process owns a root (flock), so check-and-rename is atomic.
 """
 
 import bisect
@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 BLOCK_BYTES = 1 << 20
-MAX_METADATA_BYTES = 16 << 10  # bytes that always contain the metadata: S3 allows 2 KB of headers and a key of 1 KB
+MAX_METADATA_BYTES = 16 << 10  # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_PART_BYTES = 5 << 20
-UPLOAD_LIFE_S = 7 * 86400.0  # then a start removes an abandoned multipart upload
+UPLOAD_LIFE_S = 7 * 86400.0  # multipart uploads that are older are removed when the server starts
 
 
 class S3Error(Exception):
@@ -86,15 +86,17 @@ class Files:
         self.root, self.buckets, self.uploads, self.temporary = root, root / "buckets", root / "uploads", root / "tmp"
         for folder in (self.buckets, self.uploads, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
-        self.lock_file = open(root / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        self.lock_file = open(root / "lock", "w")  # noqa: SIM115 - this process holds the lock until it ends
         try:
             fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SystemExit(f"{root} is in use by another S3 endpoint: only one may use it. Stop that one.") from error
+            raise SystemExit(
+                f"{root} is in use by another S3 endpoint: only one may use it. Stop the other one."
+            ) from error
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, dict]] = {}
         self.keys: dict[str, list[str]] = {}
-        # entries of another kind were not created here (the home may have been copied): they are ignored
+        # other kinds of entries were not created here (the home may have been copied), and are ignored
         for leftover in _entries(self.temporary, folders=False):
             leftover.unlink()
         for upload in _entries(self.uploads):

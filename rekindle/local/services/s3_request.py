@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape  # nosec B406  # only writes XML
 from rekindle.local.services.s3_files import BLOCK_BYTES, DISK_FULL_ERRORS, MAX_METADATA_BYTES, Files, Hash, S3Error
 from rekindle.local.services.signatures import Signature, verify
 
-MAX_BODY_BYTES = 5 << 30  # bytes
+MAX_BODY_BYTES = 5 << 30
 CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\r\n")
 
 

@@ -2,10 +2,11 @@
 
     services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
 
-The first command that needs a service starts it; it outlives the command and serves all later ones. Each is recorded in
-`services/<name>.json` (port, pid, start time). Concurrent commands start only one (flock). The listening socket is
-created here and passed to the service, so `start` returns immediately and early requests wait instead of being refused.
-A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use real services.
+The first command that needs a service starts it; the service outlives this command and serves all later commands. Its
+port, pid and start time are in `services/<name>.json`. Concurrent commands start only one process (flock). The
+listening socket is created here and passed to the service, so `start` returns immediately and early requests wait
+instead of being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
+MLFLOW_TRACKING_URI to use real services.
 """
 
 import fcntl
@@ -29,9 +30,9 @@ from rekindle.errors import RekindleError, StorageError, TrackingError, say, wit
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
-GRACE_S = 5.0  # for a service to exit
+GRACE_S = 5.0  # time for a service to exit
 SERVICES = ("s3", "mlflow")
-# environment variables with the addresses of real services
+# environment variables with the addresses of real services, to be used instead of the embedded ones
 ADDRESS_VARIABLES = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}
 LOGIN_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
@@ -73,14 +74,15 @@ class Services:
             if (record := self.find(name)) and record.alive:
                 continue
             if (child := self.children.get(name)) and (code := child.poll()) and code > 0:
-                raise self._error(name, f"ended with code {code}")  # restarting it would not help
+                # the service has exited with an error, so another start would not help
+                raise self._error(name, f"ended with code {code}")
             if name == "mlflow":
                 self.start("s3")
             with self._locked():
                 self._launch(name)
 
     def restart_dead(self) -> None:
-        """Restart services that died without being stopped, or that this process uses, and report each restart."""
+        """Restart dead services that no command has stopped, or that this process uses, and report each restart."""
         for name in SERVICES:
             record = self.find(name)
             if name in self.used_names or (record and record.pid):
@@ -113,7 +115,7 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """Return AWS_* for the S3 endpoint (the Secret): from the environment for a real one, else from this home."""
+        """Return the keys of the S3 endpoint (the Secret): for a real S3 from the environment, else from the home."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
@@ -177,7 +179,7 @@ class Services:
             for record in running:
                 end_group(record.pid, record.since, GRACE_S)
                 try:
-                    self._write(replace(record, pid=0, since=0))  # keeps the port
+                    self._write(replace(record, pid=0, since=0))  # the record keeps the port for the next start
                 except OSError:  # the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
             self._forget_token()
@@ -197,7 +199,7 @@ class Services:
     def _launch(self, name: str) -> None:
         previous = self.find(name)
         if previous and previous.alive:
-            return  # another command was faster
+            return  # another command has started the service
         listening = _listen(previous.port if previous else 0)
         if name == "mlflow" and previous and listening.getsockname()[1] != previous.port:
             self._forget_token()
@@ -245,7 +247,7 @@ class Services:
 def answers(url: str, timeout: float = 2) -> bool:
     """Return True if an HTTP server answers at `url`, even with an error below 500."""
     import urllib.error
-    import urllib.request  # takes 40 ms: only commands that wait need it
+    import urllib.request  # imported only here: the import takes 40 ms
 
     try:
         with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own

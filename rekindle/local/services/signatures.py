@@ -20,8 +20,8 @@ AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=([^/,\s]+)/(\d{{8}}/[^/,\s]+/s3/aws4_request)\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
-MAX_SKEW_S = 900  # maximal difference between the time of a signature and ours
-MAX_URL_LIFE_S = 7 * 86400  # of a URL of version 4
+MAX_SKEW_S = 900  # maximum difference between the time of a signature and our clock
+MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a presigned URL of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
 SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
@@ -29,7 +29,7 @@ SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
 
 @dataclass
 class Signature:
-    """The signature of a request; the signatures of its body's chunks continue it."""
+    """The signature of a request, and the chain of signatures of the chunks of its body."""
 
     key: bytes
     date: str
@@ -37,7 +37,7 @@ class Signature:
     last: str = ""
 
     def next(self, kind: str, *lines: str) -> str:
-        """Sign these lines, chained to the last signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
+        """Sign these lines and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
         text = "\n".join([ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines])
         self.last = hmac.digest(self.key, text.encode(), "sha256").hex()
         return self.last

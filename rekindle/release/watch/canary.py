@@ -8,8 +8,8 @@ from rekindle.release.config import PORT, CanaryConfig
 from rekindle.release.watch.judgement import find_breach, ks_distance, quantile
 from rekindle.release.watch.scrape import VersionStats, Watch
 
-CHECKS = 10  # number of checks in a step; one more if enough requests came late
-MAX_PAUSE_S = 5.0  # between two scrapes
+CHECKS = 10  # number of checks in a step; a further check follows if the step has to wait for requests
+MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
@@ -71,7 +71,7 @@ class Canary:
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            return ""  # the promotion checks it again
+            return ""  # MLflow is unavailable; the promotion checks the champion again
         if not champion or champion.version == self.champion:
             return ""
         return f"by now the champion is version {champion.version}"

@@ -13,14 +13,14 @@ from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
 QUANTILES = (0.5, 0.9)  # quantiles of the response time to test
-FAMILIES = 3  # number of kinds of tests: errors, seconds, scores
+TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
 
 
 def find_breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
     """Return the reason why the candidate is worse, with figures, or "". `alpha`: the share of this check."""
     if candidate.crashes > champion.crashes:
         return f"its servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
-    return next(_findings(candidate, champion, config, alpha / FAMILIES), "")
+    return next(_findings(candidate, champion, config, alpha / TEST_KINDS), "")
 
 
 def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> Iterator[str]:
@@ -98,7 +98,7 @@ def ks_distance(a: Buckets, b: Buckets) -> float:
     """Return the largest difference of two cumulative distributions at the bounds of the buckets."""
     n, m = count(a), count(b)
     if not n or not m:
-        return float(bool(n or m))  # only one of them has the output
+        return float(bool(n or m))  # only one version has this output
     return max(abs(a.get(bound, 0) / n - b.get(bound, 0) / m) for bound in {**a, **b})
 
 

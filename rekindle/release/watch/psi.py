@@ -20,7 +20,7 @@ class Shift:
     """Difference of one output or feature between two populations."""
 
     psi: float
-    chance: float  # largest PSI that chance explains (quantile LEVEL under no change)
+    chance: float  # largest PSI that chance explains (CHANCE_QUANTILE of the PSI under no change)
     expected: list[float]  # share of each group in the reference
     actual: list[float]  # share of each group in the new data
 
@@ -52,7 +52,7 @@ def merge_buckets(expected: Sequence[int], actual: Sequence[int]) -> tuple[list[
 
 
 def chi_squared(degrees: int) -> float:
-    """Return the quantile LEVEL, by the approximation of Wilson and Hilferty (1931): within 2 % from 3 degrees."""
+    """Return the CHANCE_QUANTILE by the approximation of Wilson and Hilferty (1931): within 2 % from 3 degrees on."""
     if degrees < 1:
         return 0.0
     width = 2 / (9 * degrees)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from rekindle.release.watch.scores import count_numbers
 
-REFERENCE = "reference.json"  # in a report and a release
+REFERENCE = "reference.json"  # file in a report and in a release
 FEATURES = "rekindle_model_feature"  # metric of a server
 
 

@@ -12,9 +12,9 @@ from zlib import crc32
 
 from prometheus_client.core import HistogramMetricFamily
 
-MAX_OUTPUTS = 16  # number of outputs to count
+MAX_OUTPUTS = 16  # maximum number of outputs to count
 SCORE_METRIC = "rekindle_model_score"
-# for probabilities
+# bounds for probabilities
 UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
 LARGE_EDGES = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
 NEGATIVE_EDGES = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]

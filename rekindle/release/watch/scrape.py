@@ -25,12 +25,12 @@ class VersionStats:
     """Statistics of a version's answers."""
 
     requests: float = 0
-    errors: float = 0  # requests without a prediction
+    errors: float = 0  # number of requests without a prediction
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
-    scores: dict[str, Buckets] = field(default_factory=dict)  # by output
-    features: dict[str, Buckets] = field(default_factory=dict)  # by name
-    instances: float = 0  # of the predicted requests
+    scores: dict[str, Buckets] = field(default_factory=dict)  # output → its histogram
+    features: dict[str, Buckets] = field(default_factory=dict)  # feature → its histogram
+    instances: float = 0  # number of instances of the requests with a prediction
 
     def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
         """Add the difference between two scrapes of a process."""
@@ -49,11 +49,12 @@ class VersionStats:
         }
 
 
-Answer = tuple[float, dict[str, VersionStats]]  # of a server: start time of its process, and statistics by version
+Answer = tuple[float, dict[str, VersionStats]]  # start time of a server's process, and its statistics by version
 
 
 class Watch:
-    """Adds up the statistics of each version from now on. If a server ends, its data since the last scrape is lost."""
+    """Adds up each version's statistics since the Watch was created. If a server ends, the data since its last scrape
+    is lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints

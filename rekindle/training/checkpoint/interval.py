@@ -13,7 +13,8 @@ from rekindle.training.checkpoint.manifest import Facts
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 10.0, 1800.0  # bounds of an automatic interval
 PRIOR_MEAN_S = 3600.0  # prior mean time between losses; spot nodes live for hours
-MIN_INTERVAL_UPLOADS = 2.0  # minimum interval, in durations of an upload: uploads take at most half of the time
+# minimum interval as a multiple of an upload's duration: uploads take at most half of the time
+MIN_INTERVAL_UPLOADS = 2.0
 
 
 class CheckpointInterval:
@@ -22,7 +23,7 @@ class CheckpointInterval:
     def __init__(self, seconds: float, steps: int) -> None:
         self.fixed_seconds, self.steps = seconds, steps
         self.cost = 0.0  # seconds that the last checkpoint took from the training: the wait for the copy, and CPU time
-        self.duration = 0.0  # seconds that its upload took
+        self.duration = 0.0  # seconds that the upload of the last checkpoint took
         self._earlier_seconds, self._losses = 0.0, 0  # training time and losses of previous processes of the run
         self._start_time = self._last_time = time.monotonic()
         self._last_step = 0

@@ -32,15 +32,15 @@ from rekindle.training.data import LoaderState
 from rekindle.training.group.interruptible import GroupBroken, fulfil
 from rekindle.training.state import State, raw
 
-MAX_SNAPSHOT_SHARE = 0.01  # of the training time, if hot_seconds is not set
-MIN_SNAPSHOT_INTERVAL_S = 0.25  # if hot_seconds is not set
-NEWEST_TIMEOUT_S = 3.0  # for the object store to report its newest step, if shared memory has a snapshot
+MAX_SNAPSHOT_SHARE = 0.01  # share of the training time for snapshots, if hot_seconds is not set
+MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
+NEWEST_TIMEOUT_S = 3.0  # time for the object store to report its newest step, if shared memory has a snapshot
 T = TypeVar("T")
 RunRead = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
-    """The checkpoints of one worker. The constructor loads its newest snapshot."""
+    """The checkpoints of one worker. The constructor loads the worker's newest snapshot."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Checkpoints:
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
     def keep(self, rank_size: RankSize, *, durable: bool) -> None:
-        """Called after each step: take a snapshot if due; if `durable`, upload our share of the state."""
+        """Take a snapshot if due, or upload our share of the state if `durable`. To be called after each step."""
         self.loader.advance(self.state.step)
         now = time.monotonic()
         if durable:
-            self._save(rank_size, commit=False)  # the checksum of a snapshot would slow the upload
+            self._save(rank_size, commit=False)  # without a snapshot, whose checksum would slow the upload
             self.interval.cost = time.monotonic() - now
         elif now >= self._snapshot_due and self.snapshots.is_idle:
             self.snapshots.take(self.loader.dump())

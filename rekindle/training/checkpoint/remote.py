@@ -30,8 +30,8 @@ from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
 CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
-PARALLEL_REQUESTS = 4  # per worker
-STALL_TIMEOUT_S = 5.0  # without a new chunk from other members; rank 0 then uploads the missing ones
+PARALLEL_REQUESTS = 4  # number of parallel requests of one worker
+STALL_TIMEOUT_S = 5.0  # after this time without a new chunk from other members, rank 0 uploads the missing chunks
 
 RankSize = tuple[int, int]  # rank in a group, and size of the group
 
@@ -44,7 +44,7 @@ class Upload:
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
     facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
-    stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
+    stop: threading.Event = field(default_factory=threading.Event)  # an event that cancels the upload
     cpu_seconds: float = 0.0  # CPU time of this worker's upload threads
     problem: str = "not started"
     chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
@@ -87,7 +87,7 @@ class RemoteCheckpoints:
         return step_of(self._read_latest())
 
     def restore(self, target: memoryview, after_step: int) -> Manifest | None:
-        """Load the newest intact checkpoint after step `after_step`. Damaged ones are logged and added to `damage`.
+        """Load the newest intact checkpoint after step `after_step`; log damaged checkpoints, and add them to `damage`.
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
@@ -98,7 +98,7 @@ class RemoteCheckpoints:
         try:
             return self._restore(target, after_step, self._read_latest())
         finally:
-            with suppress(RekindleError):  # otherwise the lease expires
+            with suppress(RekindleError):  # a lease that is not deleted expires
                 self.store.delete([lease])
 
     def _restore(self, target: memoryview, after_step: int, newest: str) -> Manifest | None:
@@ -110,7 +110,7 @@ class RemoteCheckpoints:
                 manifest = self._read_manifest(name)
                 self._load_chunks(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint replaced it
+                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint has replaced this one
                     return self._restore(target, after_step, latest)
                 self._report_damage(name, error)
                 continue
@@ -159,7 +159,7 @@ class RemoteCheckpoints:
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run has "
                 f"{self.identity[:12]}, computed from config, data digest and model): nothing was changed. "
-                "Give this run another `checkpoints` prefix, or delete that one."
+                "Give this run another `checkpoints` prefix, or delete the other run's."
             )
         return manifest
 
@@ -179,7 +179,7 @@ class RemoteCheckpoints:
                     view[:] = data
                     return
             self._damaged_names.add(name)
-            with suppress(RekindleError):  # so that the next writer uploads this chunk again
+            with suppress(RekindleError):  # deleted, so that the next writer uploads this chunk again
                 self.store.delete([key])
             raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
@@ -242,7 +242,7 @@ class RemoteCheckpoints:
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged_names
 
     def _gather(self, upload: Upload, other_numbers: list[int], stored_chunks: set[str]) -> None:
-        """Wait until the other members have uploaded their chunks; upload the missing ones if they stall."""
+        """Wait until the other members have uploaded their chunks; upload the missing chunks if they stall."""
         last_arrival, missing_count = time.monotonic(), len(other_numbers) + 1
         while missing_numbers := [number for number in other_numbers if upload.chunk_name(number) not in stored_chunks]:
             if len(missing_numbers) < missing_count:

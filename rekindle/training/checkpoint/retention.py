@@ -13,9 +13,9 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 
-READER_TIMEOUT_S = 900.0  # the lease of an older reader is ignored
-UNFINISHED_TIMEOUT_S = 3600.0  # an older unfinished checkpoint is never completed
-LISTING_TIMEOUT_S = 60.0  # an older listing may be outdated
+READER_TIMEOUT_S = 900.0  # older leases of readers are ignored
+UNFINISHED_TIMEOUT_S = 3600.0  # unfinished checkpoints that are older are never completed
+LISTING_TIMEOUT_S = 60.0  # older listings may be outdated
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Retention:
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # manifest → its chunks
 
     def keep(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints, after `latest` was set to this manifest. The next call retries failures."""
+        """Delete expired checkpoints, after the manifest `latest` was published. The next call retries failures."""
         self._chunk_names[latest] = chunks
         with suppress(RekindleError):
             self._delete(latest)
@@ -38,7 +38,7 @@ class Retention:
         list_time = time.monotonic()
         kinds = ("readers", "manifests", "chunks")  # must be listed in this order
         readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds)
-        now = max((entry.modified for entry in manifests), default=0.0)  # by the store's clock, like all times here
+        now = max((entry.modified for entry in manifests), default=0.0)  # like all times here, by the store's clock
         dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
         if len(dead_leases) == len(readers):
             expired_keys = self._expired_manifests(latest, manifests, now)
@@ -71,7 +71,7 @@ class Retention:
             try:
                 self._chunk_names[manifest] = manifest_file.read(manifest, self.store.get(manifest))["chunks"]
             except (NotFound, manifest_file.Damaged):
-                self._chunk_names[manifest] = []  # damaged, or deleted by another rank 0
+                self._chunk_names[manifest] = []  # the manifest is damaged, or was deleted by another rank 0
         return self._chunk_names[manifest]
 
 

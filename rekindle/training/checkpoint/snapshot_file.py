@@ -1,4 +1,4 @@
-"""Snapshots in shared memory: the newest states of one worker. They survive the death of every process.
+"""Snapshots in shared memory: the newest states of one worker. The snapshots survive the death of every process.
 
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
@@ -24,17 +24,17 @@ from pathlib import Path
 
 from rekindle.errors import ConfigError, RekindleError
 
-SLOTS = 3  # per file
-PAGE = 4096  # bytes
-MAX_LOADER_STATE_BYTES = 1 << 18  # reserved in each slot for the state of the workload's own data loader
-STALE_AFTER_S = 3600.0  # an older file that no process holds is removed
+SLOTS = 3  # number of slots in a file
+PAGE = 4096  # bytes of a memory page
+MAX_LOADER_STATE_BYTES = 1 << 18  # bytes that each slot reserves for the state of the workload's own data loader
+STALE_AFTER_S = 3600.0  # older files that no process holds are removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"
 HEADER = struct.Struct("<16s 32s 32s 32s Q")  # magic, identity, layout, fingerprint, bytes of state
 RECORD = struct.Struct("<q I I")  # step, bytes of loader state, crc32 of the slot
 FLAG = struct.Struct("<I")
-FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # in bytes
+FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' records, in bytes
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def discard(run: str) -> list[Path]:
 def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed = []
     for file in directory().glob(pattern):
-        with suppress(OSError):  # already removed, locked by a process, or owned by another user
+        with suppress(OSError):  # the file is already removed, locked by a process, or owned by another user
             if not is_selected(file):
                 continue  # do not lock the file: a starting worker may be about to lock it
             with open(file, "r+b") as opened:
@@ -115,7 +115,7 @@ def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
 
 
 class SnapshotFile:
-    """The file of this worker. Raises OSError if it cannot be opened, ConfigError if it belongs to another run.
+    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it is another run's.
 
     Read the file first; then `reserve` prepares it for writing, which takes as long as filling that much memory.
     """
@@ -190,14 +190,15 @@ class SnapshotFile:
     def reserve(self) -> None:
         """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is insufficient."""
         total = PAGE + SLOTS * self.slot_bytes
-        os.posix_fallocate(self._file, 0, total)  # otherwise a full file system would later kill this process by SIGBUS
+        # without this, a full file system would later kill this process by SIGBUS
+        os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
         self._map = mapped = mmap.mmap(self._file, total)
         if not self._is_valid:
             mapped[:PAGE] = bytes(PAGE)
             mapped[: HEADER.size] = self._header
             FLAG.pack_into(mapped, HEADER.size, _flag(self._header))
-        view = memoryview(mapped)  # of each slot: the state, then the loader's state
+        view = memoryview(mapped)  # each slot contains the state, then the loader's state
         self.slots = [view[start : start + self.slot_bytes] for start in range(PAGE, total, self.slot_bytes)]
         for slot, record in enumerate(self._records):
             if record is None:
@@ -248,7 +249,8 @@ def _open(path: Path) -> tuple[int, bool]:
             os.close(file)
             raise PermissionError(f"{path} belongs to another user ({owner})")
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # per process: children do not inherit it
+            # this lock belongs to the process: children do not inherit it
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return file, False
         with suppress(FileNotFoundError):

@@ -152,7 +152,7 @@ class ElasticGroup(StaticGroup):
                 try:
                     authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:
-                    sockets.shut_down(group_sockets)  # otherwise the group's destructor might block
+                    sockets.shut_down(group_sockets)  # without this, the group's destructor might block
                     raise
             return pg, group_sockets
 
@@ -179,7 +179,7 @@ class ElasticGroup(StaticGroup):
     def _unblock(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, even if its peer never answers."""
         with suppress(RuntimeError):
-            pg.abort()  # enough for nccl; gloo ignores it
+            pg.abort()  # this suffices for nccl; gloo ignores `abort`
         sockets.shut_down(fd for fd, _ in self._sockets.items() & sockets.open_sockets().items())
         self._sockets = {}
 

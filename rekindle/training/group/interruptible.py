@@ -53,7 +53,7 @@ class InterruptibleCaller:
 def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while item := calls.get():
         fulfil(*item)
-        del item  # it may reference a group, whose destructor closes its connections
+        del item  # the item may reference a group, whose destructor closes the group's connections
 
 
 def fulfil(future: Future[T], call: Callable[[], T]) -> None:
@@ -79,7 +79,7 @@ def release_in_background(references: list[Any]) -> None:
     """Drop the only item of `references` on a daemon thread: a process group's destructor may block on its threads."""
 
     def release() -> None:
-        while sys.getrefcount(references[0]) > 2:  # otherwise the thread that drops the last reference would block
+        while sys.getrefcount(references[0]) > 2:  # wait: the thread that drops the last reference would block
             time.sleep(0.05)
         references.clear()
 

@@ -15,8 +15,9 @@ from rekindle.training.membership.handshake import proof, run_secret
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # for connections to live members
-TIMEOUT = timedelta(minutes=10)  # of a collective; lost peers are detected earlier, by a closed connection or silence
+CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to live members
+# time limit of a collective; lost peers are detected earlier, by a closed connection or silence
+TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The sum of all virtual workers' gradients: bit for bit the sum that one process computes.
 
 Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other process its slice of
-these sums, and finishes the tree for its own slice; then the slices are gathered. This sends as much as an all-reduce.
-The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the loss and three
-control flags.
+these sums, and finishes the tree for its own slice; then the slices are gathered. The exchange sends as much data as an
+all-reduce. The gradients are followed by buffer changes and validation results, if any, and by CONTROLS numbers: the
+loss and three control flags.
 """
 
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ from rekindle.training.group.static import StaticGroup
 from rekindle.training.group.tree import Block, Sum, blocks
 from rekindle.training.state import State
 
-CONTROLS = 4  # loss, join, leave, save
+CONTROLS = 4  # number of control values: loss, join, leave, save
 Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor, and its views: the state's summands, the loss and the flags
 kernels: Any = torch  # the type stubs lack the fused operations
 
 
 class Reduction:
-    """Computes the sums of one group in its own buffers: a broken group may still write to them."""
+    """Computes the sums of one group, in buffers of its own: a broken group may still write to old buffers."""
 
     def __init__(self, state: State, members: StaticGroup) -> None:
         self.state, self.members = state, members
         self.view = GroupView(0, 1)
         self.virtual_workers, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
-        width = state.width + CONTROLS + self.virtual_workers  # slices of equal size extend beyond the end
+        width = state.width + CONTROLS + self.virtual_workers  # the padding makes slices of equal size possible
         self._total = torch.zeros(width, device=state.device)
         self._inbox = self._total.new_empty(0)
         self._flags = (False, False, False)
         self._flag_values = self._total.new_tensor(self._flags)
         self._pool = pool = list[Buffer]()
 
-        # not a method: a reference cycle would keep the process group alive
+        # a function, not a method: a reference cycle would keep the process group alive
         def add_buffers(first: Buffer, second: Buffer) -> Buffer:
             first[0].add_(second[0])
             pool.append(second)
@@ -71,7 +71,7 @@ class Reduction:
             return flats[0][1][:width]
         blocks_by_rank = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
         if not self.exact or (size == 2 and blocks_by_rank == [blocks_by_rank[0][:1], blocks_by_rank[1][:1]]):
-            total = flats[0][1][:width]  # two addends can be added in one order only
+            total = flats[0][1][:width]  # the sum of two addends does not depend on their order
             for _, addend in flats[1:]:
                 total += addend[:width]
             self.members.wait(pg.allreduce([total]))

@@ -49,7 +49,7 @@ def stop_listening(fds: Iterable[int], address: str) -> None:
     for fd in fds:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as replacement:
             if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[0] == address:
-                listener.close()  # before dup2: gloo's event loop must not see another connection
+                listener.close()  # closed before dup2: gloo's event loop must not see another connection
                 os.dup2(replacement.fileno(), fd, inheritable=False)
 
 

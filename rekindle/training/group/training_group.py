@@ -34,7 +34,7 @@ class TrainingGroup:
         self.total_virtual_workers = state.config.virtual_workers
         self.rank = 0
         self.stopped = False  # True if this process leaves before the last step
-        self.last_copy = False  # True if possibly no surviving member holds the state
+        self.last_copy = False  # True if perhaps no surviving member holds the state
         self.unagreed = False  # True if this process leaves without the others' knowledge: they may be waiting for it
         self.saving = (
             False  # True if the group makes a durable checkpoint after this step; each member uploads its share
@@ -67,7 +67,7 @@ class TrainingGroup:
             if self.members.aborted():
                 break
             yield virtual_worker
-        # even if it broke during the last virtual worker, whose sum may be incomplete
+        # checked again here: if the group broke during the last virtual worker, the sum may be incomplete
         self._is_broken = self.members.aborted()
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:

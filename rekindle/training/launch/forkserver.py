@@ -1,4 +1,4 @@
-"""The process that forks the workers. It has torch loaded, so a worker starts in hundredths of a second.
+"""The process that forks the workers. Torch is already loaded in it, so a worker starts in hundredths of a second.
 
     forkserver = Forkserver(slots, slot)     # forks immediately; loading torch takes a second or two
     forkserver.send_spec(spec)               # the settings of all workers
@@ -28,7 +28,7 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: a service is unavailable; the coordinator aborted the run; an exception of the workload
+# exit codes of a worker: a service is unavailable, the coordinator aborted the run, the workload raised an exception
 SERVICE_UNAVAILABLE, RUN_ABORTED, WORKLOAD_ERROR = 75, 71, 76
 MAX_MESSAGE_BYTES = 200_000
 MAX_LAST_WORDS_BYTES = 64 << 10
@@ -113,15 +113,16 @@ def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks it once it has a handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks SIGTERM once it has a handler
     die_with_parent(launcher_pid)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads, which do not survive a fork
+    # without this, numpy starts threads, which do not survive a fork
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # imports create no garbage, and collections would take a quarter of the time
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
     spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # from our own parent
     _preload(spec)
-    gc.freeze()  # otherwise a worker's garbage collector would write to every page and so copy it
+    gc.freeze()  # without this, a worker's garbage collector would write to every page and so copy it
     gc.enable()
     while request := connection.recv(64):
         _fork_worker(connection, int(request), spec, slots, launcher_pid)
@@ -136,7 +137,8 @@ def _preload(spec: "TrainingSpec") -> None:
         workload = load(spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
-            import torch._dynamo  # noqa: F401  creating an optimizer of torch.optim imports this module, which takes a second
+            # creating an optimizer of torch.optim imports this module, which takes a second
+            import torch._dynamo  # noqa: F401
 
 
 def _fork_worker(
@@ -184,10 +186,10 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         if isinstance(error, StorageError | TrackingError):
             code = SERVICE_UNAVAILABLE
     except Exception as error:
-        from rekindle import user_code
+        from rekindle import project
 
         traceback.print_exc()
-        reported_error = user_code.as_error(error)
+        reported_error = project.as_error(error)
         fail(reported_error)
         slot.write_last_words(str(reported_error))
         code = WORKLOAD_ERROR if isinstance(reported_error, CodeError) else 1

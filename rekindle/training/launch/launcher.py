@@ -42,15 +42,15 @@ from rekindle.training.launch.forkserver import RUN_ABORTED, SERVICE_UNAVAILABLE
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-MAX_CRASHES = 3  # without a newer step in between; then the launcher gives up
+MAX_CRASHES = 3  # the launcher gives up after this number of crashes without a newer step in between
 MAX_RESTART_DELAY_S = 30.0
-COMPLETION_TIMEOUT_S = 15.0  # for the other workers to learn that the run is complete
+COMPLETION_TIMEOUT_S = 15.0  # time for the other workers to learn that the run is complete
 OBSOLETE_SNAPSHOT_CODES = {
     0,
     78,
     70,
     65,
-}  # exit codes that make snapshots obsolete; after others the pod may restart in place
+}  # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 NEVER = float("inf")
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -69,7 +69,7 @@ FINAL_EXIT_CODES = {
     70: 70,
     65: 65,
     RUN_ABORTED: 1,
-}  # exit code of a worker that ends all others → of the launcher
+}  # exit code of a worker that ends all other workers → exit code of the launcher
 EXIT_KINDS = {  # other exit codes → kind; default: BUG
     SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
@@ -154,7 +154,8 @@ class Launcher:
             if self.signals.take_received() & STOP_SIGNALS:
                 self._end(143, signals.LAUNCHER_SHARE * signals.grace())
             exits = self._reap()
-            self._take_started()  # after `_reap`: the forkserver has then announced the start of every reaped worker
+            # called after `_reap`, when the forkserver has announced the start of every reaped worker
+            self._take_started()
             for pid, code in exits:
                 self._on_exit(pid, code)
             if time.monotonic() >= self.deadline:

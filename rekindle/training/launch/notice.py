@@ -20,7 +20,8 @@ from argolocal.common.linux import die_with_parent
 from argolocal.common.processes import python
 from rekindle.errors import say
 
-VARIABLE = "REKINDLE_NOTICE"  # environment: the cloud; after a space, another address of the metadata service
+# environment variable: the cloud and, after a space, another address of the metadata service
+VARIABLE = "REKINDLE_NOTICE"
 METADATA_ADDRESS = "169.254.169.254"
 POLL_INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 1.0

@@ -17,10 +17,10 @@ from contextlib import suppress
 from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
-GRACE = "REKINDLE_GRACE"  # environment: seconds between SIGTERM and SIGKILL
-LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of this time for the launcher and its workers
+GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
+LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of these seconds for the launcher and its workers
 
-# [0]: the step; in memory shared with the launcher, if this process has one
+# element 0 is the newest step of this process; under a launcher, this is memory that both share
 newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
@@ -64,7 +64,7 @@ def on_sigterm() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the forkserver has blocked SIGTERM
     _shield_children()
     return leaving
 
@@ -80,7 +80,7 @@ def _shield_children() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
         parent, from_main_thread = fork_origin[0]
-        if from_main_thread:  # for the kernel, the thread that forked is the parent
+        if from_main_thread:  # the kernel considers the thread that forked as the parent
             die_with_parent(parent)
 
     os.register_at_fork(before=before_fork, after_in_child=in_child)

@@ -84,9 +84,9 @@ class Accounts:
         self.points: list[tuple[float, int]] = []  # (time, step), without repeated work
         self.step_seconds: float | None = None
         self.failed: set[str] = set()  # names of workers that reported an error
-        self.missing: dict[str, Incident] = {}  # by name of a worker that has not returned yet
+        self.missing: dict[str, Incident] = {}  # name of a worker that has not returned yet → its loss
         self.coordinators = 0
-        self.restart: Incident | None = None  # of the coordinator, until the next group trains
+        self.restart: Incident | None = None  # restart of the coordinator, until the next group trains
         self.latest: float | None = None
 
     def apply(self, event: Event) -> None:
@@ -124,7 +124,8 @@ class Accounts:
         alive = [other for other, life in self.lives.items() if life.alive and life.name == name]
         # a worker may have been known by its name only, and report its id now
         is_new = id == name if name in alive else id not in alive
-        if alive and is_new and alive[0] not in self.unconfirmed:  # its end was not recorded
+        # the end of the worker's previous process was not recorded
+        if alive and is_new and alive[0] not in self.unconfirmed:
             self._new_epoch(t)
         if id != name and self.unconfirmed.pop(id, None) is not None and self.restart and id in self.group:
             self.restart.left += 1
@@ -132,7 +133,7 @@ class Accounts:
         if self.summary.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
         life = self.lives.setdefault(id, _Life(name))
-        if id != name and name in self.lives and not life.alive:  # a generation event has named it
+        if id != name and name in self.lives and not life.alive:  # an earlier event had only the worker's name
             named = self.lives.pop(name)
             life.intervals, life.alive = life.intervals + named.intervals, named.alive
             self.group = {id if member == name else member for member in self.group}
@@ -178,7 +179,7 @@ class Accounts:
         self.summary.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
         for name in names:
-            if name not in ids:  # its join was not recorded
+            if name not in ids:  # the join of this worker was not recorded
                 ids[name] = name
                 self.lives.setdefault(name, _Life(name)).switch(t, WAITED)
         members = {ids[name] for name in names}
@@ -195,7 +196,8 @@ class Accounts:
         step = int(event["step"])
         if self.unsure:
             self._resume(self.unsure, step)
-        elif not self.group - self.unconfirmed.keys():  # otherwise the worker will receive the state of the group
+        # while the group has live members, the worker receives their state
+        elif not self.group - self.unconfirmed.keys():
             self.pause.restored = max(step, self.pause.restored or 0)
 
     def on_step(self, t: float, event: Event) -> None:

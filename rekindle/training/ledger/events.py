@@ -20,12 +20,12 @@ from rekindle.errors import RekindleError, say
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-STEP_DELAY_S = 5.0  # until step events are written
-EVENT_DELAY_S = 0.3  # until other events are written, to combine events of the same moment
-SEGMENT_BYTES = 256 << 10  # a segment of this size is full
+STEP_DELAY_S = 5.0  # delay until step events are written
+EVENT_DELAY_S = 0.3  # delay until other events are written, to combine events of the same moment
+SEGMENT_BYTES = 256 << 10  # size of a full segment
 MAX_WAITING_EVENTS = 20_000  # events kept while the object store is unavailable
 READ_THREADS = 8
-CLOSE_TIMEOUT_S = 20.0  # for an unavailable or slow object store at the end of a process
+CLOSE_TIMEOUT_S = 20.0  # time to write the last events of a process if the object store is unavailable or slow
 
 Event = dict[str, Any]
 

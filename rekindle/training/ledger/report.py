@@ -6,8 +6,8 @@ An event is {"t": unix seconds, "event": event name, ...}. `name` is a worker's 
     coordinator {id}                                 a coordinator started or restarted
     join {worker, name, step}                        a process joined (`worker`: its id), with the state of `step`
     lost {worker, name, why}                         why: connection, silent, hung, dropped
-    drain {worker, name}                             it left after an announcement
-    open {generation, hard}                          the group stops after its step; hard: immediately, it broke
+    drain {worker, name}                             the worker left after an announcement
+    open {generation, hard}                          the group stops after its step; hard: immediately, since it broke
     generation {generation, members, step}           the next group trains
     step {step}                                      at most one event a second
     checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
@@ -45,9 +45,9 @@ class Incident:
     name: str
     why: str = ""
     step: int = 0  # newest recorded step at that time
-    left: int = 0  # number of surviving members of the group; for a coordinator: workers that continued
+    left: int = 0  # number of surviving members of the group; if a coordinator restarted: of workers that continued
     resumed: float | None = None  # when the next group started
-    repeated: int = 0  # repeated steps
+    repeated: int = 0  # number of repeated steps
     back: float | None = None  # when a worker with that name trained again
     cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
 
@@ -59,11 +59,11 @@ class Summary:
     began: float = 0.0
     ended: float = 0.0
     state: str = "running"  # running, complete, failed
-    message: str = ""  # of the verdict
+    message: str = ""  # message of the verdict
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by worker name
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # worker name → its intervals
     points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as recorded
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Summary:
         return sum(incident.kind == kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as one JSON object, without the raw events."""
+        """Return the report as a JSON object, without the raw events."""
         seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
         workers = {
             name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(intervals)}

@@ -9,7 +9,7 @@ from argolocal.common.wording import duration
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 
 SOURCES = {"hot": "the node's shared memory", "durable": "the object store"}
-MAX_LINES = 24  # of incidents; if there are more, the first and the last are shown
+MAX_LINES = 24  # maximum number of lines about incidents; if there are more, the first and the last lines are shown
 REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",

@@ -18,16 +18,16 @@ from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_TEXT, PROTOCOL, Address, Members, Message, encode
 
 HEARTBEAT_INTERVAL_S = 0.2
-RETRY_INTERVAL_S = 0.1  # between attempts to reach an unavailable coordinator
-COMPLETE_CHECK_INTERVAL_S = 5.0  # between checks whether the run is complete, while the coordinator is unavailable
-LOG_INTERVAL_S = 60.0  # between two log lines about an unavailable coordinator
+RETRY_INTERVAL_S = 0.1  # time between attempts to reach an unavailable coordinator
+COMPLETE_CHECK_INTERVAL_S = 5.0  # time between checks whether the run is complete, while the coordinator is unavailable
+LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
 
 
 class Client:
     """This worker's view of the run's membership. Thread-safe."""
 
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
-        """`run_complete` is polled while the coordinator is unavailable, since it may have exited after the run.
+        """`run_complete` is polled while the coordinator is unavailable: the coordinator may have exited after the run.
 
         Raises ConfigError if the run's secret is missing.
         """
@@ -63,7 +63,7 @@ class Client:
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted the run.
         """
         self.step = step
-        if not self._thread.ident:  # only now: once this worker is registered, the others wait for it
+        if not self._thread.ident:  # started only now: once this worker is registered, the others wait for it
             self._thread.start()
         with self._condition:
             self._waits_for_group = True

@@ -35,7 +35,7 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """Return the object store that the environment names. Importing its library takes half a second."""
+    """Return the object store that the environment names. The import of the S3 library takes half a second."""
     from rekindle.storage import Store
 
     return Store.from_env()

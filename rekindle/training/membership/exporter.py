@@ -18,9 +18,9 @@ from rekindle.training.ledger.accounting import Accounts
 from rekindle.training.ledger.report import LOST, TRAINED, WAITED
 from rekindle.training.membership.machine import Membership
 
-VARIABLE = "REKINDLE_METRICS"  # environment: the port; if it is unset, no metrics are served
+VARIABLE = "REKINDLE_METRICS"  # environment variable: the port; without this variable, no metrics are served
 REQUEST_TIMEOUT_S = 5.0
-MAX_REQUESTS = 16  # at the same time
+MAX_REQUESTS = 16  # number of simultaneous requests
 MAX_REQUEST_BYTES = 16 << 10
 COUNTED_EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
 MAX_STEP_TIMES = 1000  # number of steps whose times are kept: only recent steps are repeated

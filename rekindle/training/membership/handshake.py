@@ -20,9 +20,9 @@ from rekindle.errors import ConfigError
 from rekindle.training.membership.protocol import encode
 
 VARIABLE = "REKINDLE_SECRET"  # environment variable of every process of a run
-MIN_SECRET_LENGTH = 32  # characters
-MAX_LINE = 512  # bytes of a handshake message
-TIMEOUT_S = 5.0  # for the worker's proof
+MIN_SECRET_LENGTH = 32  # minimum number of characters
+MAX_LINE = 512  # maximum number of bytes of a handshake message
+TIMEOUT_S = 5.0  # time limit for the worker's proof
 
 
 def run_secret() -> bytes:

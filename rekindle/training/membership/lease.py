@@ -1,6 +1,6 @@
 """The lease of a run's coordinator: an object next to the checkpoints, changed by compare-and-swap.
 
-The newest coordinator holds it.
+The newest coordinator holds the lease.
 
 Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach
 the old one would train in a separate group. The old coordinator ends as soon as it reads that another coordinator holds
@@ -71,6 +71,6 @@ class Lease:
             return {}, ""
         try:
             owner = json.loads(data)
-        except ValueError:  # damaged: treat the run as having no owner
+        except ValueError:  # a damaged lease has no owner
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

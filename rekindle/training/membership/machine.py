@@ -13,10 +13,11 @@ from rekindle.training.spec import TrainingSpec
 
 JOIN_TIMEOUT_S = 1.0  # the first group waits for the expected workers for this long
 HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that acknowledges within this time is not the cause
-MAX_FRUITLESS_GROUPS = 3  # consecutive groups that broke without a step or a lost worker; then groups are delayed
-MAX_CRASHES = 3  # worker errors without a newer step in between; then the run is aborted
-MAX_VALUES = 16  # per member on average, sent to the other members of its group
-REMINDER_INTERVAL_S = 30.0  # between two log lines about the same wait
+# number of consecutive groups that broke without a step or a lost worker after which groups are delayed
+MAX_FRUITLESS_GROUPS = 3
+MAX_CRASHES = 3  # number of worker errors without a newer step in between after which the run is aborted
+MAX_VALUES = 16  # maximum number of values that a member sends to the others of its group, on average
+REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Worker:
     join_time: float
     last_seen_time: float
     acked_generation: int = 0  # the newest generation that this worker has acknowledged
-    last_busy_time: float = float("-inf")  # of its last report that it does work other than steps
+    last_busy_time: float = float("-inf")  # time of the last report that this worker does work other than steps
 
 
 @dataclass
@@ -41,7 +42,7 @@ class CrashCounter:
     reporters: set[str] = field(default_factory=set)
 
     def record(self, name: str, step: int, group: int, members: int) -> int:
-        """Return the number of errors without a newer step in between; up to `members` workers report the same."""
+        """Return the number of errors since the newest step; up to `members` workers may report the same error."""
         position = max(step, 0), group  # restoring a first state is not progress
         if position[0] != self.position[0]:
             self.count = 0
@@ -62,10 +63,12 @@ class Membership:
     must_abort: bool = False  # the last group is broken: its members must not finish their step
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
-    eligible_ids: list[str] = field(default_factory=list)  # members first, then by arrival; other workers are spares
+    # ids of the workers for the next group: members first, then by arrival; other workers are spares
+    eligible_ids: list[str] = field(default_factory=list)
     unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
     unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
-    fingerprint: dict[str, Any] = field(default_factory=dict)  # of the live workers; fixed once a group was published
+    # fingerprint of the live workers; fixed once a group was published
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
     refused_since: float = float("inf")  # time since which workers are refused while too few others are alive
     values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members
@@ -197,7 +200,7 @@ class Membership:
             )
 
     def remove(self, now: float, id: str, reason: str = "connection") -> None:
-        """Remove a worker. Reason `drain`: it left on purpose, and all members agreed on its last step."""
+        """Remove a worker. Reason `drain`: the worker left on purpose, and all members agreed on its last step."""
         worker = self.alive_workers.pop(id, None)
         if worker is None:
             return
@@ -276,7 +279,7 @@ class Membership:
         self.unregistered_ids = set(self.members)
 
     def _skip_past(self, now: float, generation: int) -> None:
-        """Open a number above `generation`, which another coordinator issued: workers acknowledge only newer ones."""
+        """Open a generation after `generation` of another coordinator: workers acknowledge only newer generations."""
         if self.is_published:
             self.open_time, self.must_abort = now, False
         self.generation = generation + 1
@@ -284,7 +287,7 @@ class Membership:
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
         """Return True if a worker is silent. A step of the group proves that all members were alive."""
-        may_train = worker.acked_generation < self.generation or self.is_published  # if the worker is a member
+        may_train = worker.acked_generation < self.generation or self.is_published  # counts only for members
         is_training_member = may_train and worker.id in self.members
         last_sign = max(worker.last_seen_time, self.last_progress_time) if is_training_member else worker.last_seen_time
         return now - last_sign > self.config.silence_seconds
@@ -360,7 +363,7 @@ class Membership:
         self.events.append({"event": "verdict", "code": code, "message": text})
 
     def _yield_to(self, now: float, hello: Message) -> None:
-        """Adopt the fingerprint of a training group: it outranks workers that arrived earlier."""
+        """Adopt the fingerprint of a training group: the group outranks workers that arrived earlier."""
         previous_fingerprint, self.fingerprint = self.fingerprint, hello["fingerprint"]
         if previous_fingerprint in ({}, self.fingerprint):
             return

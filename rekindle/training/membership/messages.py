@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
-from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
 from rekindle.errors import rule
 from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
@@ -12,7 +12,8 @@ from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Step = Annotated[int, Field(ge=-1, lt=2**53)]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
-Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]  # it is logged
+# without control characters, since names are logged
+Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
 typed_dict: Any = TypedDict  # type checkers accept only a call with literals

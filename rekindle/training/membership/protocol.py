@@ -38,10 +38,10 @@ from typing import Any
 from argolocal.manifest.training_jobs import JOBS
 
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same version
-PORT = JOBS["PyTorchJob"].port[1]  # of the coordinator, unless MASTER_PORT is set
-MAX_LINE = 1 << 20  # bytes of a message
-MAX_TEXT = 64 << 10  # characters of an error message
-MAX_VALUE = 256 << 10  # characters of a value for other members
+PORT = JOBS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
+MAX_LINE = 1 << 20  # maximum number of bytes of a message
+MAX_TEXT = 64 << 10  # maximum number of characters of an error message
+MAX_VALUE = 256 << 10  # maximum number of characters of a value for other members
 
 Message = dict[str, Any]
 Address = tuple[str, int]

@@ -11,7 +11,7 @@ from rekindle.keys import MODEL
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
 
-FILES = ("model.safetensors", "model.json")  # the last one marks the training as complete
+FILES = ("model.safetensors", "model.json")  # the last file marks the training as complete
 
 
 class ReusableModel:

@@ -41,13 +41,15 @@ from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encod
 from rekindle.training.membership.reuse import ReusableModel
 from rekindle.training.spec import TrainingSpec
 
-DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train, without the time that they wait
+# environment variable: seconds that the workers may train; time that they wait does not count
+DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
 LATE_TICK_S = 0.05  # a tick with a longer delay counts as a pause of the coordinator
-MAX_UNVERIFIED = 128  # connections without a proof, in addition to one per worker; further connections close the oldest
-MAX_UNREAD = 64 << 20  # bytes buffered for a peer that does not read
-RECORD_TIMEOUT_S = 10.0  # for recording the model for reuse at the end of a run
-LOG_INTERVAL_S = 60.0  # between two log lines about rejected connections
+# maximum number of connections without a proof, in addition to one per worker; further ones close the oldest
+MAX_UNVERIFIED = 128
+MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
+RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
+LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
 
 
 class Coordinator:
@@ -84,7 +86,7 @@ class Coordinator:
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.exit_code, ticker}, return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
-            ticker.result()  # raises its error: without ticks no silent worker would be dropped
+            ticker.result()  # raises the error of `_tick`: without ticks, no silent worker would be dropped
         code = await self.exit_code
         ticker.cancel()
         server.close()
@@ -97,7 +99,8 @@ class Coordinator:
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
         port = int(os.environ.get(exporter.VARIABLE) or 0)
-        if port and not (host or "").startswith("127."):  # on a loopback address every local user could read them
+        # on a loopback address, every local user could read the metrics
+        if port and not (host or "").startswith("127."):
             try:
                 return await self.exporter.serve(host, port)
             except OSError as error:
@@ -238,7 +241,7 @@ class Coordinator:
             except RekindleError as error:
                 return self.end(fail(error))
         if self.exit_code.done():
-            return  # another check was faster
+            return  # another check has already ended the run
         if model:  # model["step"] is the last step; the newest heartbeat may be older
             self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
             with contextlib.suppress(TimeoutError):
@@ -256,7 +259,7 @@ class Coordinator:
                 was_held = lease.is_held
                 await asyncio.to_thread(lease.renew)
                 if not was_held:
-                    self.ledger.note("coordinator", id=self.id)  # only now: the prefix might belong to another run
+                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might belong to another run
                 is_reported = False
             except StorageError as error:
                 if not is_reported:
@@ -320,7 +323,7 @@ class Connection(asyncio.Protocol):
         if kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
-            if message["join"]["generation"] > 1000 * time.time():  # more than one generation per millisecond
+            if message["join"]["generation"] > 1000 * time.time():  # too high even for one generation per millisecond
                 raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]
             self.coordinator.connections[self.worker] = self
@@ -343,7 +346,8 @@ def log(text: str) -> None:
 
 def main(argv: list[str]) -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # every worker needs a connection
+    # the limit of open files must allow one connection per worker
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     try:
         spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
     except RekindleError as error:
@@ -359,7 +363,8 @@ def main(argv: list[str]) -> int:
             code = fail(error)
         except Exception:
             traceback.print_exc()
-        finally:  # asyncio and Python would wait for requests to an object store that may be unresponsive for minutes
+        # asyncio and Python would wait for requests to the object store, which may be unresponsive for minutes
+        finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
             os._exit(code)

@@ -18,7 +18,7 @@ LOSS = "loss"
 class Choice(Section):
     """The possible values of one setting: a list or a range."""
 
-    choices: list[Any] = Field(default_factory=list, description="list of values; a plain list is short for it")
+    choices: list[Any] = Field(default_factory=list, description="list of values; the config may have a plain list")
     low: float | None = Field(None, description="minimum of a range")
     high: float | None = Field(None, description="maximum of a range, inclusive")
     log: bool = Field(False, description="sample on a logarithmic scale")
@@ -60,17 +60,17 @@ class Choice(Section):
 class Sweep(Section):
     """Settings of a sweep."""
 
-    # without the section `data`: all trials share the dataset
+    # the section `data` cannot be searched: all trials share the dataset
     space: dict[Literal["train", "model"], dict[str, Choice]] = Field(
-        description="by section and key: list of values, or {low, high, log, step}"
+        description="section and key → list of values, or {low, high, log, step}"
     )
     trials: int = Field(27, ge=1, description="number of trials to start")
-    parallel: int = Field(2, ge=1, description="pods that train at the same time; does not change the result")
+    parallel: int = Field(2, ge=1, description="pods that train at the same time; no effect on the result")
     sampler: Literal["tpe", "random", "grid"] = Field("tpe", description="sampler of Optuna that chooses the settings")
-    batch: int = Field(0, ge=0, description="trials chosen at the same time (0: a third of them with tpe, else all)")
+    batch: int = Field(0, ge=0, description="trials chosen at the same time (0: with tpe a third, else all)")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
-    better: Literal["lower", "higher"] = Field("lower", description="better values of the metric")
+    better: Literal["lower", "higher"] = Field("lower", description="whether lower or higher values are better")
     rungs: int = Field(3, ge=1, le=8, description="number of comparisons, with the final one (1: no early stop)")
     reduction: int = Field(
         3, ge=2, description="reduction factor η: each rung continues the best 1/η of the trials, for η times the steps"
@@ -142,7 +142,8 @@ class Sweep(Section):
         if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
             raise ValueError(
                 f"sweep.rungs is {self.rungs}: the first rung is after {first:.3g} {unit}, before the first "
-                f"validation. Set train.validation_{unit} to at most that, or lower sweep.rungs or sweep.reduction"
+                f"validation. Set train.validation_{unit} to at most {first:.3g}, or lower sweep.rungs or "
+                "sweep.reduction"
             )
 
 
@@ -165,7 +166,7 @@ def default(sweep: Sweep, train: Any, model: Any) -> Settings:
 
 
 def whole_numbers(sweep: Sweep, train: Any, model: Any) -> dict[str, bool]:
-    """Return by dotted path if the setting is an integer, like its value in the config."""
+    """Map the path of each setting to True if it is an integer, like its value in the config."""
     return {path: type(value) is int for path, value in _config_values(sweep, train, model).items()}
 
 

@@ -18,11 +18,11 @@ class Trial:
 
     number: int
     settings: Settings
-    attrs: dict[str, Any] = field(default_factory=dict)  # for the sampler
+    attrs: dict[str, Any] = field(default_factory=dict)  # attributes that Optuna's sampler needs
     values: dict[int, float | None] = field(default_factory=dict)  # metric by rung; None: the trial failed
-    steps: int = 0  # updates made
-    sha256: str = ""  # of the trial's weights
-    why: str = ""  # reason of its failure
+    steps: int = 0  # number of updates
+    sha256: str = ""  # sha256 of the trial's weights
+    why: str = ""  # reason why the trial failed
 
     @property
     def rung(self) -> int:

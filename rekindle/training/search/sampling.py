@@ -29,7 +29,7 @@ def ask(
     space = {path: distribution(choice, whole.get(path, False)) for path, choice in sweep.choices()}
     study = optuna.create_study(direction="minimize", sampler=_sampler(sweep, len(previous), space))
     sign = 1 if sweep.better == "lower" else -1
-    for trial in previous:  # only values of the first rung: all trials trained for its number of steps
+    for trial in previous:  # the sampler compares values of the first rung, since all trials have reached that rung
         value = trial.values.get(0)
         state = TrialState.FAIL if value is None else TrialState.COMPLETE
         study.add_trial(

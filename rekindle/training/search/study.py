@@ -21,7 +21,7 @@ from rekindle.training.search.rounds import Trial
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-FOLDER = "search"  # below the name of the workflow
+FOLDER = "search"  # folder below the name of the workflow
 
 
 class Study:

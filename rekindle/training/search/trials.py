@@ -41,7 +41,7 @@ def train(study: Study, number: int, share: list[int], common: Mapping[str, Any]
             raise SystemExit(143)
         if code:
             raise RekindleError(
-                f"trial {trial.number} exited with code {code}. A restarted pod continues it from its checkpoint."
+                f"trial {trial.number} exited with code {code}. A restarted pod continues from its checkpoint."
             )
 
 
@@ -73,7 +73,7 @@ def _train(study: Study, trial: Trial, rung: int, common: Mapping[str, Any], exp
     run_id = _try_tracking(lambda: _start_child_run(trial, experiment, run)) or ""
     try:
         work(specification(study, trial, rung, common, run_id))
-    except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # caused by the settings
+    except (ConfigError, DataError, torch.OutOfMemoryError) as error:  # errors that the settings of the trial cause
         say(f"trial {trial.number} failed: {error}")
         failure = json.dumps({"value": None, "why": str(error)})
         study.store.put(f"{study.output(trial.number, rung)}/failed.json", failure.encode())
@@ -108,7 +108,7 @@ def run_forked(call: Callable[[], None]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until our handler is installed
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # blocked until our handler is installed
     pid = os.fork()
     if not pid:
         _run_child(call, parent)

@@ -3,7 +3,7 @@
     code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
 
 Both trainings are the PyTorchJob of one rendered manifest, run by the local controller: a coordinator and launchers as
-real processes. An attack is a signal to some of those processes; the recovery is the product's own.
+real processes. An attack is a signal to some of those processes; Rekindle itself recovers.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from rekindle.view.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.view.demo.screen import AttackRecord, Recording, Run, View, live_view
 from rekindle.workload import load, prepare
 
-RESUME_AFTER_S = 3.0  # seconds until a stopped process gets SIGCONT
+RESUME_AFTER_S = 3.0  # time until a stopped process gets SIGCONT
 UNDISTURBED, DISTURBED = "undisturbed", "under attack"
 
 
@@ -45,9 +45,9 @@ class Plan:
     """Options of the command."""
 
     workers: int = 3
-    seconds: float = 3.0  # between attacks
+    seconds: float = 3.0  # time between attacks
     steps: int = 1500
-    seed: int = 0  # for the random choice of victims
+    seed: int = 0  # seed of the random choice of victims
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    Attack(signal.SIGTERM, "launcher"),  # as on a node preemption: the worker leaves in order
+    Attack(signal.SIGTERM, "launcher"),  # like a preemption of the node: the worker leaves after its step
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
     Attack(signal.SIGKILL, "trainer"),
@@ -133,7 +133,7 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is cached: both train
+    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # no results are reused: both trainings train
     for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)
@@ -164,7 +164,7 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
             )
             training.repeated_steps.clear()
         if not (recording.attacks or recording.healthy):
-            last_attack_time = time.monotonic()  # the first attack waits until all have started
+            last_attack_time = time.monotonic()  # the first attack waits until all processes have started
         share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # all attacks must happen, even on a fast machine
         is_late = training.step >= share * plan.steps
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
@@ -179,7 +179,7 @@ def signal_processes(attack: Attack, training: Training, recording: Recording, r
     """Send the signal of an attack; returns the new record of the attack."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
-    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first the workers that restart without backoff
+    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # prefer workers that restart without a delay
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
     pids = {pid for name in names for pid in targets(attack, training, name)}
     seconds = recording.disturbed.seconds
@@ -208,7 +208,7 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         record.pids = set()
-    if record.next_step_after_s is None and training.step >= record.step + 2:  # one step may have been in progress
+    if record.next_step_after_s is None and training.step >= record.step + 2:  # + 2: one step may have been in progress
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]
         if restored and len(record.victims) == len(training.names):  # no worker survived

@@ -32,7 +32,7 @@ from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
-GRACE_S = 0.3  # for the processes to end when the demo is stopped
+GRACE_S = 0.3  # time for the processes to end when the demo is stopped
 CHILDREN_GRACE_S = 1.0  # additional time for their children, which die with them
 TOLERATED_LAG = 5  # steps that the observation of one worker may lag behind another's
 COORDINATOR = "coordinator"
@@ -60,13 +60,13 @@ class Training:
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
-        self.members: tuple[str, ...] = ()  # of the newest group
-        self.group_count = 0  # published so far
+        self.members: tuple[str, ...] = ()  # members of the newest group
+        self.group_count = 0  # number of groups published so far
         self.resumed_steps: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
-        self.step = 0  # the newest of any worker
+        self.step = 0  # newest step of any worker
         self.repeated_steps: list[int] = []  # steps that were trained a second time
-        self._snapshot_steps: dict[Path, int] = {}  # by snapshot file
-        self._answering_pid = 0  # of the coordinator that last accepted a connection
+        self._snapshot_steps: dict[Path, int] = {}  # snapshot file → its newest step
+        self._answering_pid = 0  # pid of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
     @property

@@ -4,7 +4,8 @@
         ...                                 # update the recording
         view.tick()                         # often
 
-The picture redraws itself on a terminal; plain lines go anywhere else. Times are seconds of `time.monotonic()`.
+A terminal shows the picture, which redraws itself; any other output gets plain lines. Times are seconds of
+`time.monotonic()`.
 """
 
 import time
@@ -28,7 +29,7 @@ from rich.text import Text
 from argolocal.common.wording import duration
 from argolocal.view.display import is_terminal
 
-# character and style of a process by its state; the first wins where a column covers several
+# state of a process → its character and style; a column with several states shows the first of this order
 STYLES = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
@@ -48,16 +49,16 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 class AttackRecord:
     """One attack and its consequences. Times are seconds since the attack, None until known."""
 
-    seconds: float  # since the training began
-    description: str  # "SIGKILL worker-1"
+    seconds: float  # time since the training began
+    description: str  # such as "SIGKILL worker-1"
     victims: tuple[str, ...]
     signal_number: int
     pids: set[int]  # the signalled processes
-    step: int  # the newest training step before the attack
-    group_count: int = 0  # generations published before the attack
-    resume_count: int = 0  # restores from a checkpoint before the attack
+    step: int  # newest training step before the attack
+    group_count: int = 0  # number of generations published before the attack
+    resume_count: int = 0  # number of restores from a checkpoint before the attack
     next_step_after_s: float | None = None
-    back_after_s: float | None = None  # until every victim has rejoined
+    back_after_s: float | None = None  # time until every victim has rejoined
     lost_steps: int = 0
 
     @property
@@ -311,4 +312,4 @@ def summary(recording: Recording) -> str:
 
 
 def conclusion(recording: Recording) -> str:
-    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: these are not the same weights"
+    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: the weights are not the same"

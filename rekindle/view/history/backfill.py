@@ -1,4 +1,4 @@
-"""Runs past weeks of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
+"""Catches up on missed runs of a schedule, several at a time. All state is in the runs: `kill -9` loses nothing.
 
 The models of such runs are evaluated and recorded, but never released: the gate reads the parameter `backfill`.
 """
@@ -24,13 +24,13 @@ from rekindle.errors import ConfigError
 from rekindle.view.history.weeks import Week
 
 POLL_INTERVAL_S, CLUSTER_POLL_INTERVAL_S = 0.5, 5.0
-FOLDER = "backfill"  # below the home: manifests, and the output of the runs
+FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
 
 
 def backfill(
     weeks: Iterable[Week], run: Callable[[Week], dict[str, Any]], parallel: int, note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run all weeks, `parallel` at a time; returns their rows, in order. A failure does not stop the others."""
+    """Run all `weeks`, `parallel` at a time; returns a row per run, in order. A failure does not stop other runs."""
 
     def run_week(week: Week) -> dict[str, Any]:
         note(f"{week.name} is the run of {week.time:%Y-%m-%d %H:%M} UTC")
@@ -48,11 +48,11 @@ def backfill(
 
 
 def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]:
-    """Run or resume a week on this machine; returns its status. Raises ConfigError if it cannot start."""
+    """Start or resume a missed run on this machine; returns its status. Raises ConfigError if it cannot start."""
     files = RunFiles(home, week.name)
     homes.make(home)
     (home / FOLDER).mkdir(exist_ok=True)
-    while files.runner():  # started by a backfill that was killed
+    while files.runner():  # a backfill that was killed has started this run
         time.sleep(POLL_INTERVAL_S)
     log = home / FOLDER / f"{week.name}.log"
     if not (files.root / "manifest.yaml").exists():
@@ -62,7 +62,9 @@ def run_here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]
         pairs = [f"{name}={value}" for name, value in week.parameters.items()]
         _rekindle(log, "run", "--manifest", str(file), *(flag for pair in pairs for flag in ("-p", pair)))
     elif _manifest_hash(files.workflow()) != _manifest_hash(manifest):  # the name has only the start of the hash
-        raise ConfigError(f"{week.name} belongs to another config: `rekindle prune` removes it, or change the name.")
+        raise ConfigError(
+            f"{week.name} belongs to another config: remove the run (`rekindle prune`), or change the name."
+        )
     elif files.load()[0].get("phase") != "Succeeded":
         _rekindle(log, "resume", week.name)
     if not (files.root / "manifest.yaml").exists():
@@ -82,7 +84,7 @@ def _rekindle(log: Path, *arguments: str) -> None:
 
 
 def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any]:
-    """Submit or resume a week of a schedule, and wait for its end; returns its status. Raises ConfigError, ApiError."""
+    """Submit or resume a missed run, and wait for its end; returns its status. Raises ConfigError, ApiError."""
     if not cluster.find(workflows.WORKFLOWS, week.name):
         workflow = workflows.scheduled_workflow(cluster, schedule, week.parameters)
         workflow["metadata"]["name"] = week.name
@@ -95,13 +97,16 @@ def run_on_cluster(cluster: Cluster, schedule: str, week: Week) -> dict[str, Any
 
 
 def week_runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cluster | None) -> Any:
-    """Return the function that runs a week. Raises ConfigError if the schedule on the cluster has another config."""
+    """Return the function that starts or resumes a missed run.
+
+    Raises ConfigError if the schedule on the cluster has another config.
+    """
     if not cluster:
         return partial(run_here, home, manifest)
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
     if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
         raise ConfigError(
-            f"the schedule {schedule} on the cluster has another config: apply this one with `rekindle schedule "
-            "CONFIG` first, or give the config of the schedule."
+            f"the schedule {schedule} on the cluster has another config: apply the given one with `rekindle "
+            "schedule CONFIG` first, or give the config of the schedule."
         )
     return partial(run_on_cluster, cluster, schedule)

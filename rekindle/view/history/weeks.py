@@ -14,7 +14,7 @@ from rekindle.errors import ConfigError
 from rekindle.view import outcome
 
 BASE36_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-HASH_LENGTH = 3  # of the manifest hash in a name, which is then as long as the name of a scheduled run
+HASH_LENGTH = 3  # characters of the manifest hash in a name: so the name is as long as that of a scheduled run
 
 
 @dataclass(frozen=True)

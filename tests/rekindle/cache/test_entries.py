@@ -21,17 +21,17 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     recorded = entry("w-1/prepare")
     assert entries.record(s3, recorded)  # a step records before Argo uploads
     assert entries.find(s3, recorded.key) is None
-    s3.put("w-1/prepare/dataset/part", b"12")  # torn
+    s3.put("w-1/prepare/dataset/part", b"12")  # incomplete
     assert entries.find(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"123")
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
     assert entries.find(s3, recorded.key) == recorded
     assert entries.find(s3, recorded.key, days=-1) is None
-    s3.delete(["w-1/prepare/dataset/part"])  # by `rekindle prune`
+    s3.delete(["w-1/prepare/dataset/part"])  # as `rekindle prune` does
     assert entries.find(s3, recorded.key) is None
 
 
-def test_one_of_several_concurrent_entries_is_recorded_and_an_invalid_one_is_replaced(s3: Store) -> None:
+def test_one_of_several_concurrent_entries_is_recorded_and_an_invalid_entry_is_replaced(s3: Store) -> None:
     recorded = entry("w-2/prepare")
     several = [replace(recorded, at=f"w-2/prepare-{number}") for number in range(8)]
     for other in several:

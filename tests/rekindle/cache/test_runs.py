@@ -96,7 +96,7 @@ def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
     late = run_pipeline(
         "--set", "train.seed=5", "-p", "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"})
     )
-    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # its pod found the entry
+    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # the pod has found the entry
     assert s3.get(f"{late['workflow']}/first/cached").decode() == f"{first['workflow']}/first"
     assert s3.get(f"{late['workflow']}/first/folder/number") == b"5"
 

@@ -109,7 +109,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         args = shlex.split(example.partition(" | ")[0])
         while isinstance(called, click.Group):
             called, args = called.commands[args[0]], args[1:]
-        with contextlib.suppress(click.exceptions.Exit):  # of --help
+        with contextlib.suppress(click.exceptions.Exit):  # `--help` raises Exit
             called.make_context(name, args)
     documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     assert f"rekindle {name}" in documents
@@ -165,7 +165,7 @@ def test_config_shows_each_value_and_its_origin(tmp_path: Path):
     assert any(line.endswith("default") for line in origins.values())
 
 
-def test_config_explains_a_key_and_those_of_a_workload_if_it_gets_the_config(tmp_path: Path):
+def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Path):
     explained = rekindle("config", "--explain", "train.schedule", cwd=tmp_path).stdout
     assert explained.startswith('train.schedule: linear | cosine | constant  (default: "linear")\n')
     keys = [
@@ -186,7 +186,7 @@ def test_a_mistyped_variable_is_refused(tmp_path: Path, name: str):
     assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
 
 
-def test_json_is_one_object_on_stdout(tmp_path: Path):
+def test_json_output_is_one_object_on_stdout(tmp_path: Path):
     file = write_manifest(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
     done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -348,7 +348,7 @@ def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
     assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
-def test_refused_commands_print_json_too(tmp_path: Path):
+def test_refused_commands_also_print_json(tmp_path: Path):
     refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
     assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
 

@@ -148,7 +148,7 @@ def test_every_command_is_run_in_a_user_project() -> None:
 
 
 @pytest.mark.parametrize("command", READING_COMMANDS)
-def test_a_reading_command_uses_the_project_and_its_run(project: Project, command: str) -> None:
+def test_a_command_that_reads_runs_uses_the_project(project: Project, command: str) -> None:
     for line, pattern in READING_COMMANDS[command]:
         out = project(line.format(run=project.run))
         assert re.search(pattern.replace("{run}", project.run), out), out

@@ -111,6 +111,6 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/") and f"/runs/{run_id}?" in page, (
         done.stderr
     )
-    newest = rekindle("ui", cwd=tmp_path).stdout  # perhaps a run of another test
+    newest = rekindle("ui", cwd=tmp_path).stdout  # the newest run may be of another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"the run {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr

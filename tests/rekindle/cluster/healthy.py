@@ -22,7 +22,7 @@ class HealthyCluster(ApiServer):
         self.denied: set[tuple[str, str]] = set()  # resource, verb
         self.webhook = True
         self.lost = 0  # number of responses to the creation of a pod to lose
-        self.states: dict[str, Object] = {}  # by image, of the containers of the probe's pod
+        self.states: dict[str, Object] = {}  # image → state of the container of the probe's pod
         self.unscheduled = ""
         for api, names in {
             "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),

@@ -61,7 +61,9 @@ def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
     assert logging.getLogger().handlers == handlers, "no handler is left behind"
 
 
-def test_of_several_kubeconfigs_the_broken_is_named(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_broken_file_of_several_kubeconfigs_is_named(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "broken").write_text("a: [b")
     monkeypatch.setenv("KUBECONFIG", f"{server.kubeconfig}:{tmp_path / 'broken'}:{tmp_path / 'none'}")
     with pytest.raises(ConfigError, match=f"kubeconfig {tmp_path / 'broken'} cannot be used"):

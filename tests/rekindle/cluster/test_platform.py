@@ -163,7 +163,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
     for name, spec in specs:
         assert violations(spec) == [], name
         assert spec["automountServiceAccountToken"] is False, name
-    executor = workflow["spec"]["executor"]["serviceAccountName"]  # its token is in the Secret below
+    executor = workflow["spec"]["executor"]["serviceAccountName"]  # the token of this account is in the Secret below
     assert ("ServiceAccount", executor) in objects and ("Secret", f"{executor}.service-account-token") in objects
 
 

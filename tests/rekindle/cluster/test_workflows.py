@@ -250,7 +250,7 @@ def test_schedule_prints_changes_and_keeps_fields_of_others(server: ApiServer, c
     assert server.objects[f"{ARGO}/cronworkflows"]["cards"]["status"] == {"active": []}
 
 
-def test_a_refused_submit_is_reported_as_such(server: ApiServer, cluster: Cluster):
+def test_the_error_of_a_refused_submit_has_the_servers_reason(server: ApiServer, cluster: Cluster):
     server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):
         workflows.submit(cluster, workflows.submission(manifest(), {}, "models"))

@@ -105,7 +105,7 @@ def test_missing_controllers_and_controllers_of_other_namespaces_are_found(serve
 
 
 @pytest.mark.parametrize("gang, scheduler", [("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")])
-def test_an_operator_without_the_gang_scheduler_is_found(server: HealthyCluster, gang: str, scheduler: str):
+def test_an_operator_without_the_gang_scheduler_is_reported(server: HealthyCluster, gang: str, scheduler: str):
     settings = {"gang": gang, "queue": "q"}
     checks = run_checks(settings)
     assert failures(checks) == {"gang": "the training operator does not have --gang-scheduler-name"}

@@ -106,7 +106,7 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
-def test_a_champion_that_was_set_by_hand_counts(s3: Store, name: str, register: Register) -> None:
+def test_a_promotion_respects_a_champion_that_was_set_by_hand(s3: Store, name: str, register: Register) -> None:
     first, second, third = register(), register(), register()
     promotion.promote(s3, name, first, "", "cards-1")
     promotion.promote(s3, name, second, first, "cards-2")

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from rekindle.errors import DataError
-from rekindle.release.validation import LARGE, parse
+from rekindle.release.validation import LARGE_BODY_BYTES, parse
 
 
 class Point(BaseModel):
@@ -88,7 +88,7 @@ KEYS = ",".join(f'"{number}": ""' for number in range(MANY >> 2))
     ],
     ids=["values", "lists", "dictionary", "keys"],
 )
-def test_a_body_full_of_errors_costs_no_more_than_a_valid_one(fields: str, message: str) -> None:
+def test_a_body_full_of_errors_costs_no_more_than_a_valid_body(fields: str, message: str) -> None:
     body = b'{"instances": [{' + fields.encode() + b"}]}"
     tracemalloc.start()
     try:
@@ -106,7 +106,7 @@ class Either(BaseModel):
 
 def test_a_large_request_is_parsed_like_a_small_one() -> None:
     rows = [{"points": [{"x": 1.5, "y": 2}], "location": {"a": 1.0}, "name": "x", "count": 3}, {"x": 1, "y": 2}]
-    body = json.dumps({"instances": rows * LARGE}).encode()
+    body = json.dumps({"instances": rows * LARGE_BODY_BYTES}).encode()
     request = parse(Either, body)
     assert request == Either.model_validate_json(body, strict=True)
     assert [type(instance) for instance in request.instances[:2]] == [Instance, Point]

@@ -128,7 +128,7 @@ def test_the_error_for_get_predict_names_the_method(server: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"])
-def test_the_error_for_a_wrong_path_has_the_right_one(server: Running, path: str) -> None:
+def test_the_error_for_a_wrong_path_has_the_right_path(server: Running, path: str) -> None:
     answer = server.client.post(path, json={}) if "score" in path or "predict" in path else server.client.get(path)
     assert answer.status_code == 404
     assert "echo" in answer.json()["error"]
@@ -286,7 +286,7 @@ def test_a_killed_server_leaves_no_process(sha256: str) -> None:
         model.wait(10)
 
 
-def test_after_sigterm_requests_in_flight_and_new_ones_are_answered(
+def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with Running(f"--model={PREFIX}", "--processes=2", "--drain-seconds=600") as server:

@@ -88,7 +88,8 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
 def test_a_sender_that_dies_leaves_the_receivers_state_intact(s3: Store, shared: pytest.MonkeyPatch) -> None:
     receiver, sender = member("a", 5, True, s3, shared), member("b", 9, False, s3, shared)
     whole = sender.state.memory
-    sender.state.memory = torch.empty(0, device="meta")  # its broadcast fails, as if it died in the middle
+    # the broadcast of this sender fails, as if it died in the middle
+    sender.state.memory = torch.empty(0, device="meta")
     errors = agree(receiver, sender)
     assert all(errors)
     assert receiver.state.step == 5 and bool((receiver.state.memory == 5).all())

@@ -41,7 +41,9 @@ def test_a_paused_training_ends_with_the_same_weights(crew: Crew, s3: Store, str
     assert not list(s3.list("pause-alone/0.5/model.safetensors")) and list(s3.list("pause-alone/1/model.safetensors"))
 
 
-def test_workers_pause_together_and_another_number_continues(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
+def test_workers_pause_together_and_any_number_of_workers_continues(
+    crew: Crew, s3: Store, straight: dict[str, Any]
+) -> None:
     for until, names in ((0.5, "ab"), (0.75, "c"), (1, "def")):
         argv = paused("pause-several", until, workers=len(names))
         coordinator = crew.coordinator(argv)

@@ -39,7 +39,7 @@ def test_killing_four_workers_one_after_the_other_does_not_change_the_model(crew
         crew.release(number)
     successors = [crew.worker(f"w{i}", settings) for i in (0, 1)]
     assert coordinator.code() == 0, "".join(member.said() for member in successors)
-    assert any("was found in shared memory" in member.said() for member in successors)  # one may start too late
+    assert any("was found in shared memory" in member.said() for member in successors)  # one worker may start too late
     assert undisturbed.code() == 0, undisturbed.said()
     sha256, steps = result(s3, name, "alone")
     assert result(s3, name, "killed") == (sha256, steps)

@@ -34,6 +34,6 @@ def test_a_sound_workload_is_tried_again_only_after_a_change(tmp_path: Path) -> 
     assert len(log.read_text()) > len(built)
 
 
-def test_a_process_that_dies_refuses_nothing(tmp_path: Path) -> None:
+def test_a_rehearsal_whose_process_dies_refuses_no_workload(tmp_path: Path) -> None:
     code = TEMPLATE.replace("    from torch import nn\n", "    import os\n\n    os._exit(9)\n")
     check_trainable(write_workload(tmp_path, "dying", code))

@@ -54,7 +54,7 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     assert not follower.is_alive()
 
 
-def test_logs_merge_steps_and_replicas_and_follow_new_pods(server: ApiServer, out: io.StringIO):
+def test_logs_contain_steps_replicas_and_new_pods(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
     server.write_log("demo-prepare-1", "one")
     until("the line", lambda: "prepare(0) | one\n" in out.getvalue())
@@ -261,7 +261,8 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
     }
     command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
     template = {"name": "prepare", "container": {"image": "rekindle:0.1", **command}}
-    other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # it cannot read logs
+    # this container cannot read logs
+    other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
     spec = {"templates": [other, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}

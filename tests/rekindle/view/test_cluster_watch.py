@@ -141,7 +141,7 @@ def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_p
     ]
 
 
-def test_status_of_a_run_has_the_endpoint_and_the_hash_of_its_manifest(server: ApiServer, tmp_path: Path):
+def test_the_status_of_a_run_has_its_endpoint_and_manifest_hash(server: ApiServer, tmp_path: Path):
     workflow = run("Succeeded", verdict="release")
     workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
     server.put(WORKFLOWS_AT, workflow)

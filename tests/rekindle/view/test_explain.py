@@ -59,7 +59,7 @@ def test_explain_reports_active_and_aborted_trainings(tmp_path: Path, s3: Store)
     assert "Then the run was aborted: worker-0: the gradient is not finite" in text
 
 
-def test_explain_of_a_run_before_its_training(tmp_path: Path, s3: Store) -> None:
+def test_explain_says_if_no_worker_has_trained_yet(tmp_path: Path, s3: Store) -> None:
     make_run(tmp_path, s3, "fresh", [])
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
 

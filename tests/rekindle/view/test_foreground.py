@@ -51,7 +51,7 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
         {"name": "first", "template": "long"},
         {"name": "never", "template": "twice", "depends": "first"},
     ]
-    manifest["spec"]["templates"][1]["daemon"] = True  # it continues while the runner is busy
+    manifest["spec"]["templates"][1]["daemon"] = True  # the daemon continues while the runner is busy
     file = write_manifest(tmp_path / "w.yaml", manifest)
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip

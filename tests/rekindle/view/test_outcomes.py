@@ -149,7 +149,7 @@ def test_a_conflicting_traffic_switch_is_retried() -> None:
 
 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])
-def test_a_permanent_failure_ends_the_run_and_changes_no_serving(step: str) -> None:
+def test_a_permanent_failure_ends_the_run_and_keeps_the_served_model(step: str) -> None:
     run = Run(lambda name, n: ("job failed" if step == "train" else "wrong data") if name == step else None)
     assert run.phase == "Failed"
     assert run.started.count(step) == 1  # a retry would not help

@@ -138,7 +138,7 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
             model.roll_back(version)
     with pytest.raises(ConfigError, match='the model "sales" is not served here'):
         roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
-    assert model.roll_back("1")["before"] == ""  # it is already serving
+    assert model.roll_back("1")["before"] == ""  # version 1 is already serving
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
@@ -177,7 +177,7 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
     model.kinds["Deployment"].apply(model.rename(release("3")))
     quick = {"spec": {"template": model.rename(release("1"))["spec"]["template"]}}
-    LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)  # now it becomes ready
+    LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)  # now the Deployment becomes ready
     rollback.join(60)
     assert [str(error) for error in failed] == [
         f"the rollback of {model.name} to version 1 is cancelled: by now the champion is version 3. The rollback to "
@@ -319,7 +319,7 @@ def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> N
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 
-def test_after_its_deployment_was_deleted_another_version_can_be_chosen(model: Model) -> None:
+def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(model: Model) -> None:
     for _ in range(3):
         model.release()
 

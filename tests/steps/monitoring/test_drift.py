@@ -83,7 +83,7 @@ def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> No
     assert [check_drift(model, **inputs).again for _ in range(2)] == [True, True], "a repeated step decides the same"
     model.server.predict(*ids(300, 100, 199))
     later = check_drift(model, **inputs | {"workflow": ""})
-    assert not later.again and "drift.min_days_between lets it train in 7.0 days" in later.reason
+    assert not later.again and "drift.min_days_between allows a training in 7.0 days" in later.reason
     model.server.predict(*ids(300, 100, 199))
     assert check_drift(model, retrain=True, min_days_between=0).again
 

@@ -27,7 +27,7 @@ def test_the_api_server_knows_every_field_of_our_objects(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
-def test_a_restricted_namespace_accepts_its_pods(kind: str) -> None:
+def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> None:
     """Source: the Pod Security Standards, profile restricted."""
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
@@ -44,7 +44,7 @@ def test_a_restricted_namespace_accepts_its_pods(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
 def test_pods_get_a_token_only_if_they_need_it(kind: str) -> None:
     tokens = [pod.get("automountServiceAccountToken") for pod in pod_specs(KINDS[kind].manifest)]
-    needed = 1 if kind == "MPIJob" else 0  # its launcher reaches the workers by `kubectl exec`
+    needed = 1 if kind == "MPIJob" else 0  # the Launcher reaches the Workers by `kubectl exec`
     assert [token for token in tokens if token is not False] == [None] * needed
 
 

@@ -66,7 +66,7 @@ def test_the_operator_accepts_the_job() -> None:
         assert container["name"] == "pytorch"
         assert replica["template"]["metadata"]["labels"] == {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
     assert spec["runPolicy"]["cleanPodPolicy"] == "Running"  # workers are deleted when the coordinator is done
-    assert "backoffLimit" not in spec["runPolicy"]  # it would count every restart of every worker
+    assert "backoffLimit" not in spec["runPolicy"]  # a backoffLimit would count every restart of every worker
 
 
 def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator() -> None:

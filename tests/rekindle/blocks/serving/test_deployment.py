@@ -64,7 +64,7 @@ def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> No
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     retry = templates["deployment"]["retryStrategy"]
     assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
-    assert retry["backoff"]["duration"] == "2s"  # enough for the controller to observe it
+    assert retry["backoff"]["duration"] == "2s"  # enough time for the controller to observe the new Deployment
 
 
 def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
@@ -82,7 +82,7 @@ def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
     assert float(wait) < templates["verify"]["activeDeadlineSeconds"]
 
 
-def test_the_old_pods_serve_until_the_new_ones_are_ready() -> None:
+def test_the_old_pods_serve_until_the_new_pods_are_ready() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     (server,) = spec["template"]["spec"]["containers"]

@@ -85,7 +85,7 @@ def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(contr
         f"{i} {address}\n" for i in range(2)
     ]
     assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status["restarts"] == 0
-    wait(controllers, lambda _: "js" not in sets(controllers).jobs)  # its workers have ended
+    wait(controllers, lambda _: "js" not in sets(controllers).jobs)  # the workers of the JobSet have ended
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -296,7 +296,8 @@ def test_jobs_that_the_webhook_rejects_are_rejected(jobs: TrainingJobs, message:
 def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
     def interrupt_run(name: str, hours: float) -> Path:
         """Leave the shared memory of an interrupted run."""
-        (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine would sweep
+        # without this folder, any command on this machine would remove the shared memory
+        (tmp_path / "runs" / name).mkdir(parents=True)
         controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "runs" / name)[
             "PyTorchJob"
         ]

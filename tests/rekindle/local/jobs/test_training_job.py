@@ -69,7 +69,7 @@ WHERE = {
 FIRST = {  # the pod of rank 0, and the sum
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
-    "PaddleJob": ("master-0", 5),  # its workers are not numbered
+    "PaddleJob": ("master-0", 5),  # a PaddleJob does not number its workers
     "JAXJob": ("worker-0", 6),
 }
 # starts a process in every slot of the hostfile, like mpirun, and prints their outputs

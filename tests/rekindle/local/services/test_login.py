@@ -68,7 +68,7 @@ PATHS = (
 )  # fmt: skip
 
 
-def test_a_stranger_can_only_read_the_health(mlflow: Mlflow) -> None:
+def test_a_client_without_the_token_can_only_read_the_health(mlflow: Mlflow) -> None:
     cookies = (f"rekindle-mlflow-{mlflow.port}={mlflow.token}", "a=b", "")
     wrong = [{"Authorization": value} for value in ("Bearer x", f"Basic {mlflow.token}", "Bearer ", "")]
     wrong += [{}, *({"Cookie": cookie} for cookie in cookies)]

@@ -39,7 +39,7 @@ def code(status: int, body: bytes) -> tuple[int, str]:
     ("keys", "refusal"),
     [(("other", SECRET), "InvalidAccessKeyId"), ((KEY, "other"), "SignatureDoesNotMatch")],
 )
-def test_a_signature_with_only_one_correct_key_is_refused(
+def test_a_signature_with_a_wrong_access_or_secret_key_is_refused(
     endpoint: Endpoint, keys: tuple[str, str], refusal: str
 ) -> None:
     for version in ("s3v4", "s3"):

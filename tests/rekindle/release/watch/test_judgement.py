@@ -60,7 +60,7 @@ def draw_stats(
     ],
 )
 @pytest.mark.parametrize("percent", [5, 25])
-def test_all_of_a_hundred_canaries_find_a_bad_candidate_and_accept_a_good_one(
+def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
     fault: dict[str, Any], reason: str, percent: int
 ) -> None:
     draw = np.random.default_rng(percent)
@@ -84,7 +84,7 @@ def test_the_false_alarm_rates_are_as_promised() -> None:
     assert np.mean([shift_p_value(ks_distance(*pair), 400, 900, 0) <= 0.05 for pair in pairs]) <= 0.06
 
 
-def test_quantiles_of_buckets_approximate_those_of_the_values() -> None:
+def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
         assert quantile(buckets(values, SECONDS), q) == pytest.approx(np.quantile(values, q), rel=0.05)

@@ -18,7 +18,7 @@ def test_the_psi_follows_its_formula() -> None:
     assert shift([500, 500], [500, 500]).psi == 0
 
 
-def test_small_buckets_are_merged_and_a_large_one_is_not() -> None:
+def test_small_buckets_are_merged_and_a_large_bucket_is_not() -> None:
     assert merge_buckets([0, 0, 100, 0], [5, 0, 90, 5]) == ([0, 100, 0], [5, 90, 5])
     assert merge_buckets([5] * 20, [1] * 20) == ([10] * 10, [2] * 10)
 

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rekindle.release.watch.scores import EDGES, MAX_OUTPUTS, Scores, count_numbers, numbers
 
 
-def test_predictions_of_every_form_have_numbers() -> None:
+def test_numbers_are_counted_in_predictions_of_every_form() -> None:
     digit = {"digit": 7, "probabilities": [0.25, 0.75], "sure": True}
     names = ["digit", "probabilities.0", "probabilities.1", "sure"]
     assert list(numbers(digit)) == list(zip(names, [7.0, 0.25, 0.75, 1.0], strict=True))

@@ -15,7 +15,7 @@ from random import Random
 
 from tests.proxy import Proxy, Write
 
-OUTAGE_S = 2.0  # of a service, for a command that survives it
+OUTAGE_S = 2.0  # outage of a service that the command survives
 DEADLINE_S = 240.0
 
 

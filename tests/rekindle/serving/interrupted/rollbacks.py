@@ -150,7 +150,7 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
             code, stdout, stderr, disturbance = cluster.type(version, moment)
             log.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
             if code == 0 or (stdout and promotion.pending_rollback(cluster.store, cluster.name) is None):
-                break  # it has reported its success, and nothing is left to finish
+                break  # the rollback has reported its success, and nothing is left to finish
             if code > 0 and "rollback to version" not in stderr and "does not answer" not in stderr + stdout:
                 problems += [] if "cannot be used" in stderr else [f"unexpected message: {stderr}"]
         else:

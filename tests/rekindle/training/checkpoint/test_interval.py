@@ -30,7 +30,7 @@ def test_an_automatic_interval_follows_young_within_bounds(
         assert interval.seconds() == pytest.approx(young, rel=1e-3)
 
 
-def test_more_losses_mean_more_checkpoints_also_in_the_next_process(now: list[float]) -> None:
+def test_more_losses_cause_more_checkpoints_also_in_the_next_process(now: list[float]) -> None:
     interval = CheckpointInterval(0, 0)
     interval.cost = 1.0
     calm = interval.seconds()
@@ -45,7 +45,7 @@ def test_more_losses_mean_more_checkpoints_also_in_the_next_process(now: list[fl
     assert later.seconds() == pytest.approx(interval.seconds(), rel=0.05)
 
 
-def test_fixed_intervals_in_seconds_and_steps_are_used(now: list[float]) -> None:
+def test_the_config_may_fix_the_interval_in_seconds_and_in_steps(now: list[float]) -> None:
     by_time, by_steps = CheckpointInterval(5.0, 0), CheckpointInterval(0, 10)
     assert not by_time.is_due(10**6) and not by_steps.is_due(9) and by_steps.is_due(10)
     by_steps.record_start(10)

@@ -147,7 +147,7 @@ def test_all_members_of_a_group_upload_their_share(
         members[rank].keep((rank, 3), durable=True)
         if rank:
             assert finish_upload(members[rank])
-            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]  # of 10
+            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]  # number of uploaded chunks, of 10
     assert finish_upload(members[0])
     last = open_()
     assert begin(last) == 7 and equal(last, members[0])
@@ -187,7 +187,7 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(open_: Open, capsys
     for other in (open_(identity="cd" * 32), open_(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
             begin(other)
-        update(other, 9)  # it must not write there, either
+        update(other, 9)  # another run must not write there, either
         assert not other.flush((0, 1), soon)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}

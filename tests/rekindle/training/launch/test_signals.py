@@ -50,7 +50,7 @@ def members(group: int) -> list[int]:
     """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just exited
+        with suppress(OSError):  # the process has just exited
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
             if int(number) == group and state != "Z":
                 pids.append(int(path.parent.name))
@@ -63,7 +63,7 @@ def test_a_data_loader_survives_sigterm_to_the_group_but_not_its_worker() -> Non
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert output.startswith("left 4"), output  # of 0.9 of the 50 s
+    assert output.startswith("left 4"), output  # seconds left: 0.9 of the 50 s
     assert "Traceback" not in output and "Error" not in output
     assert not members(process.pid)
 

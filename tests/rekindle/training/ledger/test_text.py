@@ -74,7 +74,7 @@ def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
     ]
 
 
-def test_no_worker_continues_after_a_kill_of_all_workers_and_the_coordinator():
+def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivors():
     again = [(9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")]
     text = story(
         *start("a", "b"), step(3, 10), (8, "coordinator", {"id": "c2"}), *again, generation(9.5, 2, 5, "a", "b"),
@@ -84,7 +84,7 @@ def test_no_worker_continues_after_a_kill_of_all_workers_and_the_coordinator():
     assert "a, b were lost (while the coordinator was unavailable) at step 10; no worker was left. " in "".join(text)
 
 
-def test_a_group_that_does_not_stop_for_a_new_coordinator_continued_without_it():
+def test_a_group_that_outlives_its_coordinator_is_described_as_continuing():
     text = story(*start("a"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190))
     assert text[1] == "the coordinator restarted; the workers continued without it."
 

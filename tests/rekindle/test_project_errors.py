@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rekindle import user_code
 from rekindle.errors import CodeError, ConfigError, DataError, RekindleError, StorageError
-from rekindle.project import load
+from rekindle.project import as_error, load
 from rekindle.workload import load as load_workload
 
 STEP = """
@@ -54,9 +53,9 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
     ids=repr,
 )
 def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
-    converted = user_code.as_error(caught(error))  # type: ignore[arg-type]
+    converted = as_error(caught(error))  # type: ignore[arg-type]
     assert isinstance(converted, CodeError) and converted.exit_code == 70
-    assert type(error).__name__ in str(converted) and "tests/rekindle/test_user_code.py:" in str(converted)
+    assert type(error).__name__ in str(converted) and "tests/rekindle/test_project_errors.py:" in str(converted)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
     ids=repr,
 )
 def test_a_transient_exception_is_retried(error: Exception) -> None:
-    converted = user_code.as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
+    converted = as_error(caught(error, error.__cause__))  # type: ignore[arg-type]
     assert not isinstance(converted, CodeError) and converted.exit_code == RekindleError.exit_code
 
 
@@ -90,15 +89,15 @@ def test_an_exception_of_the_engine_is_not_a_code_error() -> None:
     try:
         load_workload(3)  # type: ignore[arg-type]
     except Exception as error:
-        assert not isinstance(user_code.as_error(error), CodeError)
+        assert not isinstance(as_error(error), CodeError)
     else:
         raise AssertionError("it did not fail")
 
 
 def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
-    text = str(user_code.as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
+    text = str(as_error(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
     assert "\n" not in text and len(text) < 800
-    assert "test_user_code.py:" in text
+    assert "test_project_errors.py:" in text
 
 
 @pytest.fixture
