@@ -63,7 +63,7 @@ def _tasks(template: Mapping[str, Any]) -> list[str]:
 def planned(manifest: Mapping[str, Any]) -> list[str]:
     """Return the tasks of the entrypoint in the order of the manifest, so that a tree can show pending tasks."""
     spec = manifest.get("spec", {})
-    entries = (each for each in spec.get("templates", []) if each.get("name") == spec.get("entrypoint"))
+    entries = (template for template in spec.get("templates", []) if template.get("name") == spec.get("entrypoint"))
     return _tasks(next(entries, {}))
 
 
@@ -213,9 +213,9 @@ def log_tail(text: str, lines: int) -> list[str]:
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome, one line per fact; then the duration, and the warnings."""
-    took = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
-    return lines_of([*facts.items(), ("took", took), *warning_facts])
+    return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
