@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def phase(self) -> str:
-        """Succeeded, Failed or Error."""
+        """Phase of the run: Succeeded, Failed or Error."""
         return self.status["phase"]
 
     @property

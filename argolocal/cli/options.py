@@ -14,7 +14,7 @@ class Name(click.ParamType):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value or self.fail("it is empty: pass a name, or omit it.", param, ctx)
+        return value or self.fail("the name is empty: pass a name, or omit it.", param, ctx)
 
 
 class File(click.Path):
@@ -24,7 +24,7 @@ class File(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value or self.fail("it is empty: pass a file or folder.", param, ctx), param, ctx)
+        return super().convert(value or self.fail("the path is empty: pass a file or folder.", param, ctx), param, ctx)
 
 
 def parameters_option(note: str) -> Any:

@@ -27,6 +27,6 @@ def stop_ignoring_signals() -> None:
 
 
 def oom_kills(events: str) -> int:
-    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 without that counter."""
+    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if it is not counted."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

@@ -4,7 +4,7 @@ import re
 
 MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
-# control characters of a terminal and of text direction, except tab and newline
+# characters that control a terminal or the direction of text, except tab and newline
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -42,7 +42,7 @@ class Controller:
             raise ConfigError(f"metadata.name of a {self.kind} is missing. Set it.")
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does: fields that were set in another way are kept.
+        """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
 
         Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
         """

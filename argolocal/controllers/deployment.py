@@ -99,10 +99,10 @@ class Deployments(Controller):
     def on_write(self, stored: Object) -> Object:
         """Return once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
-        until = time.monotonic() + OBSERVE_TIMEOUT_S
+        deadline = time.monotonic() + OBSERVE_TIMEOUT_S
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
             self.start()
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ArgolocalError(f"The supervisor of the Deployments does not respond: see {self.home}/{LOG_FILE}.")
             time.sleep(0.02)
             stored = self.read(name) or stored

@@ -96,11 +96,11 @@ class Pod:
     def terminate(self, grace: float | None = None) -> None:
         """Send SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own)."""
         own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
-        until = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
-        if self.process and until < self.kill_at:
+        kill_at = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
+        if self.process and kill_at < self.kill_at:
             if self.kill_at == float("inf"):
                 signal_group(self.process.pid, SIGTERM)
-            self.kill_at = until
+            self.kill_at = kill_at
 
     def last_log_line(self) -> str:
         """Return the last line of the pod's log, for a message."""

@@ -153,10 +153,10 @@ class Rollout:
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
         if startup:
-            until = time.monotonic() + startup.delay + startup.period * startup.failure_threshold
+            deadline = time.monotonic() + startup.delay + startup.period * startup.failure_threshold
             await asyncio.sleep(startup.delay)
             while not await startup.passes(ip):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
                     replica.pod.terminate()
                     return

@@ -17,7 +17,7 @@ from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_NODES = 50_000  # limit per run: several times what an Argo status can hold; 50,000 nodes are created in 10 s
+MAX_NODES = 50_000  # of a run; an Argo status cannot hold as many, and this runner creates them in about 10 s
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 

@@ -88,7 +88,7 @@ class Scheduler(Context):
         return self.actions
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a pod of a dead runner whose completed parent does not restart it."""
+        """Restart a dead runner's pod that its parent does not restart, because the parent has completed."""
         retries = (retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry")
         top_node = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
         options = Options(

@@ -205,8 +205,8 @@ def _children(value: Any) -> list[Any]:
 
 def _descendants(value: Any) -> list[Any]:
     children = _children(value)
-    deeper = [node for child in children if child is not None for node in _descendants(child)]
-    return [value, *deeper] if children else []
+    descendants = [node for child in children if child is not None for node in _descendants(child)]
+    return [value, *descendants] if children else []
 
 
 def _slice(value: Any, start: int | None, end: int | None, step: int | None, is_single: bool) -> list[Any]:

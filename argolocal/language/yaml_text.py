@@ -140,8 +140,8 @@ def _read(text: str) -> list[Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(DUPLICATE_KEY.format(twice))
+        duplicate_key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(DUPLICATE_KEY.format(duplicate_key))
     return mapping
 
 
@@ -207,15 +207,15 @@ class _Bounds:
             case yaml.CollectionStartEvent():
                 self._check_key(event, None)
                 self._count(event, 1, 0)
-                here = self.values, self.characters
-                self.open.append(_Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *here))
+                counts = self.values, self.characters
+                self.open.append(_Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *counts))
                 if len(self.open) > MAX_DEPTH:
                     self._refuse(event, f"its lists and mappings are more than {MAX_DEPTH} levels deep: flatten them")
             case yaml.CollectionEndEvent() if self.open:
-                ended = self.open.pop()
-                if ended.anchor:
-                    size = self.values - ended.values + 1, self.characters - ended.characters
-                    self.anchors[ended.anchor] = *size, None
+                closed_item = self.open.pop()
+                if closed_item.anchor:
+                    size = self.values - closed_item.values + 1, self.characters - closed_item.characters
+                    self.anchors[closed_item.anchor] = *size, None
 
     def _add_scalar(self, event: Any) -> None:
         text, length = event.value, len(event.value)
@@ -252,9 +252,12 @@ class _Bounds:
     def _count(self, event: Any, values: int, characters: int) -> None:
         self.values += values
         self.characters += characters
-        for total, most, unit in ((self.values, MAX_VALUES, "values"), (self.characters, MAX_CHARACTERS, "characters")):
-            if total > most:
-                self._refuse(event, f"it has more than {most:,} {unit} with all its aliases: use fewer of them")
+        for total, limit, unit in (
+            (self.values, MAX_VALUES, "values"),
+            (self.characters, MAX_CHARACTERS, "characters"),
+        ):
+            if total > limit:
+                self._refuse(event, f"it has more than {limit:,} {unit} with all its aliases: use fewer of them")
 
     def _refuse(self, event: Any, problem: str) -> None:
         raise _TooMuch(f"{problem} ({_format_mark(event.start_mark)}).")

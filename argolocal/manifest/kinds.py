@@ -4,7 +4,8 @@
 TEMPLATE_TYPES = (
     "container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin",
 )  # fmt: skip
-NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # all other types of templates: Pod
+# template type → type of its node; the nodes of all other templates have the type Pod
+NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
 # Phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})

@@ -31,7 +31,7 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; the tag `=NAME` has one only in expressions."""
+    """Return the tags that have a value everywhere in the workflow; `=NAME` means that NAME has one in expressions."""
     tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"workflow.parameters.json"}
     tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
     tags |= {"workflow.failures"} if spec.get("onExit") else set()

@@ -14,7 +14,7 @@ class JobKind:
     container_name: str  # name of the container of a pod
     roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
-    # the first of these roles that the job has decides how the job ends; without such a role, the workers decide
+    # the first of these roles in a job decides how the job ends; without such a role, the workers decide
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()

@@ -200,7 +200,7 @@ def _delete(key: str, store: Any) -> None:
 
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """Return the strategy that deletes an artifact: its own, else the workflow's."""
+    """Return the garbage collection strategy of an artifact, or else of the workflow."""
     strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
     return next(filter(None, strategies), "Never")
 

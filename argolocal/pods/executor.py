@@ -139,13 +139,13 @@ class Executor:
         for id in list(self.running):
             self.kill(id, "", grace)
         self.resources.stop(grace)
-        until = time.monotonic() + grace
+        kill_at = time.monotonic() + grace
         for pod in self.running.values():
             if pod.sidecars:
                 pod.sidecars.stop(grace)
             if pod.process:
                 try:
-                    pod.process.wait(max(0.0, until - time.monotonic()))
+                    pod.process.wait(max(0.0, kill_at - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()

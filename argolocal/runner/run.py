@@ -63,8 +63,8 @@ def stop(name: str, cluster: Cluster) -> str:
     try:
         while pid := files.runner():
             os.kill(pid, signal.SIGTERM)
-            until = time.monotonic() + 600
-            while files.runner() == pid and time.monotonic() < until:
+            deadline = time.monotonic() + 600
+            while files.runner() == pid and time.monotonic() < deadline:
                 time.sleep(0.05)
         if files.load()[0]["phase"] not in COMPLETED:
             run = LocalRun.old(name, cluster)
@@ -263,9 +263,9 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until = time.monotonic() + 5
+    deadline = time.monotonic() + 5
     while any(since and is_alive(pid, since) for pid, since in survivors.items()):
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ArgolocalError(
                 f"processes {sorted(survivors)} of {files.name} do not exit after SIGKILL: end them first."
             )

@@ -31,11 +31,11 @@ class SharedLocks:
 
     def __init__(self, cluster: Any) -> None:
         self.configmap, self.home = cluster.configmap, cluster.home
-        self.held: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
+        self.held_locks: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
         """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two empty strings."""
-        held_locks = self.held.setdefault(caller, {})
+        held_locks = self.held_locks.setdefault(caller, {})
         already_held = set(held_locks)
         for name, limit in locks:
             if name not in held_locks and not self._try_acquire(held_locks, name, limit):
@@ -46,16 +46,16 @@ class SharedLocks:
 
     def holds_all_slots(self, name: str, limit: int) -> bool:
         """Return True if this run holds every slot of a lock."""
-        return sum(name in held for held in self.held.values()) >= limit
+        return sum(name in locks for locks in self.held_locks.values()) >= limit
 
     def release(self, caller: str) -> None:
         """Release all locks of `caller`."""
-        for descriptor in self.held.pop(caller, {}).values():
+        for descriptor in self.held_locks.pop(caller, {}).values():
             os.close(descriptor)
 
     def close(self) -> None:
         """Release all locks of this process."""
-        for caller in list(self.held):
+        for caller in list(self.held_locks):
             self.release(caller)
 
     def _try_acquire(self, held_locks: dict[str, int], name: str, limit: int) -> bool:

@@ -48,8 +48,10 @@ class Findings:
         if (suggestion := self.suggest(word, choices)) or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
         names = sorted(set(choices))
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        return f" Available: {', '.join(names[:MAX_NAMES])}{more}." if names else " Define it, or remove the reference."
+        others = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return (
+            f" Available: {', '.join(names[:MAX_NAMES])}{others}." if names else " Define it, or remove the reference."
+        )
 
     def add_image(self, path: str, image: str, problem: str) -> None:
         self.image_paths.setdefault((image, problem), []).append(path)

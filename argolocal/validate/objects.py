@@ -70,43 +70,43 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         findings.add(f"{path}.manifest", "resource", "the manifest is missing: give a manifest, or flags.")
 
 
-def reject_invalid(thing: Data) -> None:
+def reject_invalid(obj: Data) -> None:
     """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
-    check(findings := Findings(f"{thing.get('kind')} {_get_nested(thing, ('metadata',)).get('name')}"), "", thing)
+    check(findings := Findings(f"{obj.get('kind')} {_get_nested(obj, ('metadata',)).get('name')}"), "", obj)
     if fatal := [finding for finding in findings.all() if finding.fatal]:
         raise ConfigError(str(fatal[0]))
 
 
-def check(findings: Findings, path: str, thing: Data) -> None:
+def check(findings: Findings, path: str, obj: Data) -> None:
     """Check a Kubernetes object at `path` ("" for an object in its own file)."""
-    kind, prefix = str(thing.get("kind")), f"{path}." if path else ""
+    kind, prefix = str(obj.get("kind")), f"{path}." if path else ""
     if kind in REMOVED:
         findings.add(f"{prefix}kind", "kind", f"{REMOVED[kind]}.")
         return
-    if problems := list(shape_errors(thing, _shape_of(kind), path or "manifest")):
+    if problems := list(shape_errors(obj, _shape_of(kind), path or "manifest")):
         for where, _, message in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
             findings.add(where, "shape", f"{message}.")
         return
-    _check_metadata(findings, prefix, kind, thing.get("metadata") or {})
+    _check_metadata(findings, prefix, kind, obj.get("metadata") or {})
     for field in REQUIRED_FIELDS.get(kind, ()):
-        if not (thing.get("spec") or {}).get(field):
+        if not (obj.get("spec") or {}).get(field):
             findings.add(f"{prefix}spec.{field}", "shape", f"the field is missing: a {kind} needs it.")
     if kind in KINDS_WITH_SELECTOR:
-        _check_selector(findings, f"{prefix}spec", thing.get("spec") or {})
+        _check_selector(findings, f"{prefix}spec", obj.get("spec") or {})
     if kind in JOBS:
-        _check_job(findings, f"{prefix}spec", kind, thing.get("spec") or {})
+        _check_job(findings, f"{prefix}spec", kind, obj.get("spec") or {})
     if kind in CHECKS_BY_KIND:
-        CHECKS_BY_KIND[kind](findings, f"{prefix}spec", thing.get("spec") or {})
+        CHECKS_BY_KIND[kind](findings, f"{prefix}spec", obj.get("spec") or {})
     if kind in POD_SPEC_PATHS:
-        spec = _get_nested(thing, POD_SPEC_PATHS[kind])
+        spec = _get_nested(obj, POD_SPEC_PATHS[kind])
         where = prefix + ".".join(POD_SPEC_PATHS[kind])
         pods.check(findings, where, spec, pods.containers_in(where, spec))
-        labels = (_get_nested(thing, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get("labels") or {}
+        labels = (_get_nested(obj, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}).get("labels") or {}
         if kind in SERVER_KINDS and REPLICA_TYPE not in labels:  # a training worker does not serve requests
             pods.check_probes(findings, pods.containers_in(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
             _check_plain_job(
-                findings, where.removesuffix(".template.spec"), _get_nested(thing, POD_SPEC_PATHS[kind][:-2]), spec
+                findings, where.removesuffix(".template.spec"), _get_nested(obj, POD_SPEC_PATHS[kind][:-2]), spec
             )
 
 

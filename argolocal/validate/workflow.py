@@ -243,7 +243,7 @@ class WorkflowRules:
     def check_pod(self, path: str, template: Manifest) -> None:
         """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
         defaults = self.spec.get("templateDefaults") or {}
-        effective = {**defaults, **template}
+        merged_template = {**defaults, **template}
         for kind in ("container", "script", "containerSet"):
             if kind not in template:
                 continue
@@ -251,12 +251,12 @@ class WorkflowRules:
             containers = [*pods.containers_in(where, template[kind], "containers")]
             if kind != "containerSet":
                 containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
-            if "activeDeadlineSeconds" not in effective and "timeout" not in effective:
+            if "activeDeadlineSeconds" not in merged_template and "timeout" not in merged_template:
                 message = "an attempt that hangs would never be retried: give a number of seconds."
                 self.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
-            containers = [*containers, *pods.containers_in(path, effective, "initContainers", "sidecars")]
-            spec = {key: effective.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
-            pods.check(self.findings, path, {**spec, "volumes": effective.get("volumes") or []}, containers)
+            containers = [*containers, *pods.containers_in(path, merged_template, "initContainers", "sidecars")]
+            spec = {key: merged_template.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
+            pods.check(self.findings, path, {**spec, "volumes": merged_template.get("volumes") or []}, containers)
 
     def check_dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
         dag_path, task_list = f"{path}.dag", template["dag"].get("tasks") or []

@@ -124,9 +124,9 @@ class Lines:
                     self._report_waiting(row)
                 elif row.phase != self.printed_phases.get(row.name):
                     self.printed_phases[row.name] = row.phase
-                    took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
+                    duration_text = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                     cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
-                    self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
+                    self.say(f"{row.name} {row.phase.lower()}{duration_text}" + (f": {cause}" if cause else ""))
                     if not row.label.startswith("("):  # an attempt has the same warnings as its step
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
@@ -188,8 +188,8 @@ class Tree:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        took = duration(time.time() - self.began)
-        table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
+        elapsed = duration(time.time() - self.began)
+        table.add_row(Text(self.name, "bold"), Text(elapsed, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
             note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))

@@ -138,15 +138,15 @@ class Foreground:
 
 def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Status], None]:
     """Wrap `shown`: it also prints, once for each suspended step, how to resume it."""
-    hinted: set[str] = set()
+    hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         shown.say(f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal resumes it")
 
     def on_change(status: Status) -> None:
         shown(status)
         for node in suspend.suspended(status):
-            if node["id"] not in hinted:
-                hinted.add(node["id"])
+            if node["id"] not in hinted_ids:
+                hinted_ids.add(node["id"])
                 shown.say(suspend.resume_hint(local.name, node))
 
     return on_change

@@ -38,7 +38,7 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
-    """Return the status of a run; `Interrupted` if its runner has exited. Raises ConfigError if it does not exist."""
+    """Return the status of a run; `Interrupted` if its runner has exited. Raises ConfigError for a missing run."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()

@@ -23,7 +23,7 @@ Status = Mapping[str, Any]
 FINISHED = FULFILLED | {"Cached"}
 # Argo's message for a task with a cached result
 CACHED_MESSAGE = re.compile(r"when ''([^' ]+)' == ''' evaluated false")
-ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # line in the log of a failed step
+ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # start of an error in the log of a step
 GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
@@ -63,12 +63,12 @@ def _tasks(template: Mapping[str, Any]) -> list[str]:
 def planned(manifest: Mapping[str, Any]) -> list[str]:
     """Return the tasks of the entrypoint in the order of the manifest, so that a tree can show pending tasks."""
     spec = manifest.get("spec", {})
-    entries = (each for each in spec.get("templates", []) if each.get("name") == spec.get("entrypoint"))
+    entries = (template for template in spec.get("templates", []) if template.get("name") == spec.get("entrypoint"))
     return _tasks(next(entries, {}))
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError if `step` is not in the name of a task of the manifest or of one of these `logs`."""
+    """Raise ConfigError if neither the name of a task of the manifest nor of one of the `logs` contains `step`."""
     spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
     tasks = tasks or {name}  # the workflow has a single template
@@ -205,7 +205,7 @@ def end_of(path: Path, size: int) -> str:
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """Return the last `lines` of a log, or, if it has an `error: ...` line, `lines` from the last such line."""
+    """Return up to `lines` lines of a log: from the last `error: ...` line, or else its last lines."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
     return nonempty[-lines:] if last is None else nonempty[last : last + lines]
@@ -213,9 +213,9 @@ def log_tail(text: str, lines: int) -> list[str]:
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
     """Return the outcome, one line per fact; then the duration, and the warnings."""
-    took = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
-    return lines_of([*facts.items(), ("took", took), *warning_facts])
+    return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
 
 
 def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:

@@ -58,10 +58,10 @@ class Sidecars:
         running = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
         for process in running.values():
             signal_group(process.pid, signal.SIGTERM)
-        until = time.monotonic() + grace
+        kill_at = time.monotonic() + grace
         for process in running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
+                process.wait(max(0.0, kill_at - time.monotonic()))
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         self.running.clear()

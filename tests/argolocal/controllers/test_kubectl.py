@@ -67,7 +67,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         sizes.append(len(stored.read_bytes()))
     assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
     last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
-    assert last == json.loads(configmap(a="1", b="1")), "a patch is no apply"
+    assert last == json.loads(configmap(a="1", b="1")), "a patch does not change the last-applied annotation"
     whole = json.loads(stored.read_text())
     for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))

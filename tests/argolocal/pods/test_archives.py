@@ -201,7 +201,8 @@ def test_an_archive_that_breaks_the_library_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
         archive.writestr(zipfile.ZipInfo("x"), b"")
     data = (tmp_path / "in.tmp").read_bytes()
-    for content in (data.replace(b"x", b"\0"), data[:30], b"PK\5\6" + b"\xff" * 18):  # first an empty name
+    empty_name, cut, invalid_end = data.replace(b"x", b"\0"), data[:30], b"PK\5\6" + b"\xff" * 18
+    for content in (empty_name, cut, invalid_end):
         (tmp_path / "in.tmp").write_bytes(content)
         with pytest.raises(ArchiveError, match="in cannot be unpacked"):
             unpack_zip(tmp_path / "in.tmp", tmp_path / "in")

@@ -132,11 +132,11 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["submit", DEMO], "no cluster is configured"),
         (["submit", "--dry-run"], "configs/demo.yaml"),
         (["stop", "--cluster"], "no cluster is configured"),
-        (["stop", ""], "it is empty"),
-        (["resume", ""], "it is empty"),
+        (["stop", ""], "the name is empty"),
+        (["resume", ""], "the name is empty"),
         (["resume", "x" * 5000], "does not exist"),
-        (["run", "--manifest", ""], "it is empty"),
-        (["run", ""], "it is empty"),
+        (["run", "--manifest", ""], "the path is empty"),
+        (["run", ""], "the path is empty"),
     ],
 )
 def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: list[str], hint: str):
