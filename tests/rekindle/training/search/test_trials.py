@@ -12,7 +12,7 @@ from tests.rekindle.training.crew import DATASET, DIGEST, TOY, Crew
 
 TRAIN = {"batch_size": 8, "virtual_workers": 7, "steps": 30, "validation": 0.1, "validation_steps": 5}
 SPACE = {"train": {"learning_rate": [0.01, 0.02, 1e30]}}
-COMMON = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "train": TRAIN, "model": {}}
+COMMON = {"workload": TOY, "family": "", "dataset": DATASET, "digest": DIGEST, "train": TRAIN, "model": {}}
 
 
 def make_study(s3: Store, root: str, rungs: int) -> tuple[Study, list[str]]:
