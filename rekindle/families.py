@@ -90,7 +90,7 @@ def check(name: str, workload: Any) -> None:
             'digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
         )
     for key, family in offered.items():
-        if not isinstance(family, Fitted) and not callable(family):
+        if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
                 f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function (section, facts) that '
                 "returns a torch.nn.Module, or a rekindle.Fitted."

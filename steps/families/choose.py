@@ -45,6 +45,6 @@ def run(inputs: Inputs) -> Outputs:
     for name, folder in folders.items():
         store.download(f"{inputs.models[name].rstrip('/')}/", folder)
     spec = TrainingSpec.local(inputs.workload, {}, inputs.train)
-    model = inputs.workdir / "model"
+    model = inputs.workdir / "chosen"
     family = choose(spec, workload.load(inputs.workload), folders, inputs.dataset, model)
     return Outputs(model=model, family=family)

@@ -94,7 +94,7 @@ def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: 
     assert again.returncode == 2 and "data exists already" in again.stderr
     wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert 'Did you mean "evaluate/report"? It has evaluate/report, prepare/dataset' in wrong.stderr
+    assert 'Did you mean "evaluate/report"? The run has evaluate/report, prepare/dataset' in wrong.stderr
     assert 'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
 
 
