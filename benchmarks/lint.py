@@ -23,7 +23,7 @@ from argolocal.validate import lint
 from benchmarks.bars import bar, parser, report
 from rekindle import blocks, project
 from rekindle.blocks.manifest.config import Config, load_config
-from rekindle.blocks.manifest.render import manifest_sha256, ordered, render_manifest, to_yaml
+from rekindle.blocks.manifest.render import manifest_sha256, order_keys, render_manifest, to_yaml
 
 CONFIG = Path(__file__).parents[1] / "configs/demo.yaml"
 
@@ -66,7 +66,7 @@ def seconds(tasks: int) -> tuple[float, float]:
     """Return the CPU seconds of rendering and linting. Raises SystemExit if a finding is fatal."""
     gc.collect()
     start = time.process_time()
-    manifest: dict[str, Any] = ordered(pipeline(tasks).to_dict())
+    manifest: dict[str, Any] = order_keys(pipeline(tasks).to_dict())
     manifest_sha256(manifest)
     to_yaml(manifest)
     rendered = time.process_time()

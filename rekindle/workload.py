@@ -60,8 +60,7 @@ class DataConfig(Section):
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
         `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
-        or parquet file. Override it for another source, e.g. return `self` if all of the data is prepared in a second.
-        The rows may be written to `folder`.
+        or parquet file. Other sources override it, e.g. to return `self`. The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
@@ -101,8 +100,7 @@ class Prepared:
     tags: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    # shares of rows, e.g. of positives: the next run warns if they change
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)  # shares of rows: the next run warns if they change
     newest: str = ""
 
 

@@ -29,7 +29,7 @@ def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
     return available[name]
 
 
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merge_mappings(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings: later values override earlier ones, nested mappings are merged, lists are concatenated."""
     result: dict[str, Any] = {}
     for layer in layers:

@@ -73,7 +73,7 @@ class References:
 
     def _connect(self, scope: Scope, task: Task) -> None:
         needed: list[str] = []
-        task.arguments = [self._localize_argument(scope, item, needed) for item in listed(task.arguments)] or None
+        task.arguments = [self._localize_argument(scope, item, needed) for item in as_list(task.arguments)] or None
         for option in ("when", "with_param"):
             setattr(task, option, self.localize(scope, getattr(task, option), needed))
         check_fields(task)
@@ -119,7 +119,7 @@ class References:
 
 def check_fields(task: Task) -> None:
     """Raise WiringError unless Hera can build the task."""
-    for argument in listed(task.arguments):
+    for argument in as_list(task.arguments):
         for name, value in argument.items() if isinstance(argument, dict) else ():
             if isinstance(value, Task):
                 refuse(f'the argument "{name}" of {task.name} is {describe(value)}: pass one of its outputs.')
@@ -133,6 +133,6 @@ def check_fields(task: Task) -> None:
         refuse(f"{task.name} has an argument that is not JSON: {error}.")
 
 
-def listed(arguments: Any) -> list[Any]:
+def as_list(arguments: Any) -> list[Any]:
     """Return the arguments of a task as a list."""
     return arguments if isinstance(arguments, list) else [arguments] if arguments else []

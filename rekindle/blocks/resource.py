@@ -82,7 +82,7 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
     return Resource(name=name, action="delete", flags=flags, inputs=inputs, retry_strategy=retry)
 
 
-def equip(templates: Iterable[Any], pod: PodConfig) -> None:
+def set_pod_settings(templates: Iterable[Any], pod: PodConfig) -> None:
     """Apply the settings of `pod` to resource templates, whose pods run only Argo; a template's own settings stay."""
     patch = json.dumps({"containers": [{"name": "main", "resources": resources(pod)}]})
     for template in templates:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from rekindle.blocks.presets import find, merged, presets
+from rekindle.blocks.presets import find, merge_mappings, presets
 from rekindle.sections import Section
 
 CPU = r"^(\d+(\.\d+)?|\d+m)?$"
@@ -138,10 +138,10 @@ class ClusterConfig(Section):
         settings = self.pods[name].model_dump(exclude_unset=True) if name in self.pods else {}
         available = self._pod_presets()
         layers = [find(preset, f"cluster.pods.{name}.preset", available) for preset in settings.get("preset", ())]
-        values = merged({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
+        values = merge_mappings({"image": self.image}, DEFAULTS.get(name, {}), *layers, settings)
         if name in ON_DEMAND_KINDS:
             train = self.pod("train")
-            values = merged({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
+            values = merge_mappings({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
         values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
         return PodConfig.model_validate(values)
 

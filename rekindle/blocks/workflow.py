@@ -25,7 +25,7 @@ from rekindle.blocks.jobs.backends import ELASTIC_KINDS
 from rekindle.blocks.manifest.provenance import RESERVED_PARAMETERS, parameter
 from rekindle.blocks.notify import NOTIFY, PHASES, notification
 from rekindle.blocks.references import References, check_fields
-from rekindle.blocks.resource import delete, equip
+from rekindle.blocks.resource import delete, set_pod_settings
 from rekindle.blocks.scope import Graph, Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Outputs, Stored, Value, describe, refuse, self_or_cached
@@ -174,7 +174,7 @@ class Pipeline(References):
                 with_successors = {name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")}
                 leaves = [task.name for task in tasks if task.name not in {*with_successors, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
-        equip(self.workflow.templates, self.config.cluster.pod("executor"))
+        set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
         declare_reuse(self.workflow.arguments, self.cacheable)

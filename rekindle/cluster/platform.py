@@ -16,7 +16,7 @@ import yaml
 
 from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
-from rekindle.blocks.manifest.render import ordered, to_yaml
+from rekindle.blocks.manifest.render import order_keys, to_yaml
 from rekindle.blocks.pod import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
 
@@ -161,7 +161,7 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}): run rekindle from a checkout.") from error
     for document in documents:
-        manifest = ordered(_substitute(document, values))
+        manifest = order_keys(_substitute(document, values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {key: value for key, value in manifest["data"].items() if value}
         if manifest["kind"] not in CLUSTER_WIDE_KINDS:

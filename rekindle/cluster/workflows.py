@@ -23,7 +23,7 @@ from argolocal.manifest import read as manifests
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.runner.retry_workflow import reset
 from rekindle.blocks.manifest.provenance import PROVENANCE
-from rekindle.blocks.manifest.render import manifest_sha256, ordered
+from rekindle.blocks.manifest.render import manifest_sha256, order_keys
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
@@ -41,7 +41,7 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return ordered(workflow | {"metadata": kept | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+    return order_keys(workflow | {"metadata": kept | {"namespace": namespace}, "spec": workflow["spec"] | reference})
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:

@@ -99,7 +99,7 @@ class Logs:
 
     def _note_missing(self, workflow: Object, reason: str) -> None:
         """Note the steps that ran, but whose logs were not read."""
-        for label in ran(workflow):
+        for label in started_pod_labels(workflow):
             if self.step in label and label not in self.shown:
                 self.gaps.setdefault(label, reason)
 
@@ -204,7 +204,7 @@ class Logs:
             self.out.flush()
 
 
-def ran(workflow: Mapping[str, Any]) -> Iterator[str]:
+def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
     """Yield the labels of the pods that a run has started."""
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         if node["type"] == "Pod" and node.get("phase") in ("Running", *COMPLETED):

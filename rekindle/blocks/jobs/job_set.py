@@ -9,7 +9,7 @@ Source: JobSet 0.12, jobset.x-k8s.io/v1alpha2, and Kubernetes batch/v1.
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import coordinator, member_metadata, worker, workers_per_pod
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.presets import merged
+from rekindle.blocks.presets import merge_mappings
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
@@ -70,7 +70,10 @@ def lead_job(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
 
 def indexed_pod(pod: Manifest, metadata: Manifest, cluster: ClusterConfig) -> Manifest:
     """Return the fields of a JobSpec for one indexed pod."""
-    template = {"metadata": merged(metadata, gang.queue_metadata(cluster)), "spec": pod | gang.fields("pods", cluster)}
+    template = {
+        "metadata": merge_mappings(metadata, gang.queue_metadata(cluster)),
+        "spec": pod | gang.fields("pods", cluster),
+    }
     return {"completionMode": "Indexed", "completions": 1, "parallelism": 1, "template": template}
 
 

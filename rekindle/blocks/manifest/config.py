@@ -120,7 +120,7 @@ class Loaded:
             derived = cluster.origin(keys[2], keys[3]) if keys[:2] == ("cluster", "pods") else ""
             yield path, value, derived or self._origin(path)
 
-    def below(self, path: str) -> str:
+    def origin_below(self, path: str) -> str:
         """Return the origin of a value below `path`; empty if no value is set there."""
         return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
@@ -174,11 +174,13 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         errors = error.errors()
-        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in errors[:MAX_ERRORS])
+        lines = dict.fromkeys(
+            _sentence(model, e, loaded._origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
+        )
         more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
         raise ConfigError("\n".join([*lines, *more])) from error
     loaded = Loaded(config, origins)
-    with _prefixed(loaded.below("gate") or str(file)):
+    with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
     with _prefixed(loaded._origin("train.validation")):
         check_training(config.train, workload)

@@ -39,7 +39,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         manifest["kind"] = "WorkflowTemplate"
         manifest["metadata"].pop("generateName", None)
         manifest["metadata"]["name"] = config.name
-    manifest = ordered(manifest)
+    manifest = order_keys(manifest)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     resolved = config.model_dump(mode="json")
     provenance = {"git_sha": git_sha(), "config": json.dumps(resolved), "config_hash": _sha256(resolved)}
@@ -49,7 +49,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed = pack(json.dumps(ordered(run), indent=1))  # contains all parameters except `manifest` itself
+    packed = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed
@@ -141,12 +141,12 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     assert text == golden, "\n".join([*changes, "if the change is intended, set REGENERATE=1 to update the file"])
 
 
-def ordered(value: Any) -> Any:
+def order_keys(value: Any) -> Any:
     """Return plain data with sorted keys, except that identifying keys (kind, name, ...) come first."""
     if isinstance(value, Mapping):
         keys = sorted(value, key=lambda k: (FIRST_KEYS.index(k) if k in FIRST_KEYS else len(FIRST_KEYS), k))
-        return {key: ordered(value[key]) for key in keys}
-    return [ordered(item) for item in value] if isinstance(value, list) else value
+        return {key: order_keys(value[key]) for key in keys}
+    return [order_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def _sha256(value: Any) -> str:

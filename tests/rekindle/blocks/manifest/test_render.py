@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.blocks.manifest.config import Config, load_config
-from rekindle.blocks.manifest.render import Kind, check_golden, manifest_sha256, ordered, render_manifest, to_yaml
+from rekindle.blocks.manifest.render import Kind, check_golden, manifest_sha256, order_keys, render_manifest, to_yaml
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 KINDS: tuple[Kind, ...] = ("workflow", "template", "cron")
@@ -136,4 +136,4 @@ PLAIN = st.recursive(
 @given(st.dictionaries(st.text(max_size=8), PLAIN, max_size=4))
 def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> None:
     assert yaml.safe_load(to_yaml(values)) == values
-    assert ordered(values) == values
+    assert order_keys(values) == values
