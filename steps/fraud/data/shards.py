@@ -84,16 +84,17 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
-    rows = _select_days(checked.rows, data)
+    rows, labels_until = _select_days(checked.rows, data), labels_end(checked.rows, data)
     if data.window:
-        rows = _hide_labels(rows, labels_end(checked.rows, data))
+        rows = _hide_labels(rows, labels_until)
     check_space(f"the dataset of {len(rows):,} rows", 1.1 * ROW_BYTES * len(rows), out, SMALL_DISK)
-    warnings = suspicions(rows, data.columns)
-    facts = calendar(rows, data, labels_end(checked.rows, data)) | {
+    facts = calendar(rows, data, labels_until) | {
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
     facts["data_until"] = utc(facts["train_end"])
+    labels_until = facts["test_weeks"][-1][1]
+    warnings = suspicions(rows, data.columns, labels_until)
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())

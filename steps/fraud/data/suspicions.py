@@ -1,13 +1,15 @@
 """Warnings about data whose rows are valid, but look wrong as a whole."""
 
 import numpy as np
+import polars as pl
 
 from steps.fraud.config import Columns
-from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
 
 STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than MAX_STRAYS of all rows
 MAX_STRAYS = 0.001
 MAX_DUPLICATES = 0.001  # share of rows that are equal except for their id
+MAX_FRAUD_SHARE = 0.03  # of card payments, fewer than 1% are frauds
 
 
 def strays(time: Ints) -> int:
@@ -18,18 +20,28 @@ def strays(time: Ints) -> int:
     return int(sorted_times[max(0, first - 1) :][wide_gaps[0] + 1]) if len(wide_gaps) else int(sorted_times[-1]) + 1
 
 
-def suspicions(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each suspicious property of `rows`, which are sorted by time."""
+def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
+    """Return a sentence for each suspicious property of `rows`, which are sorted by time.
+
+    Labels are judged before `labels_until`, where they should have arrived.
+    """
+    labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
+    labelled = labelled[labelled.fraud != UNKNOWN]
+    result = wrong_columns(rows, columns)
+    return result + frequent_frauds(labelled, columns)
+
+
+def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column that is probably another one, and for missing and repeated rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
-        column = f'column "{getattr(columns, name)}" (data.columns.{name})'
+        column = columns.describe(name)
         if values.min() == values.max():
             result.append(f"{column} has only one value: is it the right column?")
-        elif name != "amount" and len(np.unique(values)) == len(values):
+        elif name != "amount" and pl.Series(values).n_unique() == len(values):
             result.append(f"{column} differs in every row: is it swapped with another column?")
-    keys = np.lexsort((rows.cents, rows.terminal, rows.time, rows.card))
-    equal_neighbours = [np.diff(values[keys]) == 0 for values in (rows.card, rows.time, rows.terminal, rows.cents)]
-    duplicates = int(np.logical_and.reduce(equal_neighbours).sum())
+    without_ids = pl.DataFrame({name: getattr(rows, name) for name in ("card", "time", "terminal", "cents")})
+    duplicates = len(rows) - without_ids.n_unique()
     if duplicates > MAX_DUPLICATES * len(rows):
         result.append(f"{duplicates:,} rows equal another row except for their id: was a file read twice?")
     days = np.unique(rows.time // DAY)
@@ -39,3 +51,21 @@ def suspicions(rows: Rows, columns: Columns) -> list[str]:
         first = np.datetime64(int(days[gaps[0]]) + 1, "D")
         result.append(f"{missing} days are without a transaction, the first of them {first}: is a file missing?")
     return result
+
+
+def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
+    """Return a sentence if frauds are more frequent than among card payments."""
+    share = (labelled.fraud == 1).mean() if len(labelled) else 0
+    column = columns.describe("fraud")
+    if share >= 0.5:
+        return [
+            f"{share:.1%} of the known labels are frauds: are they inverted? In {column}, 1 must mean fraud and 0 "
+            "genuine. Correct the source."
+        ]
+    if share > MAX_FRAUD_SHARE:
+        return [
+            f"{share:.1%} of the known labels are frauds, of card payments usually fewer than 1%: are genuine rows "
+            f"left out? Then scores are too high for real traffic, and metrics too good. Give all rows; if {column} is "
+            "complete, ignore this."
+        ]
+    return []

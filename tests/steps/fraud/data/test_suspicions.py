@@ -1,0 +1,67 @@
+"""Data that looks wrong as a whole gives a warning with figures; simulated worlds give none."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import polars as pl
+import pytest
+
+from steps.fraud.config import Columns, Data
+from steps.fraud.data.checks import check
+from steps.fraud.data.shards import labels_end
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.suspicions import suspicions
+from steps.fraud.data.world import parse
+
+SIZES = ["", "cards=150&terminals=300&days=70"]
+FRAUD = pl.col("fraud") == 1
+NEVER = 10_000  # days
+
+
+@cache
+def world(seed: int, size: str = "") -> pl.DataFrame:
+    return simulate(parse(f"simulate://{seed}?{size}"))
+
+
+def warnings_of(frame: pl.DataFrame) -> list[str]:
+    rows = check(frame, Columns(), 0).rows
+    return suspicions(rows, Columns(), labels_end(rows, Data()))
+
+
+def days(first: int, last: int = NEVER) -> pl.Expr:
+    """Return a mask of the rows from day `first` of the data to day `last`."""
+    day = (pl.col("time").dt.date() - pl.col("time").dt.date().min()).dt.total_days()
+    return day.is_between(first, last)
+
+
+def changed(column: str, value: pl.Expr, where: pl.Expr = FRAUD) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    return lambda frame: frame.with_columns(pl.when(where).then(value).otherwise(column).alias(column))
+
+
+def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Leave out genuine rows at random."""
+    drawn = pl.int_range(pl.len()).hash(seed=3) % 1000 < 1000 * keep
+    return lambda frame: frame.filter(~where | FRAUD | drawn)
+
+
+AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time", "card", "terminal", "fraud"))
+CORRUPTIONS = {
+    "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
+    "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, of card payments usually fewer"),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_simulated_worlds_give_no_warning(size: str) -> None:
+    for seed in range(20):
+        assert warnings_of(world(seed, size)) == [], seed
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_corruption_gives_one_warning_with_figures(name: str, size: str) -> None:
+    corrupt, message = CORRUPTIONS[name]
+    for seed in range(3):
+        [warning] = warnings_of(corrupt(world(seed, size)))
+        assert re.search(message, warning)
