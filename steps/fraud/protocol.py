@@ -45,6 +45,7 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
+TOO_GOOD = {"ap": 0.97, "auc": 0.995}  # frauds of real cards are never recognized so well
 # Metrics of an ideal observer, who knows the simulation, on the published weeks; rounded up.
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
@@ -189,7 +190,7 @@ class Weekly(Examples):
         pictures.draw(out, labels, self.rows.scenarios[self.index], predictions, evaluation.parts)
         frauds = {week.name: int(self.rows.labels[week.rows].sum()) for week in self.weeks}
         parts = [week | {"frauds": frauds[week["name"]]} for week in evaluation.parts]
-        warnings = evaluation.warnings + _warn_of_leakage(self.rows, self.weeks, evaluation.metrics["candidate"])
+        warnings = evaluation.warnings + _warn_of_leakage(self.rows, self.weeks, evaluation.metrics)
         return replace(evaluation, parts=parts, warnings=warnings)
 
 
@@ -225,12 +226,20 @@ def _compare_features(model: FraudModel, rows: Rows) -> str:
     return f"its features differ (missing: {', '.join(missing) or 'none'}; new: {', '.join(new) or 'none'})."
 
 
-def _warn_of_leakage(rows: Rows, weeks: list[Week], means: dict[str, float]) -> list[str]:
-    result = []
+def _warn_of_leakage(rows: Rows, weeks: list[Week], metrics: dict[str, dict[str, float]]) -> list[str]:
+    result, means = [], metrics["candidate"]
     if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
         high = [f"{name} {means[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if means[name] > limit]
         if high:
             result.append(f"better than an ideal observer of the published data ({', '.join(high)}): look for leakage.")
+    for model in ("candidate", "baseline"):
+        if any(metrics[model][name] > limit for name, limit in TOO_GOOD.items()):
+            figures = " and ".join(f"{name} {metrics[model][name]:.4f}" for name in TOO_GOOD)
+            result.append(
+                f"the {model} is too good to be true ({figures}): does a column contain the label, or what became "
+                "known after the transaction? Check data.columns."
+            )
+            break
     return result
 
 

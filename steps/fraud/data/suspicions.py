@@ -2,6 +2,7 @@
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from steps.fraud.config import Columns
 from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
@@ -10,6 +11,8 @@ STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than 
 MAX_STRAYS = 0.001
 MAX_DUPLICATES = 0.001  # share of rows that are equal except for their id
 MAX_FRAUD_SHARE = 0.03  # of card payments, fewer than 1% are frauds
+MIN_IDENTIFIED = 0.8  # share of the frauds that the values of one column identify
+MIN_FRAUDS = 10  # fewer prove nothing
 
 
 def strays(time: Ints) -> int:
@@ -28,7 +31,7 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
     labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
     labelled = labelled[labelled.fraud != UNKNOWN]
     result = wrong_columns(rows, columns)
-    return result + frequent_frauds(labelled, columns)
+    return result + frequent_frauds(labelled, columns) + leaks(labelled, columns)
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
@@ -69,3 +72,37 @@ def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
             "complete, ignore this."
         ]
     return []
+
+
+def leaks(labelled: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column whose values identify the frauds."""
+    is_fraud = labelled.fraud == 1
+    if not MIN_FRAUDS <= is_fraud.sum() < len(labelled) / 2:
+        return []
+    result = []
+    for name, values in (("card", labelled.card), ("terminal", labelled.terminal), ("amount", labelled.cents)):
+        share = _share_identified(values, is_fraud)
+        if name == "amount":
+            share = max(share, _share_at_one_end(values, is_fraud))
+        if share >= MIN_IDENTIFIED:
+            result.append(
+                f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it contain the label, or "
+                "what became known after the transaction? Name the column with the original value."
+            )
+    return result
+
+
+def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
+    """Return the share of frauds with a value that several frauds and no genuine rows have."""
+    groups = pl.DataFrame({"value": values, "fraud": is_fraud}).group_by("value")
+    pure = groups.agg(pl.col("fraud").sum(), rows=pl.len()).filter(
+        pl.col("fraud") == pl.col("rows"), pl.col("rows") > 1
+    )
+    return float(pure["rows"].sum() / is_fraud.sum())
+
+
+def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
+    """Return the share of frauds among the highest or lowest values, if nearly all rows there are frauds."""
+    low, high = np.quantile(values[is_fraud], [0.1, 0.9])
+    ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
+    return max((float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED), default=0)

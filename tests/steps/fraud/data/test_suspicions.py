@@ -49,6 +49,10 @@ AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time
 CORRUPTIONS = {
     "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
     "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, of card payments usually fewer"),
+    "amount is the label": (changed("amount", LABEL.cast(pl.Float64), days(0)), "_AMOUNT.* identifies 100% of the"),
+    "amount has the label": (changed("amount", AMOUNT + 9000), "_AMOUNT.* identifies [89].% of the frauds"),
+    "terminal is the kind": (changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)), "TERMINAL_.* 100% of"),
+    "terminal has the label": (changed("terminal", -1 - TERMINAL % 9), "TERMINAL_.* identifies (9.|100)% of"),
 }
 
 
