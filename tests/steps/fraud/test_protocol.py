@@ -264,6 +264,17 @@ def with_changed_arrays(dataset: Path, copy: Path, name: str, change: Callable[[
     return copy
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_that_is_not_better_than_chance_gives_a_warning(
+    seed: int, judged: tuple[Any, Path], expert: Path, small_dataset: Path, tmp_path: Path
+):
+    random = np.random.default_rng(seed)
+    other_rows = with_changed_arrays(small_dataset, tmp_path / "data", "labels", lambda _, y: random.permutation(y))
+    [warning] = evaluate(expert, None, other_rows, tmp_path / "report", Gate()).warnings
+    assert re.search(r"no better than chance: its ap is 0\.0.* Do the labels belong to their rows", warning)
+    assert judged[0].warnings == []
+
+
 def test_a_model_that_is_too_good_gives_a_warning(expert: Path, small_dataset: Path, tmp_path: Path):
     def leak(table: Any, labels: Any) -> Any:
         return np.column_stack([table[:, :-1], np.where(labels == 1, 9, -9)]).astype(np.float32)
