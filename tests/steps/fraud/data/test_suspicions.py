@@ -53,6 +53,11 @@ CORRUPTIONS = {
     "amount has the label": (changed("amount", AMOUNT + 9000), "_AMOUNT.* identifies [89].% of the frauds"),
     "terminal is the kind": (changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)), "TERMINAL_.* 100% of"),
     "terminal has the label": (changed("terminal", -1 - TERMINAL % 9), "TERMINAL_.* identifies (9.|100)% of"),
+    "amounts without cents": (changed("amount", AMOUNT.floor(), days(45)), "equal cents in all .* 2024-02-15: does"),
+    "rounded amounts": (changed("amount", AMOUNT.round(), days(50, 60)), "equal cents in all rows of 11 of"),
+    "dates": (changed("time", TIME.dt.truncate("1d"), days(30)), "_DATETIME.* equal minutes and .* 2024-01-31"),
+    "only dates": (changed("time", TIME.dt.truncate("1d"), days(0)), "equal minutes and seconds in all rows"),
+    "hours": (changed("time", TIME.dt.truncate("1h"), days(0, 20)), "rows of 21 of .* of them 2024-01-01"),
 }
 
 
@@ -69,3 +74,8 @@ def test_a_corruption_gives_one_warning_with_figures(name: str, size: str) -> No
     for seed in range(3):
         [warning] = warnings_of(corrupt(world(seed, size)))
         assert re.search(message, warning)
+
+
+def test_a_currency_without_cents_gives_no_warning() -> None:
+    frame = world(0)
+    assert warnings_of(changed("amount", AMOUNT.round(), days(0))(frame)) == []
