@@ -1,8 +1,9 @@
-"""Warnings about data that changes from a day on: truncated values."""
+"""Warnings about data that changes from a day on: truncated values, new ids."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from steps.fraud.config import Columns
@@ -14,6 +15,7 @@ HOUR = DAY // 24
 WEEK = 7  # days
 MIN_ROWS = 20  # of a day; fewer prove nothing
 CHANCE = 1e-6  # a constant day that is more probable than this is not a break
+NEW_IDS, USUAL_IDS = 0.6, 0.3  # share of rows with an id that was not seen before: on a day of new ids, before it
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,24 @@ def truncated_values(rows: Rows, columns: Columns) -> list[str]:
     return result
 
 
+def new_ids(rows: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column whose ids are new on a day that is not among the first."""
+    days, result = Days.of(rows.time), []
+    for name, ids in (("card", rows.card), ("terminal", rows.terminal)):
+        new = _share_of_new(ids, days)
+        before, known = _mean_before(new), (1 - new) * days.size
+        is_break = (new >= NEW_IDS) & (before < USUAL_IDS) & (days.size >= MIN_ROWS)
+        is_break &= known < _mean_before(known) / 2  # more customers do not replace the known ones
+        if len(found := np.flatnonzero(is_break)):
+            result.append(
+                f"{columns.describe(name)} has ids that no earlier day has in {new[found[0]]:.0%} of the rows of "
+                f"{days.name(found[0])}, and in {before[found[0]]:.1%} in the week before: were the ids hashed again? "
+                f"Then the history of each {name} is lost. Give all rows the same kind of id, or start with "
+                "data.first_day."
+            )
+    return result
+
+
 def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
     """Return a mask of the days whose rows all have the same value, unless the rows of other days often have it too."""
     low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
@@ -59,3 +79,17 @@ def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
         others = values[~np.repeat(constant, days.size)]
         constant &= np.mean(others == low[np.argmax(constant)]) ** days.size < CHANCE
     return constant & (len(constant) > 1)
+
+
+def _share_of_new(ids: Ints, days: Days) -> Floats:
+    """Return the share of rows of each day with an id that no row of an earlier day has."""
+    day = np.repeat(np.arange(len(days.size)), days.size)
+    is_new = pl.DataFrame({"id": ids, "day": day}).select(pl.col("day").first().over("id") == pl.col("day"))
+    return np.add.reduceat(is_new.to_series().to_numpy(), days.start, dtype=np.int64) / days.size
+
+
+def _mean_before(values: Floats) -> Floats:
+    """Return the mean of the days of the week before each day; 1 for the first day."""
+    sums, index = np.append(0, np.cumsum(values)), np.arange(len(values))
+    first = np.maximum(index - WEEK, 0)
+    return np.where(index, (sums[index] - sums[first]) / np.maximum(index - first, 1), 1)

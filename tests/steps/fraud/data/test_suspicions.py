@@ -46,6 +46,7 @@ def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFram
 
 
 AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time", "card", "terminal", "fraud"))
+HASH = (CARD.hash() % 2**62).cast(pl.Int64)
 CORRUPTIONS = {
     "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
     "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, of card payments usually fewer"),
@@ -58,6 +59,10 @@ CORRUPTIONS = {
     "dates": (changed("time", TIME.dt.truncate("1d"), days(30)), "_DATETIME.* equal minutes and .* 2024-01-31"),
     "only dates": (changed("time", TIME.dt.truncate("1d"), days(0)), "equal minutes and seconds in all rows"),
     "hours": (changed("time", TIME.dt.truncate("1h"), days(0, 20)), "rows of 21 of .* of them 2024-01-01"),
+    "new cards": (changed("card", CARD + 10**9, days(45)), "CUSTOMER_.* no earlier day has in 100% of the rows"),
+    "new hashes": (changed("card", HASH, days(33)), "of the rows of 2024-02-03, and in 0.*: were the ids hashed"),
+    "new terminals": (changed("terminal", TERMINAL + 10**9, days(60)), "TERMINAL_.* history of each terminal is"),
+    "new at the end": (changed("terminal", TERMINAL + 10**9, days(67)), "TERMINAL_.* in 100% of the rows of 2024-03"),
 }
 
 
