@@ -1,4 +1,4 @@
-"""Warnings about data that changes from a day on: truncated values, new ids."""
+"""Warnings about data that changes from a day on: truncated values, new ids, missing genuine rows."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ WEEK = 7  # days
 MIN_ROWS = 20  # of a day; fewer prove nothing
 CHANCE = 1e-6  # a constant day that is more probable than this is not a break
 NEW_IDS, USUAL_IDS = 0.6, 0.3  # share of rows with an id that was not seen before: on a day of new ids, before it
+FEWER, RARER = 1.6, 1.3  # factors between two fortnights: of the genuine rows, and of the fraud share the other way
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,32 @@ def _mean_before(values: Floats) -> Floats:
     sums, index = np.append(0, np.cumsum(values)), np.arange(len(values))
     first = np.maximum(index - WEEK, 0)
     return np.where(index, (sums[index] - sums[first]) / np.maximum(index - first, 1), 1)
+
+
+def missing_genuine_rows(labelled: Rows) -> list[str]:
+    """Return a sentence if genuine rows become fewer or more on a day, but frauds do not."""
+    is_fraud = labelled.fraud == 1
+    if 2 * is_fraud.sum() >= len(labelled):
+        return []
+    first_day = labelled.time[0] // DAY
+    day = labelled.time // DAY - first_day
+    daily = np.stack([np.bincount(day[mask], minlength=day[-1] + 1) for mask in (~is_fraud, is_fraud)])
+    sums, count = np.pad(np.cumsum(daily, axis=1), [(0, 0), (1, 0)]), daily.shape[1]
+    middle = np.arange(WEEK, count - WEEK + 1)
+    start, end = np.maximum(middle - 2 * WEEK, 0), np.minimum(middle + 2 * WEEK, count)
+    before = (sums[:, middle] - sums[:, start]) / (middle - start)  # [genuine rows, frauds] per day, by day
+    after = (sums[:, end] - sums[:, middle]) / (end - middle)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        genuine, frauds = np.log((after[0] + 1) / (before[0] + 1)), np.log(after[1] / before[1])
+        is_break = np.isfinite(frauds) & (np.sign(genuine) * (genuine - frauds) >= np.log(RARER))
+    is_break &= np.maximum(before[0], after[0]) >= MIN_ROWS
+    size = np.where(is_break, np.abs(genuine), 0)
+    if size.max(initial=0) < np.log(FEWER):
+        return []
+    found = int(np.argmax(size))
+    return [
+        f"the genuine rows per day change from {before[0, found]:,.0f} to {after[0, found]:,.0f} on "
+        f"{day_of((first_day + middle[found]) * DAY)}, and the frauds per day from {before[1, found]:,.1f} to "
+        f"{after[1, found]:,.1f}: are genuine rows left out in one part, or labels inverted? Give all rows of both "
+        "kinds, or leave out that part with data.first_day or data.last_day."
+    ]

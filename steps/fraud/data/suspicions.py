@@ -5,7 +5,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from steps.fraud.config import Columns
-from steps.fraud.data.breaks import new_ids, truncated_values
+from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_values
 from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
 
 STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than MAX_STRAYS of all rows
@@ -32,7 +32,7 @@ def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
     labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
     labelled = labelled[labelled.fraud != UNKNOWN]
     result = wrong_columns(rows, columns) + truncated_values(rows, columns) + new_ids(rows, columns)
-    return result + frequent_frauds(labelled, columns) + leaks(labelled, columns)
+    return result + (missing_genuine_rows(labelled) or frequent_frauds(labelled, columns)) + leaks(labelled, columns)
 
 
 def wrong_columns(rows: Rows, columns: Columns) -> list[str]:

@@ -59,6 +59,11 @@ CORRUPTIONS = {
     "dates": (changed("time", TIME.dt.truncate("1d"), days(30)), "_DATETIME.* equal minutes and .* 2024-01-31"),
     "only dates": (changed("time", TIME.dt.truncate("1d"), days(0)), "equal minutes and seconds in all rows"),
     "hours": (changed("time", TIME.dt.truncate("1h"), days(0, 20)), "rows of 21 of .* of them 2024-01-01"),
+    "half the genuine rows": (thinned(0.5, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "thinned training rows": (thinned(0.3, days(0, 39)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "hardly a genuine row": (thinned(0.05, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "two thinned weeks": (thinned(0.2, days(40, 53)), "genuine rows per day change from .* on 2024-02-(10|24), and"),
+    "labels inverted later": (changed("fraud", 1 - LABEL, days(50)), "change from .* on 2024-02-20.* inverted"),
     "new cards": (changed("card", CARD + 10**9, days(45)), "CUSTOMER_.* no earlier day has in 100% of the rows"),
     "new hashes": (changed("card", HASH, days(33)), "of the rows of 2024-02-03, and in 0.*: were the ids hashed"),
     "new terminals": (changed("terminal", TERMINAL + 10**9, days(60)), "TERMINAL_.* history of each terminal is"),
@@ -84,3 +89,9 @@ def test_a_corruption_gives_one_warning_with_figures(name: str, size: str) -> No
 def test_a_currency_without_cents_gives_no_warning() -> None:
     frame = world(0)
     assert warnings_of(changed("amount", AMOUNT.round(), days(0))(frame)) == []
+
+
+def test_more_customers_or_more_frauds_are_not_missing_rows() -> None:
+    frame = world(1)
+    assert warnings_of(frame.filter((CARD % 3 == 0) | days(45))) == []
+    assert warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | days(45))) == []
