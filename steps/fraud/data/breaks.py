@@ -1,4 +1,4 @@
-"""Warnings about data that changes from a day on: truncated values, new ids, missing genuine rows."""
+"""Warnings about data that changes from a day on: truncated values, new ids, missing genuine rows, missing labels."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from steps.fraud.config import Columns
-from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
 from steps.fraud.data.schema import day as day_of
 
 Floats = NDArray[np.float64]
@@ -17,6 +17,8 @@ MIN_ROWS = 20  # of a day; fewer prove nothing
 CHANCE = 1e-6  # a constant day that is more probable than this is not a break
 NEW_IDS, USUAL_IDS = 0.6, 0.3  # share of rows with an id that was not seen before: on a day of new ids, before it
 FEWER, RARER = 1.6, 1.3  # factors between two fortnights: of the genuine rows, and of the fraud share the other way
+MAX_LABELLED = 0.85  # share of the expected frauds that are labelled in the newest week, compared with earlier ones
+MIN_Z = 4  # distance from the expected frauds in standard deviations
 
 
 @dataclass(frozen=True)
@@ -122,4 +124,33 @@ def missing_genuine_rows(labelled: Rows) -> list[str]:
         f"{day_of((first_day + middle[found]) * DAY)}, and the frauds per day from {before[1, found]:,.1f} to "
         f"{after[1, found]:,.1f}: are genuine rows left out in one part, or labels inverted? Give all rows of both "
         "kinds, or leave out that part with data.first_day or data.last_day."
+    ]
+
+
+def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) -> Floats:
+    """Return sums over `rows` from `start` to `end`, where labels should have arrived, for `late_labels`.
+
+    `log_odds`: predictions of trees that were not fitted on these rows. Row 0: the newest week, row 1: earlier. Each
+    row is weighted with its probability of fraud. Columns: expected frauds, labelled frauds, variance.
+    """
+    usable = (rows.time >= start) & (rows.time < end) & (rows.fraud != UNKNOWN)
+    probability, is_fraud = 1 / (1 + np.exp(-log_odds[usable].astype(float))), rows.fraud[usable] == 1
+    values = probability * np.stack([probability, is_fraud, probability**2 * (1 - probability)])
+    is_new = rows.time[usable] >= end - WEEK * DAY
+    return np.stack([values[:, is_new].sum(1), values[:, ~is_new].sum(1)])
+
+
+def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
+    """Return a sentence if frauds are missing in the week before `end`; `sums`: the total of `sum_labels`."""
+    expected, labelled, variance = sums.T
+    if not (expected.all() and labelled[1]):
+        return []
+    new, old = labelled / expected
+    deviation = np.sqrt(old * (variance / expected**2).sum())
+    if new > MAX_LABELLED * old or old - new < MIN_Z * deviation:
+        return []
+    return [
+        f"about {1 - new / old:.0%} of the frauds from {day_of(end - WEEK * DAY)} to {day_of(end - DAY)} are not "
+        f"labelled, judged by earlier data: do labels arrive later than data.label_delay_days ({delay_days})? Raise "
+        "it, because training and evaluation take frauds without their label for genuine."
     ]

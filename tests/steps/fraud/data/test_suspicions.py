@@ -3,16 +3,21 @@
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.checks import check
+from steps.fraud.data.schema import DAY
 from steps.fraud.data.shards import labels_end
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.suspicions import suspicions
 from steps.fraud.data.world import parse
+from tests.steps.fraud.written import write
 
 SIZES = ["", "cards=150&terminals=300&days=70"]
 FRAUD = pl.col("fraud") == 1
@@ -95,3 +100,23 @@ def test_more_customers_or_more_frauds_are_not_missing_rows() -> None:
     frame = world(1)
     assert warnings_of(frame.filter((CARD % 3 == 0) | days(45))) == []
     assert warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | days(45))) == []
+
+
+LATE: dict[str, Callable[[Any], Any]] = {
+    "after two weeks": lambda draw: 14 + 0 * draw,
+    "up to three weeks": lambda draw: 21 * draw,
+    "two weeks on average": lambda draw: -14 * np.log(1 - draw),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("late", [None, *LATE])
+def test_labels_that_arrive_after_the_delay_give_a_warning(late: str | None, seed: int, tmp_path: Path) -> None:
+    frame = world(seed)
+    wait = LATE[late](np.random.default_rng(seed).random(len(frame))) * DAY if late else np.zeros(len(frame))
+    arrived = pl.col("time").dt.epoch("us") + pl.Series(wait) <= pl.col("time").max().dt.epoch("us")
+    source = tmp_path / "late.parquet"
+    frame.with_columns(fraud=pl.col("fraud") * arrived).rename(Columns().model_dump()).write_parquet(source)
+    warnings = write(Data(source=str(source), test_weeks=2), tmp_path / "dataset").warnings
+    assert len(warnings) == bool(late)
+    assert not late or "of the frauds from 2024-03-18 to 2024-03-24 are not labelled" in warnings[0]
