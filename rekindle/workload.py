@@ -140,7 +140,9 @@ class Dataset(Sized, Protocol):
 
 
 class Predictor(Protocol):
-    """A released model that answers requests, without state between them; see rekindle/release/predictor.py."""
+    """A released model that answers requests, without state between them; see rekindle/release/predictor.py.
+    Optional: `warn(request) -> str`, a sentence for the response if its predictions deserve less trust, or "" (empty).
+    """
 
     @property
     def Request(self) -> type[BaseModel]:

@@ -34,6 +34,12 @@ def open_predictor(release: Path, max_batch: int = 0) -> Predictor:
     return InstancePredictor(release, description, max_batch or evaluated_batch(release))
 
 
+def warning(predictor: Predictor, request: Any) -> str:
+    """Return the sentence of the predictor's optional `warn(request)` about predictions to distrust, or ""."""
+    warn = getattr(predictor, "warn", None)
+    return warn(request) if warn else ""
+
+
 class InstancePredictor:
     """Calls the workload's `predict` with the released weights, and up to `max_batch` instances at a time."""
 

@@ -9,13 +9,14 @@ validated and predicted by the same code as in the server.
 
 import json
 import platform
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel
 
-from rekindle.release.predictor import open_predictor
+from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.validation import parse
 from rekindle.sections import resolve
 from rekindle.workload import Predictor
@@ -46,7 +47,10 @@ class Model:
         ]
         request = {INSTANCES: instances} | {name: json.loads(text) for name, text in (params or {}).items() if text}
         body = json.dumps(request, default=_to_json_value).encode()
-        return self.predictor.predict([parse(self.predictor.Request, body)])[0]
+        parsed = parse(self.predictor.Request, body)
+        if sentence := warning(self.predictor, parsed):
+            warnings.warn(sentence, stacklevel=2)
+        return self.predictor.predict([parsed])[0]
 
 
 def _load_pyfunc(release: str) -> Model:

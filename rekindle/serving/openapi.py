@@ -26,7 +26,9 @@ def schemas(request: type[BaseModel]) -> dict[str, Any]:
 def openapi(name: str, version: str, example: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     """Return the document of a served model."""
     path = f"/v1/models/{name}"
-    predictions = {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}}
+    warning = {"type": "string", "description": "a reason to distrust the predictions; omitted without one"}
+    properties = {"predictions": {"type": "array"}, "warning": warning}
+    predictions = {"type": "object", "required": ["predictions"], "properties": properties}
     failure_responses = {
         str(status): {"description": text, "content": _json(_ref("Error"))}
         for status, text in ERROR_DESCRIPTIONS.items()

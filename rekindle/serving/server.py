@@ -74,6 +74,7 @@ class Metrics:
         self.seconds = Histogram(
             "rekindle_request_seconds", "time to answer a request", ["version"], buckets=SECONDS, **registered
         )
+        self.warned = Counter("rekindle_warned_requests", "answers with a warning", ["version"], **registered)
         self.scores = Scores()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
@@ -174,6 +175,7 @@ class ModelServer:
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
+        self.metrics.warned.labels(version)  # shows 0 until the first warning
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
         gc.freeze()  # see worker.py
@@ -291,6 +293,8 @@ class ModelServer:
             self.metrics.waiting.set(self.waiting)
         if result.instances:
             self.metrics.instances.observe(result.instances)
+        if result.warned:
+            self.metrics.warned.labels(model.version).inc()
         return Response(result.body, result.status, model.headers, "application/json")
 
     def reject(self, _: Request, refusal: Exception) -> Response:

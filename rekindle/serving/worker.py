@@ -20,7 +20,7 @@ from typing import Any
 
 from rekindle import project
 from rekindle.errors import DataError, RekindleError
-from rekindle.release.predictor import open_predictor
+from rekindle.release.predictor import open_predictor, warning
 from rekindle.release.validation import parse
 from rekindle.release.watch.reference import features
 from rekindle.release.watch.scores import Counts, count_numbers
@@ -37,6 +37,7 @@ class Answer:
     status: int  # HTTP status
     body: bytes  # JSON
     instances: int = 0  # number of predicted instances
+    warned: bool = False  # the body has a warning
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
     try:
         request = parse(predictor.Request, json.dumps(example).encode())
         (predictions,) = predictor.predict([request])
-        encode(request, predictions)
+        encode(request, predictions, warning(predictor, request))
     except RekindleError as error:
         raise type(error)(f"{where}: {error}") from error
     except Exception as error:
@@ -174,7 +175,10 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
     """Return (answer, predictions) for valid requests; after a failure, retry each half of them."""
     try:
         results = predictor.predict(requests) if requests else []
-        return [(encode(request, values), values) for request, values in zip(requests, results, strict=True)]
+        return [
+            (encode(request, values, warning(predictor, request)), values)
+            for request, values in zip(requests, results, strict=True)
+        ]
     except Exception as error:
         if half := len(requests) // 2:
             return predict(predictor, requests[:half]) + predict(predictor, requests[half:])
@@ -184,13 +188,13 @@ def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, lis
         return [(failure(500, reason, error), [])]
 
 
-def encode(request: Any, predictions: list[Any]) -> Answer:
+def encode(request: Any, predictions: list[Any], warning: str = "") -> Answer:
     """Encode the predictions as JSON. Raises RekindleError with the instance if a prediction is invalid."""
     if len(predictions) != len(request.instances):
         raise RekindleError(f"predict returned {len(predictions)} predictions for {len(request.instances)} instances.")
     try:
-        body = json.dumps({"predictions": predictions}, allow_nan=False).encode()
-        return Answer(200, body, len(predictions))
+        content = {"predictions": predictions} | ({"warning": warning} if warning else {})
+        return Answer(200, json.dumps(content, allow_nan=False).encode(), len(predictions), bool(warning))
     except (TypeError, ValueError):
         for index, prediction in enumerate(predictions):
             try:

@@ -31,6 +31,10 @@ class Columns(Section):
     fraud: str = Field(default="TX_FRAUD", description="label: 1 fraud, 0 genuine, empty if not known yet")
     scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; optional")
 
+    def describe(self, name: str) -> str:
+        """Return the column in the words of messages: its name in the source, and the setting."""
+        return f'column "{getattr(self, name)}" (data.columns.{name})'
+
 
 class Text(Section):
     """Format of text columns; empty settings are detected from the data."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rekindle.errors import DataError
-from rekindle.gate import Evaluation
+from rekindle.gate import Evaluation, Gate
+from rekindle.release.bootstrap import weighted_bootstrap
 from rekindle.release.examples import Examples
 from rekindle.release.files import record_predictions
 from rekindle.release.watch.reference import record_reference
@@ -25,6 +26,7 @@ from steps.fraud.data.features import NAMES
 from steps.fraud.data.schema import DAY, UNKNOWN, Ints, day
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.state import State, load_trained
+from steps.fraud.measures import average_precision, weighted_ap
 from steps.fraud.transformer import FraudModel, load, score_all
 
 Floats = NDArray[np.float64]
@@ -45,6 +47,8 @@ PUBLISHED = {
     "2018-08-22": (1_437_958, 11_857, 58_337, 408),
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
+TOO_GOOD = {"ap": 0.97, "auc": 0.995}  # frauds of real cards are never recognized so well
+RANDOM_ORDERS = 39  # their maximum is exceeded by chance with a probability of 2.5%
 # Metrics of an ideal observer, who knows the simulation, on the published weeks; rounded up.
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
@@ -189,8 +193,31 @@ class Weekly(Examples):
         pictures.draw(out, labels, self.rows.scenarios[self.index], predictions, evaluation.parts)
         frauds = {week.name: int(self.rows.labels[week.rows].sum()) for week in self.weeks}
         parts = [week | {"frauds": frauds[week["name"]]} for week in evaluation.parts]
-        warnings = evaluation.warnings + _warn_of_leakage(self.rows, self.weeks, evaluation.metrics["candidate"])
+        warnings = evaluation.warnings + _warn_of_leakage(self.rows, self.weeks, evaluation.metrics)
+        warnings += self._warn_of_chance(predictions["candidate"], evaluation.metrics["candidate"]["ap"])
         return replace(evaluation, parts=parts, warnings=warnings)
+
+    def _warn_of_chance(self, scores: Floats, ap: float) -> list[str]:
+        """Return a sentence if scores in random order may have the same AP."""
+        labels = self.rows.labels[self.index]
+        weeks = [self.parts == week.name for week in self.weeks]
+
+        def bootstrap(card: Ints, draws: NDArray[np.float32]) -> Floats:
+            return np.mean([weighted_ap(scores[rows], labels[rows], card[rows], draws) for rows in weeks], axis=0)
+
+        low, high = weighted_bootstrap(bootstrap, len(self), self.groups, Gate().resamples, Gate().confidence)
+        random: Any = np.random.default_rng(0)
+        chance = [
+            np.mean([average_precision(random.permutation(scores[rows]), labels[rows]) for rows in weeks])
+            for _ in range(RANDOM_ORDERS)
+        ]
+        if low > np.mean(chance) and ap > max(chance):
+            return []
+        return [
+            f"the candidate may be no better than chance: its ap is {ap:.4f} (interval {low:.4f} to {high:.4f}), and "
+            f"{np.mean(chance):.4f} (up to {max(chance):.4f}) with its scores in random order. Do the labels belong to "
+            "their rows (data.columns.fraud)? If so, train longer or on more data."
+        ]
 
 
 def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
@@ -225,12 +252,20 @@ def _compare_features(model: FraudModel, rows: Rows) -> str:
     return f"its features differ (missing: {', '.join(missing) or 'none'}; new: {', '.join(new) or 'none'})."
 
 
-def _warn_of_leakage(rows: Rows, weeks: list[Week], means: dict[str, float]) -> list[str]:
-    result = []
+def _warn_of_leakage(rows: Rows, weeks: list[Week], metrics: dict[str, dict[str, float]]) -> list[str]:
+    result, means = [], metrics["candidate"]
     if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
         high = [f"{name} {means[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if means[name] > limit]
         if high:
             result.append(f"better than an ideal observer of the published data ({', '.join(high)}): look for leakage.")
+    for model in ("candidate", "baseline"):
+        if any(metrics[model][name] > limit for name, limit in TOO_GOOD.items()):
+            figures = " and ".join(f"{name} {metrics[model][name]:.4f}" for name in TOO_GOOD)
+            result.append(
+                f"the {model} is too good to be true ({figures}): does a column contain the label, or what became "
+                "known after the transaction? Check data.columns."
+            )
+            break
     return result
 
 

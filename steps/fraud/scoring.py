@@ -21,12 +21,13 @@ from rekindle.errors import DataError
 from steps.fraud.config import MAX_HISTORY
 from steps.fraud.data.checks import HIGHEST
 from steps.fraud.data.features import Floats
-from steps.fraud.data.schema import Ints, Rows, identity, instant
+from steps.fraud.data.schema import DAY, Ints, Rows, identity, instant
 from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
+MAX_WITHOUT_HISTORY = DAY  # in this time, a card and its terminal may lack payments
 MIN_BATCH_WIDTH = 16  # narrower models get one window at a time: the position in the batch changed bits
 
 
@@ -118,6 +119,18 @@ class FraudPredictor:
         pairs = zip(rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True)
         scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
         return [[next(scores) for _ in request.instances] for request in requests]
+
+    def warn(self, request: Request) -> str:
+        """Return a sentence if the history is missing, unless the transactions are soon after the end of the state."""
+        end, newest = self.state.train_end, max(transaction.time for transaction in request.instances)
+        if newest - end <= MAX_WITHOUT_HISTORY or any(payment.time >= end for payment in request.history):
+            return ""
+        days = (newest - end) / DAY
+        return (
+            f"the history is missing: the model knows the payments until {instant(end)} UTC, {days:.1f} days before "
+            "the newest transaction, so its scores are worse. Send the later payments of the cards and terminals in "
+            "`history`, or refresh the model."
+        )
 
     def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
         """Return the score of each window. The last batch is padded with its last window."""

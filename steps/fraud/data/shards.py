@@ -38,6 +38,7 @@ from rekindle.workload import SMALL_DISK, Prepared
 from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
 from steps.fraud.data.boosting import BOOSTED, Sample
+from steps.fraud.data.breaks import late_labels, sum_labels
 from steps.fraud.data.checks import check
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, day, utc
 from steps.fraud.data.suspicions import suspicions
@@ -84,16 +85,17 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
-    rows = _select_days(checked.rows, data)
+    rows, labels_until = _select_days(checked.rows, data), labels_end(checked.rows, data)
     if data.window:
-        rows = _hide_labels(rows, labels_end(checked.rows, data))
+        rows = _hide_labels(rows, labels_until)
     check_space(f"the dataset of {len(rows):,} rows", 1.1 * ROW_BYTES * len(rows), out, SMALL_DISK)
-    warnings = suspicions(rows, data.columns)
-    facts = calendar(rows, data, labels_end(checked.rows, data)) | {
+    facts = calendar(rows, data, labels_until) | {
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
     facts["data_until"] = utc(facts["train_end"])
+    labels_until = facts["test_weeks"][-1][1]
+    warnings = suspicions(rows, data.columns, labels_until)
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
@@ -108,9 +110,12 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
 
     train = _Moments(len(facts["features"]))
     tail: list[tuple[Rows, features.Floats]] = []
+    label_sums = np.zeros((2, 3))
     for number, piece in enumerate(pieces):
         table, training = np.load(_file(out, "features", number)), piece.time < facts["train_end"]
-        table = np.column_stack([table, boosting.score(table, piece.card, training)])
+        log_odds = boosting.score(table, piece.card, training)
+        label_sums += sum_labels(piece, log_odds, facts["train_start"], labels_until)
+        table = np.column_stack([table, log_odds])
         arrays = (table, piece.fraud, piece.scenario, piece.time, piece.card, piece.id)
         for name, array in zip(ARRAYS, arrays, strict=True):
             np.save(_file(out, name, number), array)
@@ -118,6 +123,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
         train.add(table, training)
         keep = state.needed(piece, facts["train_end"], data.label_delay_days)
         tail.append((piece[keep], table[keep]))
+    warnings += late_labels(label_sums, labels_until, data.label_delay_days)
     sizes = [len(piece) for piece in pieces]
     facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
     facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}

@@ -1,13 +1,19 @@
 """Warnings about data whose rows are valid, but look wrong as a whole."""
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from steps.fraud.config import Columns
-from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_values
+from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
 
 STRAY_GAP = 30 * DAY  # rows after such a gap are strays if they are fewer than MAX_STRAYS of all rows
 MAX_STRAYS = 0.001
 MAX_DUPLICATES = 0.001  # share of rows that are equal except for their id
+MAX_FRAUD_SHARE = 0.03  # of card payments, fewer than 1% are frauds
+MIN_IDENTIFIED = 0.8  # share of the frauds that the values of one column identify
+MIN_FRAUDS = 10  # fewer prove nothing
 
 
 def strays(time: Ints) -> int:
@@ -18,18 +24,28 @@ def strays(time: Ints) -> int:
     return int(sorted_times[max(0, first - 1) :][wide_gaps[0] + 1]) if len(wide_gaps) else int(sorted_times[-1]) + 1
 
 
-def suspicions(rows: Rows, columns: Columns) -> list[str]:
-    """Return a sentence for each suspicious property of `rows`, which are sorted by time."""
+def suspicions(rows: Rows, columns: Columns, labels_until: int) -> list[str]:
+    """Return a sentence for each suspicious property of `rows`, which are sorted by time.
+
+    Labels are judged before `labels_until`, where they should have arrived.
+    """
+    labelled = rows[: int(np.searchsorted(rows.time, labels_until))]
+    labelled = labelled[labelled.fraud != UNKNOWN]
+    result = wrong_columns(rows, columns) + truncated_values(rows, columns) + new_ids(rows, columns)
+    return result + (missing_genuine_rows(labelled) or frequent_frauds(labelled, columns)) + leaks(labelled, columns)
+
+
+def wrong_columns(rows: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column that is probably another one, and for missing and repeated rows."""
     result = []
     for name, values in (("card", rows.card), ("terminal", rows.terminal), ("amount", rows.cents)):
-        column = f'column "{getattr(columns, name)}" (data.columns.{name})'
+        column = columns.describe(name)
         if values.min() == values.max():
             result.append(f"{column} has only one value: is it the right column?")
-        elif name != "amount" and len(np.unique(values)) == len(values):
+        elif name != "amount" and pl.Series(values).n_unique() == len(values):
             result.append(f"{column} differs in every row: is it swapped with another column?")
-    keys = np.lexsort((rows.cents, rows.terminal, rows.time, rows.card))
-    equal_neighbours = [np.diff(values[keys]) == 0 for values in (rows.card, rows.time, rows.terminal, rows.cents)]
-    duplicates = int(np.logical_and.reduce(equal_neighbours).sum())
+    without_ids = pl.DataFrame({name: getattr(rows, name) for name in ("card", "time", "terminal", "cents")})
+    duplicates = len(rows) - without_ids.n_unique()
     if duplicates > MAX_DUPLICATES * len(rows):
         result.append(f"{duplicates:,} rows equal another row except for their id: was a file read twice?")
     days = np.unique(rows.time // DAY)
@@ -39,3 +55,55 @@ def suspicions(rows: Rows, columns: Columns) -> list[str]:
         first = np.datetime64(int(days[gaps[0]]) + 1, "D")
         result.append(f"{missing} days are without a transaction, the first of them {first}: is a file missing?")
     return result
+
+
+def frequent_frauds(labelled: Rows, columns: Columns) -> list[str]:
+    """Return a sentence if frauds are more frequent than among card payments."""
+    share = (labelled.fraud == 1).mean() if len(labelled) else 0
+    column = columns.describe("fraud")
+    if share >= 0.5:
+        return [
+            f"{share:.1%} of the known labels are frauds: are they inverted? In {column}, 1 must mean fraud and 0 "
+            "genuine. Correct the source."
+        ]
+    if share > MAX_FRAUD_SHARE:
+        return [
+            f"{share:.1%} of the known labels are frauds, of card payments usually fewer than 1%: are genuine rows "
+            f"left out? Then scores are too high for real traffic, and metrics too good. Give all rows; if {column} is "
+            "complete, ignore this."
+        ]
+    return []
+
+
+def leaks(labelled: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column whose values identify the frauds."""
+    is_fraud = labelled.fraud == 1
+    if not MIN_FRAUDS <= is_fraud.sum() < len(labelled) / 2:
+        return []
+    result = []
+    for name, values in (("card", labelled.card), ("terminal", labelled.terminal), ("amount", labelled.cents)):
+        share = _share_identified(values, is_fraud)
+        if name == "amount":
+            share = max(share, _share_at_one_end(values, is_fraud))
+        if share >= MIN_IDENTIFIED:
+            result.append(
+                f"{columns.describe(name)} alone identifies {share:.0%} of the frauds: does it contain the label, or "
+                "what became known after the transaction? Name the column with the original value."
+            )
+    return result
+
+
+def _share_identified(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
+    """Return the share of frauds with a value that several frauds and no genuine rows have."""
+    groups = pl.DataFrame({"value": values, "fraud": is_fraud}).group_by("value")
+    pure = groups.agg(pl.col("fraud").sum(), rows=pl.len()).filter(
+        pl.col("fraud") == pl.col("rows"), pl.col("rows") > 1
+    )
+    return float(pure["rows"].sum() / is_fraud.sum())
+
+
+def _share_at_one_end(values: Ints, is_fraud: NDArray[np.bool_]) -> float:
+    """Return the share of frauds among the highest or lowest values, if nearly all rows there are frauds."""
+    low, high = np.quantile(values[is_fraud], [0.1, 0.9])
+    ends = [is_fraud[mask] for mask in (values >= low, values <= high)]
+    return max((float(end.sum() / is_fraud.sum()) for end in ends if end.mean() >= MIN_IDENTIFIED), default=0)

@@ -1,11 +1,14 @@
-"""MLflow knows the types of a model's predictions."""
+"""MLflow knows the types of a model's predictions, and its users see the warnings of its predictor."""
 
 import json
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from rekindle.release.pyfunc import type_of
+from rekindle.release.pyfunc import Model, type_of
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,35 @@ def test_the_signature_has_the_type_of_a_prediction(prediction: Any, text: str) 
 
     schema = Schema.from_json(json.dumps([{**type_of(prediction), "required": True}]))
     assert str(schema) == f"[{text}]"
+
+
+class Instance(BaseModel):
+    x: float
+
+
+class Request(BaseModel):
+    instances: list[Instance]
+
+
+class Doubling:
+    Request = Request
+
+    def example(self) -> dict[str, Any]:
+        return {"instances": [{"x": 1}]}
+
+    def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
+        return [[2 * instance.x for instance in request.instances] for request in requests]
+
+    def warn(self, request: Request) -> str:
+        return "x is above all training rows." if any(instance.x > 9 for instance in request.instances) else ""
+
+
+def test_the_warning_of_a_predictor_is_a_python_warning() -> None:
+    import pandas
+
+    model = Model(Doubling())
+    with pytest.warns(UserWarning, match="x is above all training rows"):
+        assert model.predict(pandas.DataFrame({"x": [1.0, 10.0]})) == [2, 20]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.predict(pandas.DataFrame({"x": [1.0]})) == [2]

@@ -28,6 +28,7 @@ class Instance(BaseModel):
     bug: bool = False
     killed: bool = False
     answer: float | None = None
+    warning: str = ""
 
 
 class Request(BaseModel):
@@ -62,6 +63,9 @@ class Predictor:
             [i.answer * float("inf") if i.answer is not None else {"id": i.id} | about for i in request.instances]
             for request in requests
         ]
+
+    def warn(self, request: Request) -> str:
+        return " ".join(instance.warning for instance in request.instances if instance.warning)
 
 
 def predictor(release: Path) -> Predictor:

@@ -229,6 +229,21 @@ def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, s
     assert 'rekindle_instances_bucket{le="2.0"}' in text
 
 
+def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running) -> None:
+    def count() -> float:
+        [line] = re.findall(r'rekindle_warned_requests_total{version="7"} (.*)', server.client.get("/metrics").text)
+        return float(line)
+
+    before = count()
+    answer = server.predict(ONE, ONE | {"warning": "the past is missing"}).json()
+    assert answer["warning"] == "the past is missing" and len(answer["predictions"]) == 2
+    assert "warning" not in server.predict(ONE).json()
+    assert server.predict({"id": 1, "bad": 4, "warning": "an error is no prediction"}).status_code == 422
+    assert count() == before + 1
+    properties = server.client.get("/openapi.json").json()["components"]["schemas"]["Predictions"]["properties"]
+    assert properties.keys() == {"predictions", "warning"}
+
+
 def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:

@@ -1,7 +1,9 @@
 """The evaluation uses the published test rows, the same for both models, and reports skipped weeks."""
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -252,6 +254,34 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
     without_frauds(second)
     with pytest.raises(DataError, match="no test week holds frauds"):
         evaluate(expert, None, copy, tmp_path, Gate())
+
+
+def with_changed_arrays(dataset: Path, copy: Path, name: str, change: Callable[[Any, Any], Any]) -> Path:
+    """Copy the dataset; `change` gets the array `name` of each shard and the labels."""
+    shutil.copytree(dataset, copy)
+    for file in (copy / "shards").glob(f"{name}-*.npy"):
+        np.save(file, change(np.load(file), np.load(file.with_name(file.name.replace(name, "labels")))))
+    return copy
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_that_is_not_better_than_chance_gives_a_warning(
+    seed: int, judged: tuple[Any, Path], expert: Path, small_dataset: Path, tmp_path: Path
+):
+    random = np.random.default_rng(seed)
+    other_rows = with_changed_arrays(small_dataset, tmp_path / "data", "labels", lambda _, y: random.permutation(y))
+    [warning] = evaluate(expert, None, other_rows, tmp_path / "report", Gate()).warnings
+    assert re.search(r"no better than chance: its ap is 0\.0.* Do the labels belong to their rows", warning)
+    assert judged[0].warnings == []
+
+
+def test_a_model_that_is_too_good_gives_a_warning(expert: Path, small_dataset: Path, tmp_path: Path):
+    def leak(table: Any, labels: Any) -> Any:
+        return np.column_stack([table[:, :-1], np.where(labels == 1, 9, -9)]).astype(np.float32)
+
+    leaky = with_changed_arrays(small_dataset, tmp_path / "data", "features", leak)
+    [warning] = evaluate(expert, None, leaky, tmp_path / "report", Gate()).warnings
+    assert re.search(r"too good to be true \(ap 0.9\d* and auc 0.99\d*\): does a column contain the label", warning)
 
 
 @pytest.fixture(scope="module")

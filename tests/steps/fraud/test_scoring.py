@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,9 @@ from rekindle.errors import DataError
 from rekindle.gate import Gate
 from rekindle.release.judge import evaluate
 from rekindle.release.validation import parse
+from rekindle.serving.worker import answer_batch
 from steps import fraud
+from steps.fraud.data.schema import instant
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
 
@@ -75,6 +78,21 @@ def test_the_replay_detects_a_server_without_history(predictor: FraudPredictor, 
         for a, b in zip(scores(predictor, request | {"history": []}), expected, strict=True)
     ]
     assert max(differences) > 100 * CLOSE
+
+
+def test_a_request_without_history_is_answered_with_a_warning(predictor: FraudPredictor, requests: Requests) -> None:
+    request, _ = requests[-1]
+    old = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]  # part of the state
+    bodies = [request, request | {"history": []}, request | {"history": old}, predictor.example()]
+    answers = answer_batch(predictor, [json.dumps(body).encode() for body in bodies], 1000).answers
+    assert [answer.warned for answer in answers] == [False, True, True, False]
+    contents = [json.loads(answer.body) for answer in answers]
+    end = instant(predictor.state.train_end)
+    for content in contents[1:3]:
+        assert re.search(
+            f"the history is missing: .* until {end} UTC, [1-3][0-9].[0-9] days before", content["warning"]
+        )
+        assert len(content["predictions"]) == len(request["instances"])
 
 
 def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredictor, requests: Requests) -> None:

@@ -1,0 +1,156 @@
+"""Warnings about data that changes from a day on: truncated values, new ids, missing genuine rows, missing labels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from steps.fraud.config import Columns
+from steps.fraud.data.schema import DAY, UNKNOWN, Ints, Rows
+from steps.fraud.data.schema import day as day_of
+
+Floats = NDArray[np.float64]
+HOUR = DAY // 24
+WEEK = 7  # days
+MIN_ROWS = 20  # of a day; fewer prove nothing
+CHANCE = 1e-6  # a constant day that is more probable than this is not a break
+NEW_IDS, USUAL_IDS = 0.6, 0.3  # share of rows with an id that was not seen before: on a day of new ids, before it
+FEWER, RARER = 1.6, 1.3  # factors between two fortnights: of the genuine rows, and of the fraud share the other way
+MAX_LABELLED = 0.85  # share of the expected frauds that are labelled in the newest week, compared with earlier ones
+MIN_Z = 4  # distance from the expected frauds in standard deviations
+
+
+@dataclass(frozen=True)
+class Days:
+    """Days with transactions: number since the epoch, first row and number of rows."""
+
+    number: Ints
+    start: Ints
+    size: Ints
+
+    @classmethod
+    def of(cls, time: Ints) -> "Days":
+        """Return the days of `time` (µs since the epoch, ascending)."""
+        number, start, size = np.unique(time // DAY, return_index=True, return_counts=True)
+        return cls(number, start, size)
+
+    def name(self, index: int) -> str:
+        return day_of(self.number[index] * DAY)
+
+
+def truncated_values(rows: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column whose cents or times of day are constant on some days."""
+    days, result = Days.of(rows.time), []
+    for name, what, values in (
+        ("amount", "cents", rows.cents % 100),
+        ("time", "minutes and seconds", rows.time % HOUR),
+    ):
+        constant = _constant_days(values, days)
+        if constant.any() and not (name == "amount" and constant.all()):  # a currency without cents
+            result.append(
+                f"{columns.describe(name)} has equal {what} in all rows of {constant.sum()} of {len(constant)} days, "
+                f"the first of them {days.name(int(np.argmax(constant)))}: does the export truncate it? Export the "
+                "full value for all days."
+            )
+    return result
+
+
+def new_ids(rows: Rows, columns: Columns) -> list[str]:
+    """Return a sentence for each column whose ids are new on a day that is not among the first."""
+    days, result = Days.of(rows.time), []
+    for name, ids in (("card", rows.card), ("terminal", rows.terminal)):
+        new = _share_of_new(ids, days)
+        before, known = _mean_before(new), (1 - new) * days.size
+        is_break = (new >= NEW_IDS) & (before < USUAL_IDS) & (days.size >= MIN_ROWS)
+        is_break &= known < _mean_before(known) / 2  # more customers do not replace the known ones
+        if len(found := np.flatnonzero(is_break)):
+            result.append(
+                f"{columns.describe(name)} has ids that no earlier day has in {new[found[0]]:.0%} of the rows of "
+                f"{days.name(found[0])}, and in {before[found[0]]:.1%} in the week before: were the ids hashed again? "
+                f"Then the history of each {name} is lost. Give all rows the same kind of id, or start with "
+                "data.first_day."
+            )
+    return result
+
+
+def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
+    """Return a mask of the days whose rows all have the same value, unless the rows of other days often have it too."""
+    low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
+    constant = (low == high) & (days.size >= MIN_ROWS)
+    if constant.any() and not constant.all():
+        others = values[~np.repeat(constant, days.size)]
+        constant &= np.mean(others == low[np.argmax(constant)]) ** days.size < CHANCE
+    return constant & (len(constant) > 1)
+
+
+def _share_of_new(ids: Ints, days: Days) -> Floats:
+    """Return the share of rows of each day with an id that no row of an earlier day has."""
+    day = np.repeat(np.arange(len(days.size)), days.size)
+    is_new = pl.DataFrame({"id": ids, "day": day}).select(pl.col("day").first().over("id") == pl.col("day"))
+    return np.add.reduceat(is_new.to_series().to_numpy(), days.start, dtype=np.int64) / days.size
+
+
+def _mean_before(values: Floats) -> Floats:
+    """Return the mean of the days of the week before each day; 1 for the first day."""
+    sums, index = np.append(0, np.cumsum(values)), np.arange(len(values))
+    first = np.maximum(index - WEEK, 0)
+    return np.where(index, (sums[index] - sums[first]) / np.maximum(index - first, 1), 1)
+
+
+def missing_genuine_rows(labelled: Rows) -> list[str]:
+    """Return a sentence if genuine rows become fewer or more on a day, but frauds do not."""
+    is_fraud = labelled.fraud == 1
+    if 2 * is_fraud.sum() >= len(labelled):
+        return []
+    first_day = labelled.time[0] // DAY
+    day = labelled.time // DAY - first_day
+    daily = np.stack([np.bincount(day[mask], minlength=day[-1] + 1) for mask in (~is_fraud, is_fraud)])
+    sums, count = np.pad(np.cumsum(daily, axis=1), [(0, 0), (1, 0)]), daily.shape[1]
+    middle = np.arange(WEEK, count - WEEK + 1)
+    start, end = np.maximum(middle - 2 * WEEK, 0), np.minimum(middle + 2 * WEEK, count)
+    before = (sums[:, middle] - sums[:, start]) / (middle - start)  # [genuine rows, frauds] per day, by day
+    after = (sums[:, end] - sums[:, middle]) / (end - middle)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        genuine, frauds = np.log((after[0] + 1) / (before[0] + 1)), np.log(after[1] / before[1])
+        is_break = np.isfinite(frauds) & (np.sign(genuine) * (genuine - frauds) >= np.log(RARER))
+    is_break &= np.maximum(before[0], after[0]) >= MIN_ROWS
+    size = np.where(is_break, np.abs(genuine), 0)
+    if size.max(initial=0) < np.log(FEWER):
+        return []
+    found = int(np.argmax(size))
+    return [
+        f"the genuine rows per day change from {before[0, found]:,.0f} to {after[0, found]:,.0f} on "
+        f"{day_of((first_day + middle[found]) * DAY)}, and the frauds per day from {before[1, found]:,.1f} to "
+        f"{after[1, found]:,.1f}: are genuine rows left out in one part, or labels inverted? Give all rows of both "
+        "kinds, or leave out that part with data.first_day or data.last_day."
+    ]
+
+
+def sum_labels(rows: Rows, log_odds: NDArray[np.float32], start: int, end: int) -> Floats:
+    """Return sums over `rows` from `start` to `end`, where labels should have arrived, for `late_labels`.
+
+    `log_odds`: predictions of trees that were not fitted on these rows. Row 0: the newest week, row 1: earlier. Each
+    row is weighted with its probability of fraud. Columns: expected frauds, labelled frauds, variance.
+    """
+    usable = (rows.time >= start) & (rows.time < end) & (rows.fraud != UNKNOWN)
+    probability, is_fraud = 1 / (1 + np.exp(-log_odds[usable].astype(float))), rows.fraud[usable] == 1
+    values = probability * np.stack([probability, is_fraud, probability**2 * (1 - probability)])
+    is_new = rows.time[usable] >= end - WEEK * DAY
+    return np.stack([values[:, is_new].sum(1), values[:, ~is_new].sum(1)])
+
+
+def late_labels(sums: Floats, end: int, delay_days: int) -> list[str]:
+    """Return a sentence if frauds are missing in the week before `end`; `sums`: the total of `sum_labels`."""
+    expected, labelled, variance = sums.T
+    if not (expected.all() and labelled[1]):
+        return []
+    new, old = labelled / expected
+    deviation = np.sqrt(old * (variance / expected**2).sum())
+    if new > MAX_LABELLED * old or old - new < MIN_Z * deviation:
+        return []
+    return [
+        f"about {1 - new / old:.0%} of the frauds from {day_of(end - WEEK * DAY)} to {day_of(end - DAY)} are not "
+        f"labelled, judged by earlier data: do labels arrive later than data.label_delay_days ({delay_days})? Raise "
+        "it, because training and evaluation take frauds without their label for genuine."
+    ]

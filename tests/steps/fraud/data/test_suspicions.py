@@ -1,0 +1,122 @@
+"""Data that looks wrong as a whole gives a warning with figures; simulated worlds give none."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from steps.fraud.config import Columns, Data
+from steps.fraud.data.checks import check
+from steps.fraud.data.schema import DAY
+from steps.fraud.data.shards import labels_end
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.suspicions import suspicions
+from steps.fraud.data.world import parse
+from tests.steps.fraud.written import write
+
+SIZES = ["", "cards=150&terminals=300&days=70"]
+FRAUD = pl.col("fraud") == 1
+NEVER = 10_000  # days
+
+
+@cache
+def world(seed: int, size: str = "") -> pl.DataFrame:
+    return simulate(parse(f"simulate://{seed}?{size}"))
+
+
+def warnings_of(frame: pl.DataFrame) -> list[str]:
+    rows = check(frame, Columns(), 0).rows
+    return suspicions(rows, Columns(), labels_end(rows, Data()))
+
+
+def days(first: int, last: int = NEVER) -> pl.Expr:
+    """Return a mask of the rows from day `first` of the data to day `last`."""
+    day = (pl.col("time").dt.date() - pl.col("time").dt.date().min()).dt.total_days()
+    return day.is_between(first, last)
+
+
+def changed(column: str, value: pl.Expr, where: pl.Expr = FRAUD) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    return lambda frame: frame.with_columns(pl.when(where).then(value).otherwise(column).alias(column))
+
+
+def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Leave out genuine rows at random."""
+    drawn = pl.int_range(pl.len()).hash(seed=3) % 1000 < 1000 * keep
+    return lambda frame: frame.filter(~where | FRAUD | drawn)
+
+
+AMOUNT, TIME, CARD, TERMINAL, LABEL = (pl.col(name) for name in ("amount", "time", "card", "terminal", "fraud"))
+HASH = (CARD.hash() % 2**62).cast(pl.Int64)
+CORRUPTIONS = {
+    "inverted labels": (changed("fraud", 1 - LABEL, days(0)), "99.* of the known labels are frauds: are they inverted"),
+    "few genuine rows": (thinned(0.1, days(0)), "% of the known labels are frauds, of card payments usually fewer"),
+    "amount is the label": (changed("amount", LABEL.cast(pl.Float64), days(0)), "_AMOUNT.* identifies 100% of the"),
+    "amount has the label": (changed("amount", AMOUNT + 9000), "_AMOUNT.* identifies [89].% of the frauds"),
+    "terminal is the kind": (changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)), "TERMINAL_.* 100% of"),
+    "terminal has the label": (changed("terminal", -1 - TERMINAL % 9), "TERMINAL_.* identifies (9.|100)% of"),
+    "amounts without cents": (changed("amount", AMOUNT.floor(), days(45)), "equal cents in all .* 2024-02-15: does"),
+    "rounded amounts": (changed("amount", AMOUNT.round(), days(50, 60)), "equal cents in all rows of 11 of"),
+    "dates": (changed("time", TIME.dt.truncate("1d"), days(30)), "_DATETIME.* equal minutes and .* 2024-01-31"),
+    "only dates": (changed("time", TIME.dt.truncate("1d"), days(0)), "equal minutes and seconds in all rows"),
+    "hours": (changed("time", TIME.dt.truncate("1h"), days(0, 20)), "rows of 21 of .* of them 2024-01-01"),
+    "half the genuine rows": (thinned(0.5, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "thinned training rows": (thinned(0.3, days(0, 39)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "hardly a genuine row": (thinned(0.05, days(40)), "genuine rows per day change from .* on 2024-02-10, and"),
+    "two thinned weeks": (thinned(0.2, days(40, 53)), "genuine rows per day change from .* on 2024-02-(10|24), and"),
+    "labels inverted later": (changed("fraud", 1 - LABEL, days(50)), "change from .* on 2024-02-20.* inverted"),
+    "new cards": (changed("card", CARD + 10**9, days(45)), "CUSTOMER_.* no earlier day has in 100% of the rows"),
+    "new hashes": (changed("card", HASH, days(33)), "of the rows of 2024-02-03, and in 0.*: were the ids hashed"),
+    "new terminals": (changed("terminal", TERMINAL + 10**9, days(60)), "TERMINAL_.* history of each terminal is"),
+    "new at the end": (changed("terminal", TERMINAL + 10**9, days(67)), "TERMINAL_.* in 100% of the rows of 2024-03"),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_simulated_worlds_give_no_warning(size: str) -> None:
+    for seed in range(20):
+        assert warnings_of(world(seed, size)) == [], seed
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_corruption_gives_one_warning_with_figures(name: str, size: str) -> None:
+    corrupt, message = CORRUPTIONS[name]
+    for seed in range(3):
+        [warning] = warnings_of(corrupt(world(seed, size)))
+        assert re.search(message, warning)
+
+
+def test_a_currency_without_cents_gives_no_warning() -> None:
+    frame = world(0)
+    assert warnings_of(changed("amount", AMOUNT.round(), days(0))(frame)) == []
+
+
+def test_more_customers_or_more_frauds_are_not_missing_rows() -> None:
+    frame = world(1)
+    assert warnings_of(frame.filter((CARD % 3 == 0) | days(45))) == []
+    assert warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | days(45))) == []
+
+
+LATE: dict[str, Callable[[Any], Any]] = {
+    "after two weeks": lambda draw: 14 + 0 * draw,
+    "up to three weeks": lambda draw: 21 * draw,
+    "two weeks on average": lambda draw: -14 * np.log(1 - draw),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("late", [None, *LATE])
+def test_labels_that_arrive_after_the_delay_give_a_warning(late: str | None, seed: int, tmp_path: Path) -> None:
+    frame = world(seed)
+    wait = LATE[late](np.random.default_rng(seed).random(len(frame))) * DAY if late else np.zeros(len(frame))
+    arrived = pl.col("time").dt.epoch("us") + pl.Series(wait) <= pl.col("time").max().dt.epoch("us")
+    source = tmp_path / "late.parquet"
+    frame.with_columns(fraud=pl.col("fraud") * arrived).rename(Columns().model_dump()).write_parquet(source)
+    warnings = write(Data(source=str(source), test_weeks=2), tmp_path / "dataset").warnings
+    assert len(warnings) == bool(late)
+    assert not late or "of the frauds from 2024-03-18 to 2024-03-24 are not labelled" in warnings[0]
