@@ -59,7 +59,7 @@ class Data(DataConfig):
     source: str = Field(
         default="simulate://7",
         description="parquet or CSV file, folder or s3:// URI; simulate://SEED generates data "
-        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01)",
+        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01&takeovers=2)",
     )
 
     @field_validator("source")
