@@ -63,7 +63,8 @@ class Data(DataConfig):
     source: str = Field(
         default="simulate://7",
         description="parquet or CSV file, folder or s3:// URI; simulate://SEED generates data "
-        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01)",
+        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01&takeovers=2, the last: account takeovers per "
+        "1,000 cards and day, default 0)",
     )
 
     @field_validator("source")

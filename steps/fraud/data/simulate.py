@@ -2,15 +2,20 @@
 
     simulate://7                                                          seed 7, other settings default
     simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published data set
+    simulate://7?takeovers=2                                              with account takeovers
 
 An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.): a card pays at
 nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a compromised terminal are frauds for 28 days;
 (3) for 14 days, a third of the payments of a leaked card are frauds, with 5 times the amount. Smaller worlds have the
 same density and share of frauds.
+
+`takeovers` adds a fourth kind: the fraudster of a card tries it with a tiny amount, then makes several payments within
+hours, of amounts that are usual for the card, at any terminals. Each payment alone looks genuine. `takeovers` is the
+number per 1,000 cards and day; the default, 0, keeps to the rules of the handbook.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import polars as pl
@@ -36,6 +41,9 @@ SIDE = 100  # side length of the square with all cards and terminals
 RADIUS = 500  # radius of a card times sqrt(terminals): 5 for 10,000 terminals, which gives about 78 terminals
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
+TAKEOVER = 4  # scenario
+TAKEOVER_PAYMENTS, TAKEOVER_GAP = (4, 8), (300, 3600)  # payments of a takeover, and seconds between two of them
+TRIAL_AMOUNT = (0.5, 2.0)  # of the first payment of a takeover
 
 
 def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
@@ -55,17 +63,28 @@ def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
     keep = (second > 0) & (second < 86_400)
     slot, second = slot[keep], second[keep]
     card, day = np.divmod(slot, world.days)
-    amount = rng.normal(mean[card], mean[card] / 2)
-    amount = np.where(amount < 0, rng.uniform(0, 2 * mean[card]), amount).round(2)
+    amount = _draw_amounts(rng, mean[card])
     terminal = near[near_start[card] + (rng.random(slot.size) * choices[card]).astype(np.int64)]
-    scenario = (commit or commit_frauds)(rng, world, Payments(slot, second, terminal, amount))
+    payments = Payments(slot, second, terminal, amount)
+    scenario = (commit or commit_frauds)(rng, world, payments)
+    added = take_over(rng, world, mean)
+    columns = zip(astuple(payments), astuple(added), strict=True)
+    slot, second, terminal, amount = (np.concatenate(pair) for pair in columns)
+    scenario = np.append(scenario, np.full(len(added.slot), TAKEOVER, np.uint8))
 
+    card, day = np.divmod(slot, world.days)
     time = (np.datetime64(world.start, "D").astype(np.int64) + day) * DAY + second * 1_000_000
     order = np.argsort(time, kind="stable")
     columns = {"time": time, "card": card, "terminal": terminal, "amount": amount, "scenario": scenario}
     return pl.DataFrame({"id": np.arange(slot.size)} | {k: v[order] for k, v in columns.items()}).with_columns(
         pl.col("time").cast(pl.Datetime("us")), fraud=(pl.col("scenario") > 0).cast(pl.UInt8)
     )
+
+
+def _draw_amounts(rng: np.random.Generator, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an amount of a card with each of the mean amounts `mean`."""
+    amount = rng.normal(mean, mean / 2)
+    return np.where(amount < 0, rng.uniform(0, 2 * mean), amount).round(2)
 
 
 def _find_terminals(
@@ -103,6 +122,20 @@ def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) ->
         amount[rows] = (5 * amount[rows]).round(2)
         scenario[rows] = 3
     return scenario
+
+
+def take_over(rng: np.random.Generator, world: World, mean: NDArray[np.float64]) -> Payments:
+    """Return the frauds on cards that are taken over; `mean`: mean amount of each card."""
+    count = rng.poisson(world.takeovers / 1000 * world.cards * world.days)
+    size = rng.integers(*TAKEOVER_PAYMENTS, count, endpoint=True)
+    slot = np.repeat(rng.integers(0, world.cards * world.days, count), size)
+    is_first = np.diff(np.repeat(np.arange(count), size), prepend=-1) > 0
+    elapsed = np.cumsum(rng.integers(*TAKEOVER_GAP, len(slot)))
+    latest_start = 86_400 - TAKEOVER_PAYMENTS[1] * TAKEOVER_GAP[1]  # all payments are on one day
+    second = elapsed + np.repeat(rng.integers(1, latest_start, count) - elapsed[is_first], size)
+    amount = _draw_amounts(rng, mean[slot // world.days])
+    amount[is_first] = rng.uniform(*TRIAL_AMOUNT, count).round(2)
+    return Payments(slot, second, rng.integers(0, world.terminals, len(slot)), amount)
 
 
 def _events_of(rate: float, day: int) -> int:

@@ -17,10 +17,11 @@ class World(Section):
     terminals: int = Field(1400, ge=1)
     days: int = Field(91, ge=1)
     start: date = date(2024, 1, 1)
+    takeovers: float = Field(default=0, ge=0, le=1000)  # of accounts, per 1,000 cards and day
 
 
 def parse(uri: str) -> World:
-    """Parse simulate://SEED?cards=..&terminals=..&days=..&start=... Raises ValueError."""
+    """Parse simulate://SEED?cards=..&terminals=..&days=..&start=..&takeovers=... Raises ValueError."""
     parts = urlsplit(uri)
     values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
     try:

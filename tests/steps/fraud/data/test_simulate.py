@@ -50,10 +50,26 @@ def test_payments_at_a_compromised_terminal_are_frauds_for_four_weeks(world: pl.
     assert joined["fraud"].mean() == 1.0
 
 
+def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) -> None:
+    more = simulate(World(seed=1, cards=2000, terminals=4000, days=100, takeovers=0.5))
+    assert more.filter(pl.col("scenario") != 4).drop("id").equals(world.drop("id"))
+    series = [rows.sort("time") for rows in more.filter(pl.col("scenario") == 4).partition_by("card")]
+    assert len(series) == pytest.approx(0.5 * 2 * 100, rel=0.3)
+    days = [rows for rows in series if rows["time"].dt.date().n_unique() == 1]
+    assert len(days) > 0.9 * len(series)  # the others were taken over twice
+    for rows in days:
+        gaps = rows["time"].diff().dt.total_seconds().drop_nulls()
+        assert 4 <= len(rows) <= 8 and gaps.min() >= 300 and gaps.max() < 3600  # type: ignore[operator]
+        assert rows["amount"][0] <= 2
+    later = pl.concat([rows[1:] for rows in days])
+    assert later["amount"].mean() == pytest.approx(53.6, rel=0.15)
+    assert later["terminal"].n_unique() > 0.9 * len(later)  # anywhere, while an owner pays at about 78 terminals
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**63), st.integers(1, 30), st.integers(1, 30), st.integers(1, 10))
 def test_small_worlds_of_any_size_can_be_simulated(seed: int, cards: int, terminals: int, days: int) -> None:
-    world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days))
+    world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days, takeovers=seed % 50))
     assert world["time"].is_sorted()
     assert world["id"].to_list() == list(range(len(world)))
     assert np.isfinite(world["amount"].to_numpy()).all()
@@ -67,6 +83,7 @@ def test_small_worlds_of_any_size_can_be_simulated(seed: int, cards: int, termin
         ("simulate://7?card=10", 'Did you mean "cards"?'),
         ("simulate://7?days=0", "days"),
         ("simulate://7?start=yesterday", "start"),
+        ("simulate://7?takeovers=-1", "takeovers"),
     ],
 )
 def test_an_invalid_world_is_rejected_with_a_reason(uri: str, message: str) -> None:
