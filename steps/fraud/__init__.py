@@ -1,4 +1,4 @@
-"""The reference workload: a transformer that detects card fraud. rekindle/workload.py defines the interface.
+"""The reference workload: a transformer and boosted trees that detect card fraud; the interface: rekindle/workload.py.
 
 Heavy modules are imported only when a function needs them. A submodule must not have the name of a function below,
 because importing it would replace the function.
@@ -7,6 +7,7 @@ because importing it would replace the function.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle.families import Fitted
 from rekindle.gate import Metric
 from rekindle.workload import Dataset, Predictor, Prepared, Refreshed
 from steps.fraud.config import Data, Model
@@ -21,9 +22,9 @@ __all__ = [
     "Model",
     "dataset",
     "examples",
+    "families",
     "loss",
     "metrics",
-    "model",
     "predictor",
     "prepare",
     "refresh",
@@ -75,11 +76,21 @@ def dataset(path: Path, split: str) -> Dataset:
     return open_dataset(path, split)
 
 
-def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+def trees(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+    """Build the model of the boosted trees, which `prepare` has fitted."""
+    from steps.fraud.transformer import build
+
+    return build("trees", section, facts)
+
+
+def transformer(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     """Build an untrained transformer."""
     from steps.fraud.transformer import build
 
-    return build(section, facts)
+    return build("transformer", section, facts)
+
+
+families = {"trees": Fitted(trees, lambda model, samples: None), "transformer": transformer}
 
 
 def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":

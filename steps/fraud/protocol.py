@@ -27,7 +27,7 @@ from steps.fraud.data.schema import DAY, UNKNOWN, Ints, day
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.state import State, load_trained
 from steps.fraud.measures import average_precision, weighted_ap
-from steps.fraud.transformer import FraudModel, load, score_all
+from steps.fraud.transformer import FraudModel, TreesModel, load, score_all
 
 Floats = NDArray[np.float64]
 
@@ -136,7 +136,7 @@ class Boosted:
         features[..., column][torch.from_numpy(earlier)] = torch.from_numpy(self.values[position[earlier]])
 
 
-def score(model: FraudModel, rows: Rows, index: Ints, served: Boosted | None = None) -> Floats:
+def score(model: TreesModel | FraudModel, rows: Rows, index: Ints, served: Boosted | None = None) -> Floats:
     """Return the probability of fraud of each of the rows `index` (ascending), as a server would.
 
     The dataset contains the log-odds of its own trees. A model of another dataset serves with the log-odds in `served`.
@@ -244,7 +244,7 @@ def open_examples(path: Path, champion: dict[str, Any] | None) -> Weekly:
     return Weekly(path, rows, weeks, warnings)
 
 
-def _compare_features(model: FraudModel, rows: Rows) -> str:
+def _compare_features(model: TreesModel | FraudModel, rows: Rows) -> str:
     of_model, of_data = model.feature_names, rows.facts["features"]
     if of_model == of_data:
         return ""

@@ -104,7 +104,7 @@ class FraudPredictor:
 
     def __init__(self, release: Path) -> None:
         self.model = load(release)
-        self.batch = BATCH if self.model.embed.out_features >= MIN_BATCH_WIDTH else 1
+        self.batch = BATCH if self.model.width >= MIN_BATCH_WIDTH else 1
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
             raise DataError(f"{release}: model and serving state have different features. Release the model again.")

@@ -1,14 +1,12 @@
-"""The fraud transformer: a causal transformer over the transactions of a card, with one probability per transaction.
+"""The two families of fraud models: a causal transformer over the transactions of a card, and boosted trees.
 
-One of its inputs is the result of gradient boosting (steps/fraud/data/boosting.py). The output is a weighted average of
-the transformer's own log-odds and the boosted log-odds; the transformer computes the weight for each transaction. If
-single transactions show all frauds, the average is as good as the trees, which the transformer alone is not; if frauds
-show only in the sequence of a card, it is better than the trees (docs/figures.md).
+Both give one probability per transaction. The trees (steps/fraud/data/boosting.py) are fitted by `prepare`, which
+stores their log-odds as a feature of each transaction; the transformer gets this feature, too.
 
-Each layer attends to at most `model.window` transactions, so a score depends only on the newest `layers * (window - 1)
-+ 1` transactions. A score does not change if the history before them is cut off, and is the same in a server, which
-scores one history, and in an evaluation, which scores long runs of rows. Ids of cards and terminals are not inputs.
-`model.safetensors` includes the names, means and standard deviations of the inputs.
+Each layer of the transformer attends to at most `model.window` transactions, so a score depends only on the newest
+`layers * (window - 1) + 1` transactions. A score does not change if the history before them is cut off, and is the same
+in a server, which scores one history, and in an evaluation, which scores long runs of rows. Ids of cards and terminals
+are not inputs. `model.safetensors` includes the names, means and standard deviations of the inputs.
 """
 
 import json
@@ -52,38 +50,54 @@ class Block(nn.Module):
         return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
 
 
-class FraudModel(nn.Module):
-    """Features [B, L, F] of consecutive transactions of one card each → logits [B, L], causal."""
+class Inputs(nn.Module):
+    """The names, means and standard deviations of the inputs, as part of the weights."""
 
     names: Tensor
     mean: Tensor
     spread: Tensor
 
-    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
+    def __init__(self, names: list[str], mean: Tensor, spread: Tensor) -> None:
         super().__init__()
-        self.window = section.window
-        self.reach = section.reach
         self.register_buffer("names", torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8))
         self.register_buffer("mean", mean.float())
         self.register_buffer("spread", spread.float())
-        self.embed = nn.Linear(len(names), section.width)
-        self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
-        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 2)
-        self.boosted = names.index(BOOSTED)
-        nn.init.zeros_(self.head.weight)  # an untrained model is as good as the trees
-        with torch.no_grad():
-            self.head.bias.copy_(torch.tensor([INITIAL_LOGIT, 0]))
 
     @property
     def feature_names(self) -> list[str]:
         """Names of the input features, in the order of the last dimension."""
         return bytes(self.names.tolist()).decode().split("\n")
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.logits(features)[0]
 
-    def logits(self, features: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the averaged and the transformer's own logits, [B, L]; with `last` [B], at these positions: [B, 1]."""
+class TreesModel(Inputs):
+    """Features [B, L, F] → the log-odds of the boosted trees [B, L], which are one of the features."""
+
+    reach, width = 0, 0
+
+    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
+        super().__init__(names, mean, spread)
+        self.boosted = names.index(BOOSTED)
+
+    def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the log-odds [B, L]; with `last` [B], at these positions: [B, 1]."""
+        boosted = features[..., self.boosted]
+        return boosted if last is None else boosted.gather(1, last[:, None])
+
+
+class FraudModel(Inputs):
+    """Features [B, L, F] of consecutive transactions of one card each → log-odds of fraud [B, L], causal."""
+
+    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
+        super().__init__(names, mean, spread)
+        self.window, self.reach, self.width = section.window, section.reach, section.width
+        self.embed = nn.Linear(len(names), section.width)
+        self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
+        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.constant_(self.head.bias, INITIAL_LOGIT)
+
+    def forward(self, features: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the log-odds [B, L]; with `last` [B], at these positions: [B, 1]."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
         position = torch.arange(features.shape[1], device=features.device)
         distance = position[:, None] - position[None, :]
@@ -92,29 +106,29 @@ class FraudModel(nn.Module):
         *lower, top = self.blocks
         for block in lower:
             x = block(x, mask)
-        transformer, weight = self.head(self.norm(top(x, mask, last))).unbind(-1)
-        boosted = features[..., self.boosted]
-        if last is not None:
-            boosted = boosted.gather(1, last[:, None])
-        return torch.lerp(boosted, transformer, weight.sigmoid()), transformer
+        return self.head(self.norm(top(x, mask, last))).squeeze(-1)
 
 
-def build(section: Model, facts: dict[str, Any]) -> FraudModel:
+FAMILIES: dict[str, type[TreesModel | FraudModel]] = {"trees": TreesModel, "transformer": FraudModel}
+
+
+def build(family: str, section: Model, facts: dict[str, Any]) -> TreesModel | FraudModel:
     """Build an untrained model for a dataset with `facts` (keys `features`, `mean`, `std`)."""
     spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # for constant features
-    return FraudModel(section, facts["features"], torch.tensor(facts["mean"]), spread)
+    return FAMILIES[family](section, facts["features"], torch.tensor(facts["mean"]), spread)
 
 
-def load(folder: Path) -> FraudModel:
+def load(folder: Path) -> TreesModel | FraudModel:
     """Load the trained model in `folder` (`model.safetensors`, `model.json`) for scoring. Raises DataError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        section = Model.model_validate(json.loads((folder / "model.json").read_text())["model"])
+        description = json.loads((folder / "model.json").read_text())
+        section = Model.model_validate(description["model"])
         tensors = load_file(folder / "model.safetensors")
         names = bytes(tensors["names"].tolist()).decode().split("\n")
-        model = FraudModel(section, names, tensors["mean"], tensors["spread"])
+        model = FAMILIES[description["family"]](section, names, tensors["mean"], tensors["spread"])
         model.load_state_dict(tensors)
     except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
         raise DataError(f"{folder} is not a model of this workload ({type(error).__name__}: {error}).") from error
@@ -122,30 +136,24 @@ def load(folder: Path) -> FraudModel:
 
 
 def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean cross entropy over the counted positions; batch = (features [B, L, F], labels, counted [B, L]).
-
-    The loss includes the transformer's own logits: otherwise it would leave the easy cases to the trees.
-    """
+    """Return the mean cross entropy of the counted positions; batch = (features [B, L, F], labels, counted [B, L])."""
     features, labels, counted = batch
-    labels = labels.to(features.dtype)
-    losses = sum(
-        fn.binary_cross_entropy_with_logits(logits, labels, reduction="none") for logits in model.logits(features)
-    )
-    return (losses / 2 * counted).sum() / counted.sum().clamp(min=1)
+    losses = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 @torch.inference_mode()
-def score_all(model: FraudModel, features: Tensor) -> Tensor:
+def score_all(model: nn.Module, features: Tensor) -> Tensor:
     """Return the probability of fraud at every position: [B, L, F] → float64 [B, L]."""
     return model(features).double().sigmoid()
 
 
 @torch.inference_mode()
-def score_windows(model: FraudModel, features: Tensor, lengths: Tensor) -> Tensor:
+def score_windows(model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
     """Return the probability of fraud of the last row of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and the model not too
     narrow (see scoring.py), the bits do not depend on the position in the batch. For that, the sigmoid is applied to
     the last positions only: over all positions, the remainder of its vector loop would give other bits.
     """
-    return model.logits(features, lengths - 1)[0].squeeze(1).double().sigmoid()
+    return model(features, lengths - 1).squeeze(1).double().sigmoid()
