@@ -3,7 +3,7 @@
 One of its inputs is the result of gradient boosting (steps/fraud/data/boosting.py). The output is a weighted average of
 the transformer's own log-odds and the boosted log-odds; the transformer computes the weight for each transaction. If
 single transactions show all frauds, the average is as good as the trees, which the transformer alone is not; if frauds
-show only in the sequence of a card, it is better than the trees (docs/figures.md).
+show mainly in the sequence of a card, it is better than the trees (docs/figures.md).
 
 Each layer attends to at most `model.window` transactions, so a score depends only on the newest `layers * (window - 1)
 + 1` transactions. A score does not change if the history before them is cut off, and is the same in a server, which
