@@ -47,7 +47,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
-        model: Any = fraud.model(section, dataset_facts(small_dataset))
+        model: Any = fraud.transformer(section, dataset_facts(small_dataset))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -58,7 +58,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         folder = tmp_path_factory.mktemp("model")
         save_file(model.state_dict(), folder / "model.safetensors")
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        facts = {"sha256": sha256, "workload": "steps.fraud", "model": section.model_dump(mode="json"), "train": {}}
+        facts = {"sha256": sha256, "workload": "steps.fraud", "family": "transformer", "model": section.model_dump(mode="json"), "train": {}}
         (folder / "model.json").write_text(json.dumps(facts))
         shutil.copy(small_dataset / "dataset.json", folder)  # as in the release of a champion
         shutil.copytree(small_dataset / "state", folder / "state")

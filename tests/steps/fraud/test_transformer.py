@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,15 +23,17 @@ FEATURES = 5
 def model() -> FraudModel:
     torch.manual_seed(1)
     names = [*(f"feature {n}" for n in range(FEATURES - 1)), BOOSTED]
-    model = build(Model(window=8, layers=3), {"features": names, "mean": [0.0] * FEATURES, "std": [1.0, 2, 3, 4, 0]})
+    model: Any = build("transformer", Model(window=8, layers=3), {"features": names, "mean": [0.0] * FEATURES, "std": [1.0, 2, 3, 4, 0]})
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 
 
-def test_an_untrained_model_is_as_good_as_the_trees():
-    facts = {"features": [BOOSTED, "amount"], "mean": [0.0] * 2, "std": [1.0] * 2}
+def test_the_family_of_the_trees_scores_by_the_log_odds_of_the_trees() -> None:
     features = torch.randn(2, 40, 2)
-    assert torch.equal(score_all(build(Model(), facts), features).argsort(), features[..., 0].argsort())
+    model = build("trees", Model(), {"features": [BOOSTED, "amount"], "mean": [0.0] * 2, "std": [1.0] * 2})
+    assert torch.equal(score_all(model, features), features[..., 0].double().sigmoid())
+    lengths = torch.tensor([3, 40])
+    assert torch.equal(score_windows(model, features, lengths), features[[0, 1], lengths - 1, 0].double().sigmoid())
 
 
 def test_a_later_transaction_does_not_change_a_score(model: FraudModel):
