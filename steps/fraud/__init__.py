@@ -78,14 +78,14 @@ def dataset(path: Path, split: str) -> Dataset:
 
 def trees(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     """Build the model of the boosted trees, which `prepare` has fitted."""
-    from steps.fraud.transformer import build
+    from steps.fraud.models import build
 
     return build("trees", section, facts)
 
 
 def transformer(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     """Build an untrained transformer."""
-    from steps.fraud.transformer import build
+    from steps.fraud.models import build
 
     return build("transformer", section, facts)
 
@@ -95,7 +95,7 @@ families = {"trees": Fitted(trees, lambda model, samples: None), "transformer": 
 
 def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
     """Return the mean loss over the positions of one micro-batch."""
-    from steps.fraud.transformer import loss
+    from steps.fraud.models import loss
 
     return loss(model, batch)
 

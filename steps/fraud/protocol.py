@@ -27,7 +27,7 @@ from steps.fraud.data.schema import DAY, UNKNOWN, Ints, day
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.data.state import State, load_trained
 from steps.fraud.measures import average_precision, weighted_ap
-from steps.fraud.transformer import FraudModel, TreesModel, load, score_all
+from steps.fraud.models import FraudModel, TreesModel, load, score_all
 
 Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from steps.fraud.data.checks import HIGHEST
 from steps.fraud.data.features import Floats
 from steps.fraud.data.schema import DAY, Ints, Rows, identity, instant
 from steps.fraud.data.state import State
-from steps.fraud.transformer import load, score_windows
+from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests

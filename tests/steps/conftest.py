@@ -41,14 +41,16 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     import torch
     from safetensors.torch import save_file
 
+    from rekindle import families
     from steps import fraud
 
-    def train_model(steps: int, seed: int = 0, noise: float = 0, **shape: Any) -> Path:
+    def train_model(steps: int, seed: int = 0, noise: float = 0, family: str = "transformer", **shape: Any) -> Path:
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
-        model: Any = fraud.transformer(section, dataset_facts(small_dataset))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model: Any = families.build(fraud, family, section, dataset_facts(small_dataset))
+        parameters = [*model.parameters()]
+        optimizer = torch.optim.AdamW(parameters or [torch.zeros(1)], lr=1e-2)
         for _ in range(steps):
             optimizer.zero_grad()
             fraud.loss(model, samples.batch(torch.randint(len(samples), (64,)))).backward()
@@ -58,7 +60,13 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         folder = tmp_path_factory.mktemp("model")
         save_file(model.state_dict(), folder / "model.safetensors")
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        facts = {"sha256": sha256, "workload": "steps.fraud", "family": "transformer", "model": section.model_dump(mode="json"), "train": {}}
+        facts = {
+            "sha256": sha256,
+            "workload": "steps.fraud",
+            "family": family,
+            "model": section.model_dump(mode="json"),
+            "train": {},
+        }
         (folder / "model.json").write_text(json.dumps(facts))
         shutil.copy(small_dataset / "dataset.json", folder)  # as in the release of a champion
         shutil.copytree(small_dataset / "state", folder / "state")
@@ -77,3 +85,9 @@ def novice(train: Train) -> Path:
 def expert(train: Train) -> Path:
     """A model that is better than the trees."""
     return train(60)
+
+
+@pytest.fixture(scope="session")
+def boosted(train: Train) -> Path:
+    """The family of the boosted trees."""
+    return train(0, family="trees")

@@ -184,6 +184,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         check_bounds(config.gate, workload.metrics)
     with _prefixed(loaded._origin("train.validation")):
         check_training(config.train, workload)
+    with _prefixed(loaded.origins.get("train.validation", str(file))):
         families.check_validation(families.select(workload, config.families), config.train.validation)
     return loaded
 

@@ -184,7 +184,9 @@ def error_of(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(pipeline.parent)
     monkeypatch.setenv("REKINDLE_PATH", str(pipeline.parent))
     with pytest.raises(ConfigError) as error:
-        render_manifest(config.model_copy(update={"pipeline": pipeline.stem, "workload": "steps.digits"}))
+        render_manifest(
+            config.model_copy(update={"pipeline": pipeline.stem, "workload": "steps.digits", "families": []})
+        )
     text = str(error.value)
     assert len(text) < 500 and not re.search(r"\n|pydantic|re\.compile|object at 0x", text), text
     return text

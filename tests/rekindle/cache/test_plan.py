@@ -16,7 +16,9 @@ IMAGE = "cluster.image=registry.example.com/rekindle@sha256:" + "ab" * 32
 
 
 def rendered(*sets: str) -> dict[str, Any]:
-    return render_manifest(load_config(ROOT / "configs/demo.yaml", sets, environment={}).config)
+    return render_manifest(
+        load_config(ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}).config
+    )
 
 
 def record_run(s3: Store, found: plan.CacheResult, outputs: dict[str, str], artifact: str, workflow: str) -> None:

@@ -80,7 +80,7 @@ class Kubelet(ApiServer):
 
 def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
-    workflow = render_manifest(load_config(DEMO, environment={}).config)
+    workflow = render_manifest(load_config(DEMO, ["families=[transformer]"], environment={}).config)
     workflow |= {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -108,7 +108,7 @@ def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> No
 def test_training_report_and_explain_use_the_same_ledger() -> None:
     from rekindle.training.spec import TrainingSpec
 
-    manifest = json.dumps(render_manifest(load_config(DEMO).config))
+    manifest = json.dumps(render_manifest(load_config(DEMO, ["families=[transformer]"]).config))
     assert set(LEDGERS.findall(manifest)) == {"train"}
     inputs = TrainingSpec.model_validate(
         dict.fromkeys(("workload", "dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}

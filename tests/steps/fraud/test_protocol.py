@@ -29,7 +29,7 @@ from steps.fraud.data.world import parse
 from steps.fraud.protocol import Boosted, Week, counted_rows, is_published, judged_weeks, score
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
-from steps.fraud.transformer import load
+from steps.fraud.models import load
 from tests.steps.conftest import WORLD
 from tests.steps.fraud.written import write
 
@@ -153,16 +153,16 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
 
 
 def test_a_champion_is_evaluated_with_its_own_trees(
-    expert: Path, novice: Path, small_dataset: Path, tmp_path: Path, judged: tuple[Any, Path]
+    expert: Path, boosted: Path, small_dataset: Path, tmp_path: Path, judged: tuple[Any, Path]
 ):
-    champion = shutil.copytree(novice, tmp_path / "champion")
+    champion = shutil.copytree(boosted, tmp_path / "champion")
     rows, state = Rows(small_dataset), State.load(champion / "state")
     index = np.sort(np.concatenate([week.rows for week in judged_weeks(rows)]))
-    served, offline = (score(load(novice), rows, index, boosted) for boosted in (Boosted.load(champion), None))
+    served, offline = (score(load(boosted), rows, index, trees) for trees in (Boosted.load(champion), None))
     assert np.array_equal(served, offline), "with the trees of the dataset, it is the same model"
     replace(state.trees, value=-state.trees.value).save(champion / "state/trees.npz")
     result = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
-    assert result.metrics["champion"]["auc"] < judged[0].metrics["champion"]["auc"] - 0.1
+    assert result.metrics["champion"]["auc"] < 0.5 < result.metrics["baseline"]["auc"]
     assert result.metrics["candidate"] == judged[0].metrics["candidate"]
 
 
@@ -229,7 +229,7 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
 
     diverged = shutil.copytree(expert, tmp_path / "diverged")
     weights = load_file(diverged / "model.safetensors")
-    save_file(weights | {"head.bias": torch.full((2,), float("nan"))}, diverged / "model.safetensors")
+    save_file(weights | {"head.bias": torch.full((1,), float("nan"))}, diverged / "model.safetensors")
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
     result = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
@@ -281,7 +281,7 @@ def test_a_model_that_is_too_good_gives_a_warning(expert: Path, small_dataset: P
 
     leaky = with_changed_arrays(small_dataset, tmp_path / "data", "features", leak)
     [warning] = evaluate(expert, None, leaky, tmp_path / "report", Gate()).warnings
-    assert re.search(r"too good to be true \(ap 0.9\d* and auc 0.99\d*\): does a column contain the label", warning)
+    assert re.search(r"too good to be true \(ap 0\.\d+ and auc 0\.99\d*\): does a column contain the label", warning)
 
 
 @pytest.fixture(scope="module")

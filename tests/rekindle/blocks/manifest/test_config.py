@@ -14,7 +14,12 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.errors import ConfigError
 from tests.effort import calls
 
-SMALL = {"name": "demo", "workload": "steps.fraud", "data": {"source": "simulate://7"}}
+SMALL = {
+    "name": "demo",
+    "workload": "steps.fraud",
+    "families": ["transformer"],
+    "data": {"source": "simulate://7"},
+}
 
 
 def write(path: Path, values: Any) -> Path:

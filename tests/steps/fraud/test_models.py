@@ -14,7 +14,7 @@ from steps.fraud.config import CONTEXT, Model
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.sequences import Rows, open_dataset
 from steps.fraud.protocol import score
-from steps.fraud.transformer import FraudModel, build, load, loss, score_all, score_windows
+from steps.fraud.models import FraudModel, build, load, loss, score_all, score_windows
 
 FEATURES = 5
 
@@ -23,7 +23,11 @@ FEATURES = 5
 def model() -> FraudModel:
     torch.manual_seed(1)
     names = [*(f"feature {n}" for n in range(FEATURES - 1)), BOOSTED]
-    model: Any = build("transformer", Model(window=8, layers=3), {"features": names, "mean": [0.0] * FEATURES, "std": [1.0, 2, 3, 4, 0]})
+    model: Any = build(
+        "transformer",
+        Model(window=8, layers=3),
+        {"features": names, "mean": [0.0] * FEATURES, "std": [1.0, 2, 3, 4, 0]},
+    )
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 
@@ -81,7 +85,7 @@ def test_gradients_are_the_same_bits_every_time(small_dataset: Path):
     def gradient() -> list[torch.Tensor]:
         samples = open_dataset(small_dataset)
         torch.manual_seed(3)
-        model = build(Model(), samples.rows.facts)
+        model = build("transformer", Model(), samples.rows.facts)
         loss(model, samples.batch(torch.arange(32))).backward()
         return [p.grad for p in model.parameters() if p.grad is not None]
 
