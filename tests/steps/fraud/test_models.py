@@ -13,8 +13,8 @@ from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Model
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.sequences import Rows, open_dataset
-from steps.fraud.protocol import score
 from steps.fraud.models import FraudModel, build, load, loss, score_all, score_windows
+from steps.fraud.protocol import score
 
 FEATURES = 5
 

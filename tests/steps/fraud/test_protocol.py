@@ -26,10 +26,10 @@ from steps.fraud.data.sequences import Rows, TrainingWindows
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.state import State
 from steps.fraud.data.world import parse
+from steps.fraud.models import load
 from steps.fraud.protocol import Boosted, Week, counted_rows, is_published, judged_weeks, score
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudPredictor
-from steps.fraud.models import load
 from tests.steps.conftest import WORLD
 from tests.steps.fraud.written import write
 
