@@ -1,4 +1,4 @@
-"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; the better model is released.
+"""Boosted trees and a network: an XGBoostJob and a PyTorchJob train in parallel; validation chooses one of the models.
 
 rekindle run configs/trees.yaml
 """
@@ -12,7 +12,6 @@ from rekindle import Section, blocks
 
 
 class Trees(Section):
-    rounds: int = Field(default=60, ge=1, description="number of trees per digit")
     workers: int = Field(default=2, ge=0, description="number of Worker pods of the XGBoostJob")
 
 
@@ -21,20 +20,10 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    replicas = {"Master": 1, "Worker": config.trees.workers}
-    boosted = config.model.model_copy(update={"rounds": config.trees.rounds})
+    replicas, train = {"Master": 1, "Worker": config.trees.workers}, config.train.identity()
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
-        models = [
-            blocks.train(data, task="train-network"),
-            blocks.job(data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", model=boosted),
-        ]
-        with blocks.group("decide", mutex=config.name):
-            network, trees = (
-                blocks.evaluate(model, task=f"evaluate-{name}")
-                for name, model in zip(("network", "trees"), models, strict=True)
-            )
-            better = network.outputs.metrics["accuracy"] >= trees.outputs.metrics["accuracy"]
-            for name, evaluation, wins in (("network", network, better), ("trees", trees, ~better)):
-                blocks.ship(evaluation, name=f"ship-{name}", when=wins)
+        network = blocks.train(data, family="network", task="train-network")
+        stumps = blocks.job(data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", train=train)
+        blocks.decide(blocks.choose(data, {"stumps": stumps, "network": network}))
     return workflow

@@ -131,7 +131,7 @@ def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
 
 def baseline_of(run: dict[str, Any]) -> float:
     """Return the AP of the baseline from the reason of a verdict."""
-    [value] = re.findall(r"The baseline has ap ([0-9.]+)\.", run["reason"])
+    [value] = re.findall(r"The baseline has ap (\d\.\d+)", run["reason"])
     return float(value)
 
 

@@ -2,27 +2,28 @@
 
     rekindle run configs/trees.yaml
 
-`model.rounds: 0` selects the network. steps/boosting/boost.py trains the stumps.
+steps/boosting/boost.py trains the stumps in several processes.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from rekindle import Fitted
 from steps import digits
 from steps.digits import Data, Instance, dataset, examples, loss, metrics, predict, prepare
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Instance", "Model", "dataset", "examples", "loss", "metrics", "model", "predict", "prepare"]
+__all__ = ["Data", "Instance", "Model", "dataset", "examples", "families", "loss", "metrics", "predict", "prepare"]
 
 
 class Model(digits.Model):
-    rounds: int = Field(0, ge=0, description="number of stumps per digit; 0: use the network")
+    rounds: int = Field(60, ge=1, description="number of stumps per digit")
 
 
-def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+def stumps(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
@@ -38,4 +39,17 @@ def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
             values = images.flatten(1)[:, tensors["pixel"].long()]  # [B, rounds, 10]
             return torch.where(values <= tensors["threshold"], tensors["below"], tensors["above"]).sum(1)
 
-    return Stumps() if section.rounds else digits.model(section, facts)
+    return Stumps()
+
+
+def fit_stumps(model: Any, samples: Any) -> None:
+    import torch
+
+    from steps.boosting.boost import Peers, boost
+
+    images, labels = samples.batch(torch.arange(len(samples)))
+    tensors = boost(images, labels, len(model.pixel), Peers(0, 1, []))
+    model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()})
+
+
+families = {"stumps": Fitted(stumps, fit_stumps), "network": digits.model}

@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import Field
 
 from rekindle import StepInputs, StepOutputs, Store
+from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import weights_sha256
 
 PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
@@ -35,6 +36,7 @@ class Inputs(StepInputs):
     dataset: str = Field(description="key prefix of the dataset")
     out: str = Field(description="key prefix of the model")
     model: dict[str, Any] = Field(description="section `model` of the config; `rounds`: stumps per digit")
+    train: dict[str, Any] = Field(default_factory=dict, description="section `train` of the config, with `validation`")
     workload: str = Field("steps.boosting", description="module that scores the model")
     digest: str = Field("", description="sha256 that identifies the dataset")
 
@@ -45,22 +47,28 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Train and save the model. Exits with 143, to be restarted, if a replica is lost."""
-    store = Store.from_env()
-    store.download(f"{inputs.dataset}/", inputs.workdir / "dataset")
+    import torch
+
+    from rekindle.training.computation import open_samples
+    from rekindle.workload import load
+
+    store, dataset = Store.from_env(), inputs.workdir / "dataset"
+    store.download(f"{inputs.dataset}/", dataset)
+    spec = TrainingSpec.local(inputs.workload, inputs.model, inputs.train, "stumps", inputs.digest)
+    samples, _ = open_samples(spec, load(inputs.workload), dataset)
     with connect_replicas() as peers:
-        images, labels = (
-            np.load(inputs.workdir / f"dataset/train-{name}.npy")[peers.rank :: peers.size]
-            for name in ("images", "labels")
-        )
-        stumps = boost(images.reshape(len(images), -1), labels, inputs.model["rounds"], peers)
-        shares = {"replicas": peers.size, "rows": int(peers.all_reduce(np.array([len(images)]))[0])}
+        share = torch.arange(peers.rank, len(samples), peers.size)
+        images, labels = samples.batch(share)
+        stumps = boost(images, labels, inputs.model["rounds"], peers)
+        shares = {"replicas": peers.size, "rows": int(peers.all_reduce(np.array([len(share)]))[0])}
     if peers.rank == 0:
-        save(store, inputs, stumps, shares)
+        save(store, inputs, stumps, spec.identity() | shares)
     return Outputs()
 
 
-def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
-    """Train on the `rows` [n, 64] of all replicas; return the stumps as the tensors of steps/boosting."""
+def boost(images: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
+    """Train on the images [n, 1, 8, 8] and labels [n] of all replicas; return the stumps as tensors by name."""
+    rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
     targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
     # [n, 64 * PIXEL_VALUES]
     one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
@@ -91,13 +99,12 @@ def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]
     return stumps
 
 
-def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str, int]) -> None:
+def save(store: Store, inputs: Inputs, stumps: dict[str, Any], description: dict[str, Any]) -> None:
     """Upload the model in the layout of steps.train; model.json last."""
     import torch
     from safetensors.torch import save as serialize
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
-    description = {"workload": inputs.workload, "model": inputs.model, "digest": inputs.digest} | shares
     store.put(f"{inputs.out}/model.safetensors", serialize(tensors))
     store.put(f"{inputs.out}/model.json", json.dumps(description | {"sha256": weights_sha256(tensors)}).encode())
 

@@ -53,7 +53,7 @@ def test_nightly_has_the_bits_of_this_machine_and_scores_files(namespace: Namesp
 
 
 def test_a_network_and_an_xgboost_job_have_the_bits_of_this_machine(namespace: Namespace, tmp_path: Path):
-    quick = ["train.steps=60", "trees.rounds=10", "gate.minimum={accuracy: 0.3}"]
+    quick = ["train.steps=60", "model.rounds=10", "gate.minimum={accuracy: 0.3}"]
     run, models = Run.submit(namespace, *quick, config=TREES), ("train-network", "train-trees")
     assert run.wait_for_end() == "Succeeded"
     assert cluster_sha256s(run, models) == local_sha256s(namespace, tmp_path / "home", TREES, quick, models)
