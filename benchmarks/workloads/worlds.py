@@ -142,8 +142,8 @@ def main() -> int:
     command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
     options = command.parse_args()
     bars: list[Bar] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(dir=".") as name:  # a pod has its own /tmp
+        folder = Path(name).absolute()
         try:
             for world in options.world or WORLDS:
                 bars += measure(world, options.seed, folder, options.sets)
