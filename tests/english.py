@@ -6,11 +6,9 @@ python -m tests.english --names rekindle/cache    # every name that does not say
 """
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -35,6 +33,10 @@ PATTERNS = {
 }
 ANY = {name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()}
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
+# tokenize finds the same comments, but needs as long as everything else here
+STRING_OR_COMMENT = re.compile(
+    r"""(?s)(?P<quote>\"{3}|'{3})(?:\\.|.)*?(?P=quote)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<comment>#[^\n]*)"""
+)
 VAGUE_NAMES = set(
     [
         "known",
@@ -105,24 +107,25 @@ def _page(path: str, source: str) -> Iterator[Text]:
 def _python(path: str, source: str) -> Iterator[Text]:
     tree = ast.parse(source)
     docstrings: set[int] = set()
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 docstrings.add(id(node.body[0].value))  # pyright: ignore[reportAttributeAccessIssue]
                 yield Text(path, node.body[0].lineno, "docstring", text)
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 yield Text(path, node.lineno, "test", node.name.replace("_", " "))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             words = [str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in node.values]
             docstrings.update(id(part) for part in node.values)
             yield from _message(path, node.lineno, "".join(words))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield from _message(path, node.lineno, node.value)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield Text(path, token.start[0], "comment", token.string.lstrip("# "))
+    for found in STRING_OR_COMMENT.finditer(source):
+        if found["comment"]:
+            yield Text(path, source.count("\n", 0, found.start()) + 1, "comment", found["comment"].lstrip("# "))
 
 
 def _message(path: str, line: int, text: str) -> Iterator[Text]:

@@ -8,6 +8,11 @@ from random import SystemRandom
 LOWEST_OUTGOING = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
 def free_port() -> int:
     """Return a free port outside the range of outgoing connections, so it stays free."""
     for port in SystemRandom().sample(range(10_000, LOWEST_OUTGOING), 100):

@@ -79,9 +79,15 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+@cache
+def all_imports(module: str) -> list[str]:
+    """Return the modules that a module imports anywhere."""
+    return [*imports(ast.walk(trees()[module]))]
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the imported modules. `from a import b` gives `a.b` if that is a module of this repository, else `a`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -91,9 +97,9 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield name if name in trees() else node.module
 
 
-def files(tree: ast.AST) -> set[str]:
-    """Return the imported modules of this repository."""
-    return trees().keys() & set(imports(tree))
+def files(module: str) -> set[str]:
+    """Return the modules of this repository that a module imports."""
+    return trees().keys() & set(all_imports(module))
 
 
 def subpackage(module: str, seen_from: str = "") -> str:
@@ -112,8 +118,8 @@ def subpackage(module: str, seen_from: str = "") -> str:
 def crossings() -> dict[tuple[str, str], list[str]]:
     """Return the imports from one subpackage into another."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for module, tree in product().items():
-        for target in files(tree):
+    for module in product():
+        for target in files(module):
             if subpackage(module) != subpackage(target):
                 crossing = subpackage(module), subpackage(target, module)
                 lines.setdefault(crossing, []).append(f"{module} imports {target}")
@@ -131,7 +137,7 @@ def allowed() -> dict[str, set[str]]:
 
 
 def test_imports_are_acyclic():
-    graph = {module: files(tree) - {module} for module, tree in trees().items()}
+    graph = {module: files(module) - {module} for module in trees()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -153,8 +159,8 @@ def test_every_arrow_of_the_picture_is_an_import():
 
 
 def test_argolocal_imports_neither_rekindle_nor_training_libraries():
-    argolocal = [tree for module, tree in trees().items() if module.split(".")[0] == "argolocal"]
-    needed = {name.split(".")[0] for tree in argolocal for name in imports(tree)}
+    argolocal = [module for module in trees() if module.split(".")[0] == "argolocal"]
+    needed = {name.split(".")[0] for module in argolocal for name in all_imports(module)}
     assert needed - {*sys.stdlib_module_names} == {"argolocal", *LIBRARIES}
 
 
@@ -165,9 +171,9 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
         "steps": {"pipelines"},
         "pipelines": {"steps"},
     }
-    for module, tree in product().items():
+    for module in product():
         forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
-        assert not forbidden & {name.split(".")[0] for name in imports(tree)}, module
+        assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])
@@ -178,9 +184,9 @@ def test_heavy_libraries_are_imported_lazily(library: str, allowed: tuple[str, .
     assert {module for module in users if not module.startswith(allowed)} == set()
 
 
-def top(tree: ast.Module) -> ast.Module:
-    """Return the module with only the imports that run when it is imported."""
-    return ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+def top(tree: ast.Module) -> list[ast.stmt]:
+    """Return the imports that run when a module is imported."""
+    return [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 @pytest.mark.parametrize("folder", CODE)

@@ -32,8 +32,7 @@ class Source:
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the manifest, and the other objects in its file or folder: templates, ConfigMaps, Secrets.
 
-        The manifest is read from --manifest, or rendered from CONFIG after `on_valid_config` has been called with the
-        config.
+        The manifest is read from --manifest, or rendered from CONFIG; then `on_valid_config` is called with the config.
         """
         if self.manifest and (self.config or self.sets):
             raise click.UsageError(
@@ -43,11 +42,12 @@ class Source:
             from argolocal.manifest.read import read_files
 
             return read_files(self.manifest)
-        loaded = self.load()
-        on_valid_config(loaded.config)
         from rekindle.blocks.manifest.render import render_manifest
 
-        return render_manifest(loaded.config), []
+        config = self.load().config
+        manifest = render_manifest(config)
+        on_valid_config(config)
+        return manifest, []
 
 
 def check_training(config: Any) -> None:

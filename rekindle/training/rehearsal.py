@@ -1,7 +1,7 @@
 """Refuse a workload that cannot be trained, before its data is prepared.
 
 The workload is tried on the first rows of its data in a process of its own (`steps.rehearse`), since that imports
-torch. A success is remembered by the code and the settings.
+torch. A success is remembered by the code and the settings; so is a model that cannot be built without the whole data.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def check_trainable(config: Sections) -> None:
     report = rehearse(quick, timeout=TIMEOUT_S)
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
-    if "error" not in report:
+    if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
         remembered.parent.mkdir(parents=True, exist_ok=True)
         remembered.touch()
 

@@ -96,7 +96,8 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
     ("arguments", "expected"),
     [
         ("config configs/demo.yaml", "steps.fraud"),
-        ("lint configs/demo.yaml", ""),
+        (f"lint --manifest {ROOT}/tests/golden/workflow.yaml", ""),
+        pytest.param("lint configs/demo.yaml", "", marks=pytest.mark.slow),
         ("render configs/cluster.yaml", "kind: Workflow"),
         ("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
         ("platform render --with minio --with mlflow", "python"),

@@ -14,6 +14,7 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.ledger import events as ledger
 from tests.chaos.faults import Proxy
+from tests.ports import listens
 from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, flags, joined
 
@@ -177,7 +178,7 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = flags("no-device", workers=1, device="cuda")
     coordinator = crew.coordinator(argv)
     # only workers that have joined get its messages
-    crew.until(lambda: "training waits for workers" in coordinator.said())
+    crew.until(lambda: listens(int(crew.meeting["MASTER_PORT"])))
     worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.code() == 78
     assert coordinator.code() == 78, coordinator.said()

@@ -148,7 +148,11 @@ def release_shaky(store: Store, fault: str, folder: Path, max_batch: int) -> tup
             "neighbours",
             "40 of 40 .* another prediction with other rows in the batch than alone .*a BatchNorm normalizes",
         ),
-        ("train mode", r"40 of 40 .* another prediction at each request .*The model is in train mode \(dropout\)"),
+        pytest.param(
+            "train mode",
+            r"40 of 40 .* another prediction at each request .*The model is in train mode \(dropout\)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_prediction_that_depends_on_its_batch_is_not_promoted(

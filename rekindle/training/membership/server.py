@@ -14,6 +14,7 @@ a coordinator the workers continue in their group.
 """
 
 import signal
+import socket
 
 if __name__ == "__main__":  # pending until a handler is installed: the kernel would discard the signal for PID 1
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -72,7 +73,8 @@ class Coordinator:
         """Serve until the run ends; return the exit code. Raises RekindleError if the port is taken."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(lambda: Connection(self), host, port)
+            # with the default of 100, workers would wait for seconds while others open many connections
+            server = await loop.create_server(lambda: Connection(self), host, port, backlog=socket.SOMAXCONN)
         except OSError as error:
             raise RekindleError(
                 f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "

@@ -1,10 +1,12 @@
 """Workloads that cannot be trained are refused before their data is prepared; a passed check is not repeated."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rekindle.errors import ConfigError
+from rekindle.training import rehearsal
 from rekindle.training.rehearsal import check_trainable
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
@@ -15,23 +17,46 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow  # tests/rekindle/cli/test_check.py tests the same refusal with another mistake
 def test_an_untrainable_workload_is_refused_in_one_sentence(tmp_path: Path) -> None:
     code, sentence = FAULTS["a closure"]
     with pytest.raises(ConfigError, match=f"^{sentence}"):
         check_trainable(write_workload(tmp_path, "closure", code))
 
 
-def test_a_sound_workload_is_tried_again_only_after_a_change(tmp_path: Path) -> None:
-    log = tmp_path / "built.txt"
-    trace = f"def model(section, facts):\n    open({str(log)!r}, 'a').write('built\\n')\n"
-    code = TEMPLATE.replace("def model(section, facts):\n", trace)
-    sections = write_workload(tmp_path, "traced", code)
+def test_a_sound_workload_is_tried_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = write_workload(tmp_path, "sound", TEMPLATE)
     check_trainable(sections)
-    built = log.read_text()
+    tried = count_rehearsals(monkeypatch, {"stage": ""})
     check_trainable(sections)
-    assert log.read_text() == built
+    assert tried == []
     check_trainable(sections | {"train": sections["train"] | {"seed": 7}})
-    assert len(log.read_text()) > len(built)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "count"),
+    [
+        ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70}, 1),  # all of the data is needed
+        ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70, "unprepared": "no network"}, 2),
+        ({"stage": "process", "error": "it took more than 30 s.", "exit_code": 1}, 2),
+    ],
+)
+def test_a_rehearsal_that_could_have_another_result_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], count: int
+) -> None:
+    sections = write_workload(tmp_path, "uncertain", TEMPLATE)
+    tried = count_rehearsals(monkeypatch, report)
+    for _ in range(2):
+        check_trainable(sections)
+    assert len(tried) == count
+
+
+def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) -> list[Any]:
+    """Replace the process of a rehearsal by its report; return the list of calls."""
+    tried: list[Any] = []
+    monkeypatch.setattr(rehearsal, "rehearse", lambda config, timeout: tried.append(config) or report)
+    return tried
 
 
 def test_a_rehearsal_whose_process_dies_refuses_no_workload(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def test_without_namespaces_placeholders_work_and_literal_paths_are_refused(tmp_
     assert (done.returncode, "contains the path /tmp/x" in done.stderr) == (2, True), done.stderr
 
 
+# tests/rekindle/test_user_functions.py tests the message and the exit code, test_outcomes.py the retry strategy
+@pytest.mark.slow
 def test_an_exception_in_user_code_is_reported_with_its_line_and_not_retried(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ):

@@ -17,7 +17,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import MAX_UNVERIFIED, Coordinator
 from rekindle.training.spec import TrainingSpec
-from tests.ports import free_port
+from tests.ports import free_port, listens
 from tests.rekindle.training.crew import SECRET, Crew, flags
 from tests.waiting import until
 
@@ -44,11 +44,6 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     yield coordinator, ("127.0.0.1", port)
     coordinator.end(0)
     await run
-
-
-def listens(port: int, host: str = "127.0.0.1") -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
 
 
 def lines(*messages: Any) -> bytes:

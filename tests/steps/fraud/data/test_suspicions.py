@@ -109,7 +109,7 @@ LATE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("late", [None, *LATE])
 def test_labels_that_arrive_after_the_delay_give_a_warning(late: str | None, seed: int, tmp_path: Path) -> None:
     frame = world(seed)
