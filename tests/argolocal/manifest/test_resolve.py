@@ -186,7 +186,7 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
             r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*the file of",
         ),
         ("{name: tools, template: sya}", r'the template "sya" of tools does not exist. Did you mean "say"'),
-        ("{name: '{{workflow.name}}', template: say}", r"tags are not supported here"),
+        ("{name: '{{workflow.name}}', template: say}", r"must not contain tags"),
     ],
 )
 def test_an_invalid_reference_is_rejected_with_its_path(tmp_path: Path, reference: str, message: str) -> None:

@@ -162,7 +162,7 @@ def test_an_invalid_volume_is_named(tmp_path: Path, volume: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, r"spec\.volumes\[0\]\.hostPath.*Use a claim"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, r"spec\.volumes\[0\]\.hostPath.*Use a persistentVolumeClaim"),
         ({"volumes": [{"name": "v"}]}, r"spec\.volumes\[0\] has the kinds \[\]"),
         ({"volumes": [{"name": "w", "emptyDir": {}}]}, r"templates\[0\] mounts 'v'.*must be w"),
         ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),
