@@ -64,7 +64,7 @@ def test_a_file_edited_by_hand_is_named_and_hides_no_other_run(what: str, files:
     path = files.root / name
     path.write_text(edit(path.read_text()))
     for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
-        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore it"):
+        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"):
             command("w", LocalCluster(files.home))
     assert files.runner() is None
     phases = {

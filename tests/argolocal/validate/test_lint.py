@@ -522,7 +522,7 @@ def test_each_step_without_a_deadline_is_reported_once() -> None:
 def test_an_image_of_many_containers_is_one_finding() -> None:
     manifest = yaml.safe_load(yaml.safe_dump(RIGHT).replace(PINNED, "python:3.11"))
     (found,) = lint(manifest)
-    assert "5 containers run it" in found.message
+    assert "5 containers run this image" in found.message
 
 
 def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
@@ -754,7 +754,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
     "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot parse"),
     "processes": (
-        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep only that one"),
+        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "remove nProcPerNode"),
     "elastic master": (
         "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
     "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
