@@ -55,13 +55,13 @@ def timezone_error(name: str) -> str:
     return ""
 
 
-def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
-    """Yield the times, in UTC, of a schedule with five fields; `first` and `last` are days in `timezone`."""
+def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> Iterator[datetime]:
+    """Yield the times, in UTC, of a schedule with five fields; `first_day` and `last_day` are days in `timezone`."""
     number_sets = [_parse_field(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
     minutes, hours, days, months, weekdays = number_sets
     are_wildcards = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
-    day = first
-    while day <= last:
+    day = first_day
+    while day <= last_day:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
         # cron's rule: if neither day of the month nor day of the week is *, one of the two is enough
         if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):

@@ -24,7 +24,7 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. An image's problem is one finding, even if many containers use the image."""
+    """Findings in order, without duplicates. A problem of an image is one finding even if many containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file

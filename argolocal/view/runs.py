@@ -27,7 +27,7 @@ def names(home: Path) -> list[str]:
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the name of the newest run; with `phases`, of the newest run in one of these phases. Raises ConfigError."""
+    """Return the name of the newest run; with `phases`, of the newest run in these phases. Raises ConfigError."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
