@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP stays ignored.
 
-    Each signal goes to the previous handler; if there was no handler, the signal raises KeyboardInterrupt.
+    Each signal goes to the previous handler; if a handler is missing, the signal raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Interrupts:
             self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Call the previous handler of a signal; raise KeyboardInterrupt if there was no handler."""
+        """Call the previous handler of a signal, or raise KeyboardInterrupt if a handler is missing."""
         handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[number]
         if callable(handler):
             handler(number, frame)

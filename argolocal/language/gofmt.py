@@ -148,8 +148,8 @@ class Keyed(dict[Any, Any]):
 def dumps(value: Any, margin: str | None = None) -> str:
     """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    With `margin`, each member is on its own line, indented after `margin`; without, the text has no spaces between
-    members. Raises ValueError for NaN and Inf.
+    With `margin`, each member is on its own line, indented after `margin`; otherwise, all members are on one line
+    without spaces. Raises ValueError for NaN and Inf.
     """
     inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, Keyed):

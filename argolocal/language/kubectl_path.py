@@ -1,4 +1,4 @@
-r"""kubectl's `-o jsonpath=`: a template in which the values at a path replace each {...}.
+r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by the values at a path.
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
@@ -169,7 +169,7 @@ def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
             for item in items:
                 yield from _render(item, body)
             if not items:
-                list(_render(NOTHING, body))  # an invalid body is an error even if the range has no items
+                list(_render(NOTHING, body))  # an invalid body is an error even in a range without items
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:

@@ -43,7 +43,7 @@ def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, in which $1, ${1} and ${name} mean groups; an unknown group is empty."""
+    """Replace each match by `template`, where $1, ${1} and ${name} mean groups; an unknown group is empty."""
     parts, end = [], 0
     for match in find_matches(pattern, text):
         parts += [text[end : match.start()], VARIABLE.sub(lambda name, match=match: _group(match, name), template)]

@@ -102,7 +102,7 @@ def _seq(*numbers: int) -> str:
 
 
 def _deep_equal(lhs: Any, rhs: Any) -> bool:
-    """Apply Go's DeepEqual, for which 1 and 1.0 differ."""
+    """Apply Go's DeepEqual: the values 1 and 1.0 are not equal."""
     if type(lhs) is not type(rhs):
         return False
     if isinstance(lhs, list):

@@ -65,7 +65,7 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
         return []
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    for value in ("0", "text", "{}"):  # example values of a tag, of which one must be allowed
+    for value in ("0", "text", "{}"):  # example values of a tag: one of them must be allowed
         try:
             ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored_fields]

@@ -79,7 +79,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
-    """Return the objects in a YAML or JSON file. Raises ConfigError if the file has no object."""
+    """Return the objects in a YAML or JSON file. Raises ConfigError for a file without objects."""
     try:
         if objects := documents(read_text(file)):
             return objects

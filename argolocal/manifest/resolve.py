@@ -58,7 +58,7 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
 
 
 def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError unless `passed_names` contains each input of the exit handler that has no value.
+    """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a value.
 
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler.
 

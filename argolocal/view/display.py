@@ -43,7 +43,7 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # share of the time in which many steps may be examined
+MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # maximum share of the time for examining many steps
 NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # reasons of a pending pod that are not reported
 JOB_FAILED = "failure condition"  # part of Argo's message for a step whose job failed; the job's logs contain the cause

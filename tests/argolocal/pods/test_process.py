@@ -102,7 +102,9 @@ def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     "strategy",
     [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
 )
-def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(tmp_path: Path, strategy: dict[str, Any]) -> None:
+def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
     status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
     assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
@@ -280,7 +282,9 @@ def test_a_home_may_have_any_name(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir("/tmp")
     status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
     assert "pytest" not in value(status) and value(status).endswith("end")

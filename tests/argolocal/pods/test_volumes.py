@@ -162,7 +162,10 @@ def test_an_invalid_volume_is_reported_with_its_name(tmp_path: Path, volume: dic
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, r"spec\.volumes\[0\]\.hostPath.*Use a persistentVolumeClaim"),
+        (
+            {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
+            r"spec\.volumes\[0\]\.hostPath.*Use a persistentVolumeClaim",
+        ),
         ({"volumes": [{"name": "v"}]}, r"spec\.volumes\[0\] has the kinds \[\]"),
         ({"volumes": [{"name": "w", "emptyDir": {}}]}, r"templates\[0\] mounts 'v'.*must be w"),
         ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),

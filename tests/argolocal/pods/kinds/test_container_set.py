@@ -148,7 +148,9 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
         ({"containers": [{**shell("a", ""), "image": "nginx"}]}, r"containers\[0\]\.image is 'nginx'"),
     ],
 )
-def test_an_invalid_container_set_is_rejected_with_the_reason(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_container_set_is_rejected_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ran(tmp_path, **change)
 

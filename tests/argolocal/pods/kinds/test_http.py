@@ -68,7 +68,9 @@ def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(
         ("/", "response.body", "Failed", "unable to cast expression result"),
     ],
 )
-def test_the_answer_to_a_request_decides_the_phase_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
+def test_the_answer_to_a_request_decides_the_phase_of_the_node(
+    url: str, path: str, condition: str, phase: str, message: str
+) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
     actual_phase, actual_message, _ = http.send(request, secret)
     assert (actual_phase, actual_message[: len(message)]) == (phase, message)
