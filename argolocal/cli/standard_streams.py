@@ -18,7 +18,7 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor on which at most one write fails: all later writes go to /dev/null, also at exit."""
+    """A file descriptor that reports only the first failed write: later writes, also at exit, go to /dev/null."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)

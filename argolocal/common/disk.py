@@ -8,7 +8,7 @@ from argolocal.errors import ArgolocalError
 
 
 def check_space(content: str, size: float, folder: Path, remedy: str) -> None:
-    """Raise ArgolocalError if `size` bytes do not fit into `folder`; `content` says in the message what they are."""
+    """Raise ArgolocalError if `size` bytes do not fit into `folder`; the message calls these bytes `content`."""
     if message := missing_space(content, size, shutil.disk_usage(folder).free, str(folder), remedy):
         raise ArgolocalError(message)
 
