@@ -2,13 +2,13 @@
 
     outcome = argolocal.run("workflow.yaml", {"message": "hello"}); outcome.phase; outcome.nodes["print"].log
 
-The names below are the public API; each is imported on first use.
+The names in NAMES are the public API; each name is imported on first use.
 """
 
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # importing TYPE_CHECKING would load twenty modules before a program can handle Ctrl-C
+TYPE_CHECKING = False  # not imported from typing, which loads twenty modules before a program can handle Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any

@@ -4,12 +4,12 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # `python -m` looks in the working directory first, where a file must not shadow a library
+    del sys.path[0]  # with `python -m`, the working directory, whose files must not shadow libraries
 
 from collections.abc import Callable
 from importlib import import_module
 
-SIGNAL_EXIT_CODES = (129, 130, 143)  # after SIGHUP, Ctrl-C, SIGTERM
+SIGNAL_EXIT_CODES = (129, 130, 143)  # exit codes after SIGHUP, Ctrl-C and SIGTERM
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
-    """Run the command that `load` imports, and exit with its code: 130 after Ctrl-C, always without a traceback."""
+    """Run the command that `load` imports, and exit with its exit code; after Ctrl-C, with 130 and no traceback."""
     code: int | None = 130
     try:
         import signal
@@ -33,7 +33,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
             signal.signal(signal.SIGINT, _exit_at_once)
     except KeyboardInterrupt:
         pass
-    if code in SIGNAL_EXIT_CODES:  # the run is stopped; interpreter shutdown would take another half second
+    if code in SIGNAL_EXIT_CODES:  # the run is already stopped, and the interpreter's shutdown takes half a second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -41,7 +41,7 @@ def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
 
 
 def _exit_at_once(*_: object) -> None:
-    """Handle SIGINT while Python imports or exits: an exception would print a traceback then, or be lost."""
+    """Exit on SIGINT while Python imports modules or exits: an exception would print a traceback or be lost."""
     os._exit(130)
 
 

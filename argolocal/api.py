@@ -22,7 +22,7 @@ Manifest = Mapping[str, Any]
 
 @runtime_checkable
 class Hera(Protocol):
-    """A Hera workflow."""
+    """A workflow of Hera, the Python library for Argo Workflows."""
 
     def to_dict(self) -> Any: ...
 
@@ -32,7 +32,11 @@ Workflow = Hera | Manifest | str | Path
 
 @dataclass(frozen=True)
 class Node:
-    """A step of a run. `outputs`: its output parameters and `result`; `artifacts`: Argo's artifact objects, by name."""
+    """A step of a run.
+
+    `outputs`: the step's output parameters and its `result`; `artifacts`: the step's artifacts as Argo's objects. The
+    keys of both dicts are names.
+    """
 
     name: str
     phase: str
@@ -44,7 +48,7 @@ class Node:
 
     @property
     def log(self) -> str:
-        """Output of the step's main container."""
+        """Text that the step's main container has printed."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
 
@@ -65,7 +69,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Reason why the run did not succeed, or ""."""
+        """Reason why the run did not succeed; "" if it succeeded."""
         return self.status.get("message") or ""
 
     @cached_property
@@ -80,7 +84,7 @@ class Outcome:
         return summary.outputs(entry) | summary.outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
-        """Copy an artifact of a node to the path `to`, as the next step would get it. Raises KeyError, StorageError."""
+        """Copy a node's artifact to the path `to`, as a later step would receive it. Raises KeyError, StorageError."""
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
         return to
 
@@ -88,7 +92,7 @@ class Outcome:
         outputs = node.get("outputs") or {}
         result = {"result": outputs["result"]} if "result" in outputs else {}
         code = outputs.get("exitCode")
-        # `last_attempt` searches all nodes, which would be slow if done for every node
+        # not for every node, because `last_attempt` searches all nodes
         attempt = summary.last_attempt(self.status, row) if row.kind == "Retry" else node
         return Node(
             name=row.name,
@@ -101,7 +105,7 @@ class Outcome:
         )
 
     def __str__(self) -> str:
-        """Summary in a few lines: the step that failed, and the reason."""
+        """Return a summary in a few lines: the step that failed, and the reason."""
         step = summary.failed_step(summary.steps(self.name, self.status))
         log = self.nodes[step.name].log if step else ""
         return summary.failure(self.name, self.status, log, None, "")
@@ -117,11 +121,11 @@ def run(
     store: Callable[[Manifest], ObjectStore] | None = None,
     home: Path | None = None,
 ) -> Outcome:
-    """Run a workflow on this machine to its end. Raises ConfigError, before any step starts, if it cannot run.
+    """Run a workflow on this machine to its end. Raises ConfigError before any step starts if the workflow cannot run.
 
     `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are not in its file.
-    `images`, `kinds` and `store` are passed to LocalCluster. The default `home` is a temporary folder, deleted with the
-    outcome.
+    `images`, `kinds` and `store` are arguments of LocalCluster. The default `home` is a temporary folder, which is
+    deleted together with the outcome.
     """
     temporary_folder = None
     if home is None:

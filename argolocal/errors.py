@@ -1,4 +1,4 @@
-"""Errors that users see. A message names the wrong value, the rule, and the way out.
+"""Errors that users see. Each message names the wrong value, the rule and the remedy.
 
 `exit_code` is the exit code of the process: a code of sysexits.h if a retry cannot help.
 """
@@ -8,19 +8,19 @@ from contextlib import suppress
 
 
 class ArgolocalError(Exception):
-    """An error that a user can act on; anything else is a bug and keeps its traceback."""
+    """An error that a user can act on; any other exception is a bug, and its traceback is printed."""
 
     exit_code = 1
 
 
 class ConfigError(ArgolocalError):
-    """A setting, a flag or a manifest is wrong: a retry cannot help (EX_CONFIG)."""
+    """A setting, a flag or a manifest is wrong: a retry cannot help (exit code EX_CONFIG)."""
 
     exit_code = 78
 
 
 class NodeError(Exception):
-    """Fails a node of a workflow, not the run. The message is Argo's."""
+    """An error that fails a node of a workflow, not the run. The text of the error is Argo's."""
 
 
 class StorageError(ArgolocalError):
@@ -28,22 +28,22 @@ class StorageError(ArgolocalError):
 
 
 class NotFound(StorageError):
-    """The object does not exist."""
+    """The object is not in the object store."""
 
 
 class Conflict(StorageError):
-    """A conditional write failed: another process wrote first."""
+    """A conditional write failed: another process has changed the object."""
 
 
 def say(text: str) -> None:
-    """Write a line to stderr. Errors are ignored: a full disk must not end the run."""
+    """Write a line to stderr. Write errors are ignored, because a full disk must not end the run."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def did_you_mean(word: str, choices: list[str] | set[str]) -> str:
-    """Return ' Did you mean "x"?' for the closest of `choices`, or ''."""
+    """Return ' Did you mean "x"?' for the most similar of `choices`; '' if none is similar."""
     from difflib import get_close_matches  # imported here to keep `--help` fast
 
     matches = get_close_matches(word, sorted(choices), n=1, cutoff=0.5) if len(word) < 100 else []

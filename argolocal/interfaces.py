@@ -1,4 +1,4 @@
-"""Interface of the local cluster that pods and controllers use; the runner implements it."""
+"""Interface of the local cluster for pods and controllers; the class LocalCluster implements it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # parts of a key that cannot be file names
+ESCAPES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # part of a key that cannot be a file name → file name
 FOLDER_OBJECT = "%"  # name of the file in a folder that stores the object whose key is the folder's path
 
 
@@ -136,7 +136,7 @@ class FolderStore:
             draft.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        if path.is_file():  # the object with this key
+        if path.is_file():  # the object whose key is the path of the new folder
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)
             path.mkdir()

@@ -1,4 +1,4 @@
-"""The command `argolocal`: parses arguments, calls one function, prints its result.
+"""The command `argolocal`. Each subcommand parses its arguments, calls one function and prints the result.
 
 argolocal --help
 """
@@ -21,7 +21,7 @@ from argolocal.common.wording import shorten
 
 
 def main() -> int:
-    """Run a command. Return its exit code."""
+    """Run a command and return its exit code."""
     return exit_code(lambda: commands.main(standalone_mode=False))
 
 
@@ -44,8 +44,8 @@ def commands() -> None:
 def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
     """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
 
-    FILE may contain the objects that the workflow refers to, and may be a folder. A field that cannot work here as on
-    Argo is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
+    FILE may be a folder, and may contain the objects that the workflow refers to. A field whose effect differs from
+    Argo's is an error. Exit codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
 
     Example:
       argolocal run workflow.yaml -p message=hello -o json
@@ -66,7 +66,7 @@ def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -
 def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
     """Check manifests in files or folders for errors, even if Argo accepts them.
 
-    References to WorkflowTemplates among them are checked, too. Exit codes: 0 all objects can run (there may be
+    References to WorkflowTemplates in these files are checked, too. Exit codes: 0 all objects can run (there may be
     warnings), 1 an object cannot run, 2 bad usage.
 
     Example:
@@ -79,7 +79,7 @@ def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
 
 
 def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
-    """Print the findings of `lint`. Return the exit code."""
+    """Print the findings of `lint` and return the exit code of the command."""
     from argolocal import validate
 
     findings = validate.lint_all(objects)
@@ -98,7 +98,7 @@ def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
 @output_option("text", "json")
 @ask_option
 def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
-    """Resume a run that failed, was stopped or was killed, or the suspended steps of a running one.
+    """Resume a run that failed, was stopped or was killed, or the suspended steps of a run in progress.
 
     Steps that succeeded are not repeated. NAME defaults to the newest run that did not succeed.
 
@@ -118,7 +118,7 @@ def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bo
 @click.argument("name", required=False, type=Name())
 @output_option("text", "json")
 def stop(name: str | None, as_json: bool) -> None:
-    """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest running run.
+    """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest run in progress.
 
     Example:
       argolocal stop
@@ -151,9 +151,9 @@ def status(name: str | None, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
-    """Print the logs of a run (default: the newest), or of the steps whose names contain STEP.
+    """Print the logs of a run (default: the newest run), or the logs of its steps whose names contain STEP.
 
-    If the run is active or was interrupted, stderr says so.
+    If the run is in progress or was interrupted, stderr says so.
 
     Example:
       argolocal logs -f
@@ -167,7 +167,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
 @commands.command
 @output_option("text", "json")
 def down(as_json: bool) -> None:
-    """Stop the Deployments that runs have applied. Runs, their logs and artifacts are kept.
+    """Stop the Deployments that runs have applied. The runs, their logs and their artifacts are kept.
 
     Example:
       argolocal down
@@ -183,9 +183,9 @@ def down(as_json: bool) -> None:
 def trust(folder: Path, as_json: bool) -> None:
     """Trust a home that your commands did not create.
 
-    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. A home that came with a folder from
-    elsewhere is not used, nor is your own home after you moved or copied it, or if an earlier version created it. Trust
-    only homes that you know.
+    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. Commands do not use a home that came
+    with a copied folder, a home of yours that you moved or copied, or a home that an earlier version created. Trust
+    only homes whose content you know.
 
     Example:
       argolocal trust .argolocal
@@ -197,6 +197,6 @@ def trust(folder: Path, as_json: bool) -> None:
 
 
 def _cluster() -> Any:
-    """Return the cluster of the program that the user called: rekindle reuses these commands."""
+    """Return the cluster of the program that the user called: argolocal, or rekindle, which reuses these commands."""
     module, _, name = program.cluster.partition(":")
     return getattr(import_module(module), name)(home())

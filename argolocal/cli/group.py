@@ -9,13 +9,13 @@ import click
 
 from argolocal.errors import did_you_mean
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # inherited by all commands
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # settings of click for all commands
 
 
 class Commands(click.Group):
     """Lists commands by section and suggests a name for a mistyped command.
 
-    The lines of the `Example:` block in the docstring of a command stay as they are.
+    In a command's help, the lines of the `Example:` block are not wrapped.
     """
 
     group_class = type
@@ -44,7 +44,7 @@ class Commands(click.Group):
 
 
 def for_program(command: Any, name: str) -> click.Command:
-    """Return a copy of an argolocal command whose help calls the program `name`."""
-    other = copy(command)
-    other.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
-    return other
+    """Return a copy of an argolocal command; in the copy's help, `name` replaces the program name argolocal."""
+    program_command = copy(command)
+    program_command.help = (command.help or "").replace("argolocal", name).replace("ARGOLOCAL", name.upper())
+    return program_command

@@ -9,7 +9,7 @@ ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctr
 
 
 class Name(click.ParamType):
-    """A non-empty name: with RUN unset, `argolocal stop "$RUN"` must not stop the newest run."""
+    """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the newest run."""
 
     name = "text"
 
@@ -32,14 +32,14 @@ def parameters_option(note: str) -> Any:
 
 
 def output_option(*formats: str) -> Any:
-    """Add --output, which the command receives as `as_json`."""
+    """Add the option --output; the command receives the boolean `as_json`."""
     note = "json: one object on stdout, everything else on stderr." if "text" in formats else None
     return click.option("-o", "--output", "as_json", type=click.Choice(formats), default=formats[0], show_default=True,
                         help=note, callback=lambda ctx, param, value: value == "json")  # fmt: skip
 
 
 def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
-    """Return the values of `--parameter` by name."""
+    """Return the values of the options `--parameter NAME=VALUE` by name."""
     pairs = {}
     for item in items:
         name, equals, value = item.partition("=")

@@ -20,7 +20,7 @@ def print_result(as_json: bool, result: dict[str, Any], text: str) -> None:
 
 @contextmanager
 def errors_as_json(as_json: bool) -> Iterator[None]:
-    """With `-o json`, print an error that occurs before the run starts also as a JSON object."""
+    """Print an error that occurs before the run starts; with `-o json`, print it as a JSON object, too."""
     try:
         yield
     except ArgolocalError as error:
@@ -31,7 +31,7 @@ def errors_as_json(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def run_output(as_json: bool) -> Iterator[None]:
-    """Apply `errors_as_json` to a command that runs a workflow, which continues if stdout cannot be written."""
+    """Apply `errors_as_json` to a command that runs a workflow; the workflow continues if stdout cannot be written."""
     if not as_json:
         standard_streams.ignore_stdout_errors()
     with errors_as_json(as_json):
@@ -39,7 +39,7 @@ def run_output(as_json: bool) -> Iterator[None]:
 
 
 def exit_code(command: Callable[[], Any]) -> int:
-    """Run a command. Return its exit code."""
+    """Run a command and return its exit code."""
     standard_streams.prepare()
     try:
         code = command()
@@ -54,7 +54,7 @@ def exit_code(command: Callable[[], Any]) -> int:
     except OSError as error:
         home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
-            raise  # a bug: other causes are reported where they occur
+            raise  # this error is a bug: code that expects an OSError handles it
         remedy = f"free space there, make it writable, or set {program.variable('HOME')} to another directory"
         click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {remedy}.", err=True)
         code = 1

@@ -18,7 +18,7 @@ class Unwritable(ArgolocalError):
 
 
 class Descriptor(io.FileIO):
-    """A file descriptor that fails at most once: all later writes, also at interpreter exit, go to /dev/null."""
+    """A file descriptor that reports only the first failed write: later writes, also at exit, go to /dev/null."""
 
     def __init__(self, number: int, ignore_errors: bool) -> None:
         super().__init__(number, "wb", closefd=False)
@@ -31,7 +31,7 @@ class Descriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            if error.errno == errno.EPIPE:  # a reader such as `head` has finished, which is not an error
+            if error.errno == errno.EPIPE:  # the end of a reader such as `head` is not an error
                 raise
             raise Unwritable(
                 f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal that can be written."
@@ -39,7 +39,7 @@ class Descriptor(io.FileIO):
 
 
 def prepare() -> None:
-    """Reopen closed descriptors, so that no other file becomes stdout, and escape unencodable characters."""
+    """Open /dev/null for closed streams, so that no other file becomes stdout, and escape unencodable characters."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -51,7 +51,7 @@ def prepare() -> None:
 
 
 def ignore_stdout_errors() -> None:
-    """Ignore errors of stdout from now on."""
+    """Ignore all later write errors of stdout."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, Descriptor):
         raw.ignore_errors = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a file atomically: readers see the old or the new text, also with concurrent writers."""
+    """Replace a file atomically: readers see the old or the new text, even if several processes write the file."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -21,7 +21,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_once(path: Path, text: str, mode: int = 0o666) -> str:
-    """Write a file unless it exists, and return its content. Of several writers the first wins."""
+    """Write a file unless it exists, and return its content. If several processes write it, the first text is kept."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -35,7 +35,7 @@ def write_once(path: Path, text: str, mode: int = 0o666) -> str:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter, or restrict an existing one."""
+    """Make a directory that only its owner can enter, or restrict the permissions of an existing directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         with suppress(PermissionError):  # the directory belongs to another user
@@ -45,19 +45,19 @@ def make_private(directory: Path) -> None:
 def make_own(directory: Path) -> None:
     """Make a directory that only its owner can enter in a place where all users can write, such as /tmp.
 
-    Raises PermissionError if it belongs to another user, who could change its files.
+    Raises PermissionError if the directory belongs to another user, who could change its files.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     if not is_own(directory):
-        reason = "it belongs to another user, or is not a directory: remove it"
+        reason = "the path belongs to another user, or is not a directory: remove it"
         raise PermissionError(errno.EPERM, reason, str(directory))
     if directory.stat().st_mode & 0o077:
         directory.chmod(0o700)
 
 
 def is_own(directory: Path) -> bool:
-    """Return True if this is a directory of this user, and not a symbolic link."""
+    """Return True if the path is a directory that belongs to this user, and not a symbolic link."""
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -27,7 +27,7 @@ def path() -> Path:
 
 
 def current() -> Path:
-    """Return the home of this command. Raises ConfigError unless this user made it at this path."""
+    """Return the home that commands use. Raises ConfigError unless this user made the home at its current path."""
     home = path()
     check(home)
     return home
@@ -38,7 +38,8 @@ def check(home: Path) -> None:
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
-            f"{home} is a link, and is not followed: set {program.variable('HOME')}={real_path} if that is your home."
+            f"{home} is a link, and is not followed: "
+            f"set {program.variable('HOME')}={real_path} if that folder is yours."
         )
     _check_owner(home)
     if _has_entries(real_path) and not os.path.lexists(real_path / _mark(real_path)):
@@ -49,7 +50,7 @@ def check(home: Path) -> None:
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter, or restrict an existing one."""
+    """Make a home that only its owner can enter, or restrict the permissions of an existing home."""
     make_private(home)
     _check_owner(home)  # another user may have made the directory first
     if not _has_entries(home):
@@ -57,7 +58,7 @@ def make(home: Path) -> None:
 
 
 def trust(home: Path) -> None:
-    """Mark a home that was made elsewhere as trusted. Raises ConfigError if it belongs to another user."""
+    """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to another user."""
     _check_owner(home)
     (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
 
@@ -77,7 +78,7 @@ def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except (FileNotFoundError, NotADirectoryError):  # writing there will report NotADirectoryError
+    except (FileNotFoundError, NotADirectoryError):  # if `home` is a file, the next write into `home` fails
         return False
 
 
@@ -91,10 +92,10 @@ def _mark(real_path: Path, make_key: bool = False) -> str:
         if make_key:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_once(file, os.urandom(32).hex(), 0o600)
-        key = file.read_text() if file.exists() else os.urandom(32).hex()  # a random key matches no home
+        key = file.read_text() if file.exists() else os.urandom(32).hex()  # random: matches no home
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}. The key that marks your homes is stored there: set {STATE_HOME_VARIABLE} "
-            "to a directory of your own."
+            f"{file}: {error.strerror}. This file must contain the key that marks your homes: "
+            f"set {STATE_HOME_VARIABLE} to a directory of your own."
         ) from error
     return MARK_PREFIX + blake2b(os.fsencode(real_path), key=key.encode(), digest_size=16).hexdigest()

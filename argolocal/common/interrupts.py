@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-# a second signal at least this long after the first is not deferred; `timeout` sends two within microseconds
+# a signal that follows another one after this time is not deferred; `timeout` sends two signals within microseconds
 FORCE_AFTER_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """Installs signal handlers in its `with` block, in the main thread only. With `nohup`, SIGHUP stays ignored.
 
-    Each signal goes to the previous handler; if there was no handler, the signal raises KeyboardInterrupt.
+    Each signal goes to the previous handler; if a handler is missing, the signal raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed` is entered: elsewhere an exception could lose a process that has just started.
+        """Defer signals until `allowed` is entered: any other code could lose a process that has just started.
 
         If the code does not reach `allowed` within FORCE_AFTER_S, a second signal is not deferred.
         """
@@ -63,7 +63,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Deliver the deferred signals, and new ones immediately. May raise KeyboardInterrupt."""
+        """Deliver the deferred signals, and deliver new signals immediately. May raise KeyboardInterrupt."""
         was_deferring, self.is_deferring = self.is_deferring, False
         try:
             self._deliver()
@@ -72,7 +72,7 @@ class Interrupts:
             self.is_deferring = was_deferring
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Act on a signal."""
+        """Call the previous handler of a signal, or raise KeyboardInterrupt if a handler is missing."""
         handler: Callable[[int, FrameType | None], Any] | int | None = self.previous_handlers[number]
         if callable(handler):
             handler(number, frame)
@@ -94,8 +94,8 @@ class StopSignals(Interrupts):
     """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals are ignored.
 
     `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: exists while `argolocal stop` stops the
-    workflow; a signal then comes from that command, and is not recorded in `caught`. `exit_after`: this many seconds
-    after the first signal, a further signal exits at once; `argolocal resume` then cleans up.
+    workflow; a signal then comes from that command, and is not recorded in `caught`. `exit_after`: number of seconds
+    after the first signal; from then on, a further signal exits at once, and `argolocal resume` cleans up.
     """
 
     def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:
@@ -115,14 +115,14 @@ class StopSignals(Interrupts):
             raise KeyboardInterrupt
         if number == signal.SIGINT and self.ask:
             self.ask = False
-            self.say("Stop this run? y or Ctrl-C again stops it, anything else continues.")
+            self.say("Stop this run? y or another Ctrl-C stops the run, any other answer continues it.")
             threading.Thread(target=self._read_answer, daemon=True).start()
             return
         self.caught, self.caught_at = number, time.monotonic()
         raise KeyboardInterrupt
 
     def _read_answer(self) -> None:
-        try:  # not sys.stdin.readline(): its lock, held by a waiting thread, is fatal when the interpreter exits
+        try:  # not sys.stdin.readline(), which holds a lock while it waits: the interpreter would crash at exit
             answer = os.read(sys.stdin.fileno(), 100)
         except OSError:  # the terminal is closed
             return

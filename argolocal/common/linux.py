@@ -7,7 +7,7 @@ import signal
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 LIBC = ctypes.CDLL(None)
 
-# files of a memory cgroup, by version of the hierarchy
+# names of the files of a memory cgroup, by cgroup version
 CGROUP_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
@@ -20,13 +20,13 @@ def die_with_parent(parent: int) -> None:
 
 
 def stop_ignoring_signals() -> None:
-    """Reset signals that the parent ignores: SIGINT in background jobs of a shell, SIGHUP under `nohup`."""
+    """Restore the default action of ignored signals: a shell's background jobs ignore SIGINT, `nohup` SIGHUP."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
 def oom_kills(events: str) -> int:
-    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if it is not counted."""
+    """Return the number of OOM-killed processes in the text of a cgroup's events file; 0 if the text lacks it."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
     return int(counters.get("oom_kill", 0))

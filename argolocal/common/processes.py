@@ -1,6 +1,6 @@
 """Processes that outlive their parent: identified by pid and start time, and terminated as a group.
 
-A pid alone is not enough, because the kernel reuses pids.
+A pid alone does not identify a process, because the kernel reuses pids.
 """
 
 import json
@@ -17,7 +17,7 @@ RECORD_CHECK_INTERVAL_S = 3.0
 
 
 def python(*arguments: str) -> list[str]:
-    """Return a command of this interpreter that imports nothing from the working directory, which is not trusted."""
+    """Return a command that runs this Python without imports from the working directory, which is not trusted."""
     return [sys.executable, "-P", *arguments]
 
 
@@ -46,14 +46,14 @@ def mentions_home(pid: int, home: Path) -> bool:
 
 
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
-    """Release a child from `wait_until_recorded`: other commands can now find and stop it."""
+    """Let a child return from `wait_until_recorded`: other commands can now find and stop the child."""
     assert child.stdin
     with suppress(BrokenPipeError), child.stdin:  # the child may have exited
         child.stdin.write(b"\n")
 
 
 def wait_until_recorded() -> None:
-    """Exit if the parent died before it recorded this process: no command would ever stop this process."""
+    """Wait until the parent has recorded this process; exit if the parent died, because no command could stop it."""
     if not os.read(0, 1):
         sys.exit("the parent died before it recorded this process")
 
@@ -76,7 +76,7 @@ def end_unless_recorded(record: Path) -> None:
 
 
 def end_group(pid: int, start_ticks: int, grace: float) -> None:
-    """Send SIGTERM to the process group of `pid`, then SIGKILL after `grace` seconds, and wait for its end."""
+    """Send SIGTERM to the process group of `pid`, after `grace` seconds SIGKILL, and wait until `pid` has ended."""
     if not is_alive(pid, start_ticks):
         return
     signal_group(pid, signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""The program in use (argolocal, or rekindle on top of it): its name is in messages, variables and the home's path."""
+"""The program in use: argolocal or rekindle. Messages, environment variables and the home's path contain its name."""
 
-POD = "ARGOLOCAL_POD"  # environment variable of all processes of a pod: its root folder
+POD = "ARGOLOCAL_POD"  # environment variable of a pod's processes: path of the pod's root folder
 TERMINATION_LOG = "ARGOLOCAL_TERMINATION_LOG"  # environment variable: path of the container's termination message
 name, cluster = "argolocal", "argolocal.runner.cluster:LocalCluster"
 

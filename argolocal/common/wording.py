@@ -1,4 +1,4 @@
-"""Texts for a terminal: safe to print, and durations in words."""
+"""Format texts for a terminal: escape control characters, shorten messages, and write durations in words."""
 
 import re
 
@@ -24,6 +24,6 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return `text` as `visible`, cut at MAX_MESSAGE_LENGTH: a message may quote a value of any length."""
+    """Return `visible(text)`, cut at MAX_MESSAGE_LENGTH characters: a message may quote a value of any length."""
     excess = len(text) - MAX_MESSAGE_LENGTH
     return visible(text) if excess <= 0 else f"{visible(text[:MAX_MESSAGE_LENGTH])}... ({excess:,} characters more)"

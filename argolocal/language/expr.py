@@ -49,44 +49,44 @@ def evaluate_bool(source: str, scope: Mapping[str, Any]) -> bool:
 
 
 def _eval(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
-    """Evaluate a node. `frame`: (element, index, accumulator) inside a predicate, else empty."""
-    kind = node[0]
-    if kind == "const":
+    """Evaluate a node of the syntax tree. `frame`: (element, index, accumulator) inside a predicate, else empty."""
+    node_type = node[0]
+    if node_type == "const":
         return node[1]
-    if kind == "name":
+    if node_type == "name":
         if node[1] not in scope:
             raise ExprError(f"unknown name {node[1]}")
         return scope[node[1]]
-    if kind == "member":
+    if node_type == "member":
         if node[1][0] == "const" and isinstance(node[1][1], str) and node[2][0] == "const":
             raise ExprError(f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined")
         return _member(_eval(node[1], scope, frame), _eval(node[2], scope, frame), node[3])
-    if kind == "binary":
+    if node_type == "binary":
         return _binary(node, scope, frame)
-    if kind == "unary":
+    if node_type == "unary":
         return _unary(node[1], _eval(node[2], scope, frame))
-    if kind == "if":
+    if node_type == "if":
         return _eval(node[2] if require_bool(_eval(node[1], scope, frame)) else node[3], scope, frame)
-    if kind == "call":
+    if node_type == "call":
         function = scope.get(node[1]) if callable(scope.get(node[1])) else BUILTINS.get(node[1])
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
         return function(*(_eval(operand, scope, frame) for operand in node[2]))
-    if kind == "method":
+    if node_type == "method":
         function = _eval(node[1], scope, frame)
         if not callable(function):
             raise ExprError("this value is not a function")
         inner_scope = {**scope, SKIP_TYPE_CHECK: True}
         return function(*(_eval(operand, inner_scope, frame) for operand in node[2]))
-    if kind == "predicate":
+    if node_type == "predicate":
         return _predicate(node, scope, frame)
-    if kind == "pointer":
+    if node_type == "pointer":
         return frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
-    if kind == "list":
+    if node_type == "list":
         return [_eval(operand, scope, frame) for operand in node[1:]]
-    if kind == "map":
+    if node_type == "map":
         return {str(_eval(key, scope, frame)): _eval(value, scope, frame) for key, value in node[1:]}
-    if kind == "let":
+    if node_type == "let":
         return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, frame)}, frame)
     start, end = (None if operand is None else int(_eval(operand, scope, frame)) for operand in node[2:4])
     value = _eval(node[1], scope, frame)
@@ -134,10 +134,10 @@ def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any
     if operator == "??":
         return _eval(right_node, scope, frame) if is_nil(lhs) else lhs
     if operator in ("==", "!=") and SKIP_TYPE_CHECK not in scope:
-        kinds = [_type_name(lhs)] if left_node[0] in TYPED_NODES else []
-        kinds += [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
-        if len({*kinds} - {"nil"}) > 1:
-            raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(kinds)})")
+        type_names = [_type_name(lhs)] if left_node[0] in TYPED_NODES else []
+        type_names += [_type_name(_eval(right_node, scope, frame))] if right_node[0] in TYPED_NODES else []
+        if len({*type_names} - {"nil"}) > 1:
+            raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(type_names)})")
     if operator in ("||", "or", "&&", "and"):
         stop_value = operator in ("||", "or")
         return stop_value if require_bool(lhs) is stop_value else require_bool(_eval(right_node, scope, frame))
@@ -147,8 +147,8 @@ def _binary(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any
 def _predicate(node: Node, scope: Mapping[str, Any], frame: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
     collection = _eval(arguments[0], scope, frame)
-    kind, name_or_child = arguments[0][:2]
-    if isinstance(collection, str) and (kind in ("name", "member") or name_or_child in ("fromJSON", "fromJson")):
+    node_type, name_or_child = arguments[0][:2]
+    if isinstance(collection, str) and (node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")):
         # expr-lang does not know the type of such a string before evaluation, so Argo iterates over its bytes
         collection = list(as_indexable(collection))
     if not isinstance(collection, list):
@@ -196,7 +196,7 @@ def _in(lhs: Any, rhs: Any) -> bool:
 
 def _modulo(lhs: Numeric, rhs: Numeric) -> int:
     if not (isinstance(lhs, int) and isinstance(rhs, int)):
-        raise ExprError(f"invalid operation: {lhs!r} % {rhs!r}: both must be whole numbers")
+        raise ExprError(f"invalid operation: {lhs!r} % {rhs!r}: both operands must be whole numbers")
     return remainder(lhs, rhs)
 
 

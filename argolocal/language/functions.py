@@ -1,6 +1,6 @@
 """The builtins and predicates of expr-lang; Argo's own functions are in sprig.py.
 
-Workflows that call any other function are rejected before a run starts (preflight.py).
+A workflow that calls a function of neither module is rejected before the run starts (preflight.py).
 Source: expr-lang/expr v1.17 builtin, vm.
 """
 
@@ -32,14 +32,14 @@ MEMORY = _Memory()
 
 
 def reserve_memory(size: int) -> None:
-    """Reserve `size` of this evaluation's memory budget. Raises ExprError if the budget is exceeded."""
+    """Reserve `size` elements or bytes of this evaluation's memory budget. Raises ExprError if too few are left."""
     MEMORY.remaining -= size
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")
 
 
 def series(start: int, stop: int, step: int = 1) -> list[int]:
-    """Return the numbers from `start` up to but excluding `stop`. Raises ExprError."""
+    """Return the numbers from `start` to `stop`, without `stop`. Raises ExprError."""
     numbers = range(start, stop, step) if step else range(0)
     if numbers:
         reserve_memory((numbers[-1] - numbers[0]) // step + 1)
@@ -78,17 +78,17 @@ def require_list(value: Any) -> list[Any]:
 
 
 def as_indexable(value: Any) -> Any:
-    """Return the bytes of a string: Go indexes bytes. Other values are returned as they are."""
+    """Return the bytes of a string, because Go indexes bytes; return any other value unchanged."""
     return value.encode() if isinstance(value, str) else value
 
 
 def is_number(value: Any) -> TypeGuard[Numeric]:
-    """Return True for a Go number (a bool is not one)."""
+    """Return True for a number of Go (a bool is not a number)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def equal(lhs: Any, rhs: Any) -> bool:
-    """Apply expr's ==: it compares numbers by value, everything else by type and value."""
+    """Apply expr-lang's ==, which compares numbers by value, and other values by type and value."""
     if is_nil(lhs) and is_nil(rhs):
         return True
     if is_number(lhs) and is_number(rhs):
@@ -120,7 +120,7 @@ def to_float(value: Any) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # the error is raised below, with the value
+        pass  # the ExprError after this block names the value
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 
@@ -133,16 +133,16 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _loads(text: str) -> Any:
-    return parse_json(text, convert_int=float)  # Go reads all JSON numbers of unknown type as floats
+    return parse_json(text, convert_int=float)  # Go reads a JSON number without a declared type as a float
 
 
 def slice_bytes(text: str, start: int | None, end: int | None) -> str:
-    """Return text[start:end], counted in bytes as in Go."""
+    """Return text[start:end]; as in Go, `start` and `end` count bytes."""
     return text.encode()[start:end].decode(errors="replace")
 
 
 def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
-    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all letters."""
+    """Apply Go's SplitN: a negative `max_parts` means no limit; the separator "" splits between all characters."""
     if max_parts == 0:
         return Nil()
     if separator:

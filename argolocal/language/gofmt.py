@@ -1,4 +1,4 @@
-"""Format and parse durations, times, numbers and JSON as Go does, because workflows and users see Go's texts.
+"""Format and parse durations, times, numbers and JSON as Go, Argo's language, does: workflows and users see the texts.
 
 Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
 """
@@ -13,7 +13,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-MAX_WIDTH = 1_000_000  # Go stops reading a format at a larger width
+MAX_WIDTH = 1_000_000  # largest width of a number in a format: Go stops formatting at a larger width
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 VERB_PATTERN, VERBS = (
@@ -34,7 +34,7 @@ DATE_TOKENS = {  # token of Go's reference time → directive of strftime
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
-INTEGER = re.compile(r"[+-]?\d+")  # an integer that strconv.Atoi accepts
+INTEGER = re.compile(r"[+-]?\d+")  # a text that Go's strconv.Atoi accepts
 
 
 def parse_seconds(text: str) -> float:
@@ -58,7 +58,7 @@ def parse_duration(text: str) -> float:
 
 
 def timestamp(now: float) -> str:
-    """Return seconds since the epoch in Kubernetes' time format."""
+    """Format seconds since the epoch as Kubernetes does: 2030-01-02T03:04:05Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
 
 
@@ -94,23 +94,23 @@ def format_f(number: float) -> str:
     return f"{Decimal(repr(number)):f}".removesuffix(".0")
 
 
-def format_g(number: float, small: float = 1e-4, big: float = 1e6) -> str:
-    """Format a float as `%v`: with an exponent from `big` upwards and below `small`."""
-    if number and math.isfinite(number) and not small <= abs(number) < big:
+def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6) -> str:
+    """Format a float as Go's `%v`: with an exponent below `lower_bound` and from `upper_bound` upwards."""
+    if number and math.isfinite(number) and not lower_bound <= abs(number) < upper_bound:
         digits, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
         return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
     return format_f(number)
 
 
 def int64(number: float) -> int:
-    """Convert to int64: integers wrap around on overflow, a float out of range becomes the minimum."""
+    """Convert to int64: an int wraps around on overflow, and a float out of range becomes the smallest int64."""
     if isinstance(number, float):
         return int(number) if abs(number) < 2**63 else -(2**63)
     return (number + 2**63) % 2**64 - 2**63
 
 
 def power(base: float, exponent: float) -> float:
-    """Apply Go's `math.Pow`: infinite or NaN where Python raises an error."""
+    """Apply Go's `math.Pow`, which returns an infinite number or NaN where Python raises an error."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -134,11 +134,11 @@ def anystring(value: Any) -> str:
 
 
 class Nil(list[Any]):
-    """A nil slice of Go: empty, but null in JSON."""
+    """A nil slice of Go: an empty list that is written as null in JSON."""
 
 
 class Keyed(dict[Any, Any]):
-    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of its values."""
+    """A map with keys of any type, which Go cannot write as JSON; `value_type`: Go type of the map's values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)
@@ -146,9 +146,10 @@ class Keyed(dict[Any, Any]):
 
 
 def dumps(value: Any, margin: str | None = None) -> str:
-    """Write JSON as encoding/json does: sorted keys, `<>&` escaped, no spaces, or indented after `margin`.
+    """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    Raises ValueError for NaN and Inf.
+    With `margin`, each member is on its own line, indented after `margin`; otherwise, all members are on one line
+    without spaces. Raises ValueError for NaN and Inf.
     """
     inner_margin, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, Keyed):
@@ -176,13 +177,13 @@ def _join_rows(brackets: str, rows: list[str], margin: str | None) -> str:
 
 
 def dump_structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
-    """Write Go structs as JSON, with `fields` in declaration order."""
+    """Write dicts as Go writes a list of structs in JSON; `fields`: the struct's fields in declaration order."""
     rows = (",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value) for value in values)
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
 
 def format_v(value: Any) -> str:
-    """Format a plain value as `%v`."""
+    """Format a value of plain data as Go's `%v`."""
     if value is None:
         return "<nil>"
     if isinstance(value, bool):
@@ -197,7 +198,7 @@ def format_v(value: Any) -> str:
 
 
 def quote(text: str) -> str:
-    """Format a string as `%q`."""
+    """Format a string as Go's `%q`."""
 
     def escape(char: str) -> str:
         if char in QUOTE_ESCAPES or char.isprintable():
@@ -208,8 +209,8 @@ def quote(text: str) -> str:
     return f'"{"".join(map(escape, text))}"'
 
 
-def sprintf(form: str, number: int) -> str:
-    """Apply `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag or precision."""
+def sprintf(template: str, number: int) -> str:
+    """Apply Go's `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag or precision."""
     verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
@@ -218,7 +219,7 @@ def sprintf(form: str, number: int) -> str:
         if letter == "%":
             return "%"
         if letter not in VERBS:
-            raise ValueError(f'the format "{form}": {match[0]} is not supported; use one of %{" %".join(VERBS)}')
+            raise ValueError(f'the format "{template}": {match[0]} is not supported; use one of %{" %".join(VERBS)}')
         verb_count += 1
         is_left_aligned = "-" in flags
         sign = "+" if "+" in flags else " " if " " in flags else ""
@@ -227,20 +228,20 @@ def sprintf(form: str, number: int) -> str:
         return text if verb_count == 1 else f"%!{letter}(MISSING)"
 
     cut_position = next(
-        (match.start() for match in VERB_PATTERN.finditer(form) if int(match[2][:-1][:8] or 0) > MAX_WIDTH), None
+        (match.start() for match in VERB_PATTERN.finditer(template) if int(match[2][:-1][:8] or 0) > MAX_WIDTH), None
     )
-    text = VERB_PATTERN.sub(format_verb, form[:cut_position]) + ("" if cut_position is None else "%!(NOVERB)")
+    text = VERB_PATTERN.sub(format_verb, template[:cut_position]) + ("" if cut_position is None else "%!(NOVERB)")
     return text if verb_count else f"{text}%!(EXTRA int={number})"
 
 
 def compact(text: str) -> str:
-    """Remove the spaces of a JSON text, without changing 1.50 or \\u00fc. Raises ValueError."""
+    """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises ValueError."""
     parse_json(text)
     return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
 
 
 def list_members(text: str) -> list[str]:
-    """Return the members of a compact JSON list as texts; of an object: keys and values, alternating; of null: []."""
+    """Return the members of a compact JSON list as texts; for an object, its keys and values in turn; for null, []."""
     members, start = [], 1
     while start < len(text) - 1 and text != "null":
         _, end = JSON_DECODER.raw_decode(text, start)
@@ -274,6 +275,6 @@ def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
 
 
 def _reject_constant(word: str) -> None:
-    """Reject NaN and Infinity, which Python accepts."""
+    """Raise ValueError for NaN and Infinity, which Python's JSON parser accepts."""
     where = "in numeric literal" if word[0] == "-" else "looking for beginning of value"
     raise ValueError(f"invalid character '{word.lstrip('-')[0]}' {where}")

@@ -1,4 +1,4 @@
-"""Evaluate `when` conditions, after substitution, with all the surprises of govaluate.
+"""Evaluate `when` conditions, whose tags are already replaced, exactly as Argo's library govaluate does.
 
     operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   * / %   **
     value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value ("," value)* ")"
@@ -51,7 +51,7 @@ class WhenError(NodeError):
 
 
 def should_execute(when: str) -> bool:
-    """Return True if a step with this substituted `when` must run. Raises WhenError."""
+    """Return True if a step with the condition `when`, whose tags are replaced, must run. Raises WhenError."""
     if not when:
         return True
     try:
@@ -161,20 +161,20 @@ def _text_token(value: str) -> Token:
 
 
 def _check_order(tokens: list[Token]) -> None:
-    state, last = "UNKNOWN", None
+    state, last_value = "UNKNOWN", None
     for kind, value in tokens:
         if kind not in NEXT_TOKENS[state]:
             if state == "VARIABLE" and kind == "CLAUSE":
-                raise WhenError(f"Undefined function {last}")
-            last_text = "<nil>" if last is None else format_v(last)
+                raise WhenError(f"Undefined function {last_value}")
+            last_text = "<nil>" if last_value is None else format_v(last_value)
             raise WhenError(f"Cannot transition token types from {state} [{last_text}] to {kind} [{format_v(value)}]")
-        state, last = kind, value
+        state, last_value = kind, value
     if state not in END_TOKENS:
         raise WhenError("Unexpected end of expression")
 
 
 class _Evaluator:
-    """Evaluate checked tokens by precedence climbing (`skip`: in a branch that && or || short-circuits)."""
+    """Evaluate tokens, whose order is valid, by precedence climbing. `skip`: && or || ignores the value."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens, self.position = tokens, 0

@@ -2,9 +2,10 @@
 
     select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
-The rest of the path after a wildcard, slice or filter applies to each element, and elements without it are skipped; an
-index after a slice or filter applies to its result. A filter that cannot be evaluated for an element excludes the
-element. Rejected: scripts, unions, `..`, arithmetic, `!`, `in` and `=~` in filters.
+The rest of the path after a wildcard, slice or filter applies to each element, and elements that lack this path are
+skipped; an index after a slice or filter applies to the resulting list. A filter that cannot be evaluated for an
+element excludes the element. Paths with scripts, unions or `..` are rejected, and filters with arithmetic, `!`, `in`
+or `=~`.
 Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 
@@ -99,7 +100,7 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
         raise PathError("range: invalid token out of range")
     if step is None or step > 0:
         return elements[start:end:step]
-    return elements[start:end][::step]  # the elements between the bounds, in reverse order
+    return elements[start:end][::step]  # the elements from `start` to `end`, in reverse order
 
 
 def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
@@ -109,7 +110,7 @@ def _parse_filter(text: str) -> list[list[tuple[str, str, str]]]:
     position = 0
     for end in [*(match.start() for match in re.finditer(r"&&|\|\|", masked_text)), len(text)]:
         comparison = FILTER_COMPARISON.fullmatch(text, position, end)
-        # Argo would read `in` as an operator
+        # Argo would read the letters `in` of a name as an operator
         if not comparison or re.search(r"\.\w*in", re.sub(QUOTED_NAME, "", comparison[1])):
             raise ValueError(
                 f"jsonpath: the filter ({text}) is not supported at {text[position:end]!r}: compare @.name or "
@@ -147,7 +148,7 @@ def _is_true(element: Any, lhs: str, operator: str, rhs: str, is_single: bool) -
 
 
 def _require_bool(value: Any) -> bool:
-    if value in (None, True, False):  # 1 == True and 0 == False
+    if value in (None, True, False):  # 1 equals True, and 0 equals False
         return bool(value)
     raise PathError("expected a boolean")
 
@@ -162,5 +163,5 @@ def _operand(element: Any, text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Format a value as Go's %v, strings quoted."""
+    """Format a value as Go's %v, but with quotes around a string."""
     return f"'{value}'" if isinstance(value, str) else format_v(value)

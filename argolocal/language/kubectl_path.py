@@ -1,8 +1,8 @@
-r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by their results.
+r"""kubectl's `-o jsonpath=`: a template whose {...} are replaced by the values at a path.
 
     render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key renders as "". Here the values of a map are in the map's order; on a cluster they may be in any order.
+A missing key renders as "". The values of a map are rendered in the map's order; kubectl may use any order.
 Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
 """
 
@@ -36,7 +36,7 @@ def render(value: Any, template: str) -> str:
 
 
 def parse(template: str) -> list[Node]:
-    """Return the nodes of a template. Raises KubectlPathError."""
+    """Parse a template into nodes. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
     position, words = 0, list[str]()
     while position < len(template):
@@ -60,7 +60,7 @@ def parse(template: str) -> list[Node]:
                 raise KubectlPathError("not in range, nothing to end")
         else:
             open_ranges[-1].append(("action", nodes))
-    while len(open_ranges) > 1:  # without {end}, the rest is printed for each element, and once more
+    while len(open_ranges) > 1:  # without {end}, kubectl prints the rest for each element, and once more
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body
     if words:
@@ -69,7 +69,7 @@ def parse(template: str) -> list[Node]:
 
 
 def _action(text: str, position: int) -> tuple[list[Node], int]:
-    """Return the nodes up to the closing }, and the position after it."""
+    """Parse the nodes from `position` to the closing }. Return the nodes and the position after the }."""
     nodes: list[Node] = []
     while text[position : position + 1] != "}":
         if position >= len(text) or text[position] in "\r\n":
@@ -169,7 +169,7 @@ def _render(value: Any, template_nodes: list[Node]) -> Iterator[str]:
             for item in items:
                 yield from _render(item, body)
             if not items:
-                list(_render(NOTHING, body))  # an invalid body is an error even if there are no items
+                list(_render(NOTHING, body))  # an invalid body is an error even in a range without items
 
 
 def _walk(values: list[Any], nodes: list[Node]) -> list[Any]:

@@ -12,7 +12,7 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
     """Yield non-overlapping matches, without empty matches next to another match."""
-    import re2  # imported here: needed only for expressions with patterns
+    import re2  # imported here, because only expressions with patterns need it
 
     options = re2.Options()
     options.log_errors = False
@@ -43,7 +43,7 @@ def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, with $1, ${1} and ${name} for groups ($1W is the unknown group "1W": empty)."""
+    """Replace each match by `template`, where $1, ${1} and ${name} mean groups; an unknown group is empty."""
     parts, end = [], 0
     for match in find_matches(pattern, text):
         parts += [text[end : match.start()], VARIABLE.sub(lambda name, match=match: _group(match, name), template)]
@@ -68,7 +68,7 @@ def split(pattern: str, text: str, max_count: int = -1) -> list[str]:
         if 0 < max_count <= len(parts) + 1:
             break
         end = match.start()
-        if match.end():  # an empty match at the start of the text does not split it
+        if match.end():  # an empty match at the start does not split the text
             parts.append(text[start:end])
         start = match.end()
     return [*parts, text[start:]] if end != len(text) else parts

@@ -29,7 +29,7 @@ class SelectorError(ValueError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement; `operator` as in Kubernetes, and "=" for "equals"."""
+    """A requirement of a selector; `operator` is "exists", or an operator as it is written, such as "!" or "notin"."""
 
     key: str
     operator: str
@@ -50,7 +50,7 @@ class Requirement:
 
 
 def parse(condition: str) -> list[Requirement]:
-    """Return the requirements, sorted by key as in Kubernetes. Raises SelectorError."""
+    """Return the requirements of a condition, sorted by key as in Kubernetes. Raises SelectorError."""
     tokens, position = [], 0
     while condition[position:].strip():
         match = TOKEN.match(condition, position)
@@ -131,10 +131,13 @@ def selects(selector: str, labels: Mapping[str, str]) -> bool:
 
 
 def evaluate_conditions(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
-    """Return (True, "") if fulfilled, (False, reason) if failed, (None, "") to keep waiting. Raises SelectorError."""
+    """Return (False, reason) if the condition `failure` holds, (True, "") if `success` holds, else (None, "").
+
+    Raises SelectorError.
+    """
     for requirement in parse(failure):
         if requirement.matches(lookup(document, requirement.key)):
-            # Go's %s of the requirement
+            # the requirement as Go's %s formats it
             text = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"
             return False, f"failure condition '{text}' evaluated true"
     is_fulfilled = all(requirement.matches(lookup(document, requirement.key)) for requirement in parse(success))

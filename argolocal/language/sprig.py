@@ -102,7 +102,7 @@ def _seq(*numbers: int) -> str:
 
 
 def _deep_equal(lhs: Any, rhs: Any) -> bool:
-    """Apply Go's DeepEqual: 1 is not 1.0."""
+    """Apply Go's DeepEqual: the values 1 and 1.0 are not equal."""
     if type(lhs) is not type(rhs):
         return False
     if isinstance(lhs, list):
@@ -138,7 +138,7 @@ def _indent(spaces: int, text: str) -> str:
 
 
 def _nospace(text: str) -> str:
-    """Remove white space. In a text with white space, each byte becomes a letter, as in sprig."""
+    """Remove white space. As in sprig, each UTF-8 byte of a text with white space becomes a letter."""
     letters = text.encode().decode("latin-1")
     stripped = re.sub(r"[\t-\r \x85\xa0]", "", letters)
     return stripped if stripped != letters else text
@@ -175,12 +175,12 @@ def _catch_errors(function: Callable[[str], Any], on_error: Callable[[Exception]
 
 
 def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with nil arguments replaced by empty strings."""
+    """Return a function that calls `function` with empty strings instead of None."""
     return lambda *values: function(*("" if value is None else value for value in values))
 
 
 def _date(layout: str, moment: Any) -> str:
-    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means now."""
+    """Apply sprig's date to unix seconds, in the local time zone; any value of another type means the current time."""
     is_timestamp = is_number(moment) and isinstance(moment, int)
     return format_date(layout, (datetime.fromtimestamp(moment) if is_timestamp else datetime.now()).astimezone())
 

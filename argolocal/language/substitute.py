@@ -1,8 +1,8 @@
 """Substitute `{{tag}}` and `{{=expression}}` in the JSON text of a whole object, as Argo does.
 
-A tag runs from the first `{{` to the next `}}`. Its value is escaped, so that the JSON stays valid. An unknown tag is
-not replaced, unless its name matches the pattern `strict` (then Missing is raised); a tag with the value None (an
-output of a skipped step) and an unclosed `{{` are errors.
+A tag runs from the first `{{` to the next `}}`. The tag's value is escaped, so that the JSON stays valid. An unknown
+tag is not replaced; if its name matches the pattern `strict`, Missing is raised. A tag with the value None (an output
+of a skipped step) and an unclosed `{{` are errors.
 Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
 """
 
@@ -19,15 +19,15 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")
-STEPS = re.compile(r"(tasks|steps)(\.|$)")  # strict tags in the fields of a task or step
+STEPS = re.compile(r"(tasks|steps)(\.|$)")  # tags that must have a value in the fields of a task or step
 ALL = re.compile("")
 
 
 class Tags:
-    """Find the `{{tag}}`s of a text. The text after the last `}}` is not searched: many `{{` there would cost O(n²)."""
+    """Finds tags in a text. The text after the last `}}` is not searched, because many `{{` in it would cost O(n²)."""
 
-    def __init__(self, kind: str = "") -> None:
-        self.pattern = re.compile(rf"\{{\{{{kind}(.*?)\}}\}}", re.DOTALL)
+    def __init__(self, marker: str = "") -> None:
+        self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)
 
     def findall(self, text: str) -> list[str]:
         """Return the text between the braces of each tag."""
@@ -44,7 +44,7 @@ EXPRESSION = Tags("=")
 RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
-UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote writes these in a way JSON cannot read
+UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote does not escape these as in JSON
 
 
 class TemplateError(NodeError):
@@ -52,11 +52,14 @@ class TemplateError(NodeError):
 
 
 class Missing(TemplateError):
-    """The value of a strict tag does not exist yet: Argo would retry forever."""
+    """A tag that matches `strict` does not have a value yet: Argo would retry forever."""
 
 
 def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> T:
-    """Replace the tags in `value`. `artifacts`: strict tags of output artifacts may remain. Raises TemplateError."""
+    """Replace the tags in `value`. Raises TemplateError.
+
+    `artifacts`: tags of output artifacts may remain even if they match `strict`.
+    """
     text = json.dumps(value)
     if "{{" not in text:
         return value
@@ -158,16 +161,16 @@ def _has(env: Mapping[str, Any], name: str) -> bool:
 
 
 def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted keys into nested maps and add Argo's functions. Drops a key that is a prefix of another."""
+    """Turn dotted keys into nested maps and add Argo's functions. `a` is dropped if the scope has `a.b`, too."""
     env: dict[str, Any] = {}
     names = sorted(scope)
-    for name, following in zip(names, [*names[1:], ""], strict=True):
-        if following.startswith(name + "."):
+    for name, next_name in zip(names, [*names[1:], ""], strict=True):
+        if next_name.startswith(name + "."):
             continue
-        *path, last = name.split(".")
+        *path, last_key = name.split(".")
         node = env
         for key in path:
             inner = node.setdefault(key, {})
             node = inner if isinstance(inner, dict) else node.__setitem__(key, {}) or node[key]
-        node[last] = scope[name]
+        node[last_key] = scope[name]
     return env | ARGO_FUNCTIONS

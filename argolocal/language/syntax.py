@@ -29,8 +29,8 @@ BINARY_PRECEDENCE = (
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
-MAX_DIGITS = 400  # digits of a number; a float has at most 309 before its decimal point
-ORDER_OPERATORS = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
+MAX_DIGITS = 400  # of a number; a float has at most 309 digits before its decimal point
+ORDER_OPERATORS = ("<", ">", "<=", ">=")  # operators that can be chained: a < b < c means a < b && b < c
 NEGATABLE_OPERATORS = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY_PRECEDENCE = {"not": 50, "!": 50, "-": 90, "+": 90}
 ESCAPES = ESCAPED_CHARACTERS | {"'": "'", '"': '"'}
@@ -48,7 +48,7 @@ def _limit_nesting(source: str) -> Iterator[None]:
 
 @lru_cache(4096)
 def parse(source: str) -> Node:
-    """Return the syntax tree. Raises ExprError."""
+    """Return the syntax tree of an expression. Raises ExprError."""
     tokens, position = [], 0
     while position < len(source):
         match = TOKEN.match(source, position)
@@ -129,14 +129,14 @@ class _Parser:
     def comparison_chain(self, lhs: Node, operator: str, min_precedence: int) -> Node:
         rhs = self.expression(min_precedence)
         node: Node = ("binary", operator, lhs, rhs)
-        while following := self.accept(*ORDER_OPERATORS):
+        while next_operator := self.accept(*ORDER_OPERATORS):
             lhs, rhs = rhs, self.expression(min_precedence)
-            node = ("binary", "&&", node, ("binary", following, lhs, rhs))
+            node = ("binary", "&&", node, ("binary", next_operator, lhs, rhs))
         return node
 
     def conditional(self, test: Node) -> Node:
         while self.accept("?"):
-            if self.accept(":"):  # a ?: b
+            if self.accept(":"):  # a ?: b means a ? a : b
                 test = ("if", test, test, self.expression(0))
                 continue
             then_node = self.expression(0)
@@ -242,7 +242,7 @@ class _Parser:
 def _number(text: str) -> int | float:
     text = text.replace("_", "").lower()
     if len(text) > MAX_DIGITS:
-        raise ExprError(f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS}")
+        raise ExprError(f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS} are allowed")
     if text.startswith(("0x", "0b", "0o")):
         return int(text, 0)
     return float(text) if any(char in text for char in ".e") else int(text)
@@ -274,7 +274,7 @@ def identifiers(source: str) -> tuple[str, ...]:
 
 
 def find_calls(source: str) -> list[tuple[str, list[Any]]]:
-    """Return the calls in `source`: the name (`len`, `sprig.upper`) and the arguments, None for non-constants."""
+    """Return the name (`sprig.upper`) and arguments of each call in `source`; None means a variable argument."""
     results: list[tuple[str, list[Any]]] = []
 
     def visit(node: Any) -> None:

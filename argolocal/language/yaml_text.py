@@ -26,15 +26,15 @@ MAX_CHARACTERS = 10_000_000  # Argo's largest CRD has 3.2 million characters
 MAX_DOCUMENTS = 1_000
 MAX_VALUES = 200_000  # Argo's largest CRD has 123,000 values, at up to 37 levels
 MAX_DEPTH = 100
-MAX_DIGITS = 100  # characters of a number, including its sign, point and exponent
+MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
 MAX_KEY_LENGTH = 1_024  # YAML's own limit for a key without "? "
-MAX_DIRECTIVES = 10  # libyaml compares each directive with all previous ones
+MAX_DIRECTIVES = 10  # few, because libyaml compares each directive with all previous directives
 
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PREFIX = "tag:yaml.org,2002:"
 INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
 FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
-BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # a number in other YAML 1.1 parsers, such as Kubernetes' client
+BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # numbers for other YAML 1.1 parsers, such as Kubernetes' client
 FIRST_OF_NUMBERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
@@ -42,7 +42,7 @@ DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
 
 class Loader(Base):
-    """Loads YAML 1.1 as goyaml does, with only the tags that JSON has a type for."""
+    """Loads YAML 1.1 as goyaml does; a tag must be one of JSON's types."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [
@@ -89,9 +89,9 @@ Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file, cut after one character more than allowed. Raises OSError, UnicodeDecodeError."""
-    with file.open() as opened:
-        return opened.read(MAX_CHARACTERS + 1)
+    """Return at most MAX_CHARACTERS + 1 characters of a file. Raises OSError, UnicodeDecodeError."""
+    with file.open() as stream:
+        return stream.read(MAX_CHARACTERS + 1)
 
 
 def parse(text: str, source: str = "the manifest") -> list[Any]:
@@ -150,7 +150,7 @@ def _reject_constant(word: str) -> Any:
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:
-    """Return the problem and its position in one line."""
+    """Return a line with the problem of a YAML error and its position."""
     problem, mark = str(error), None
     if isinstance(error, yaml.MarkedYAMLError):
         problem = ", ".join(filter(None, (error.context, error.problem)))
@@ -177,7 +177,7 @@ class _Open:
 
     is_mapping: bool
     anchor: str | None = None
-    values: int = 0  # number of values in the text before this one, including aliases
+    values: int = 0  # number of values in the text before this list or mapping; an alias counts in full
     characters: int = 0
     children: int = 0
     keys: set[str] = field(default_factory=set)
@@ -189,7 +189,7 @@ class _Bounds:
     def __init__(self) -> None:
         self.documents = self.values = self.characters = 0
         self.open: list[_Open] = []
-        # anchor → number of values, number of characters, and the text if it is a scalar
+        # anchor → number of values, number of characters, and the text if the value is a scalar
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
 
     def add(self, event: Any) -> None:
@@ -234,7 +234,7 @@ class _Bounds:
         self._count(event, values, characters)
 
     def _check_key(self, event: Any, text: str | None) -> None:
-        """Check the next value if it is a key: it must be a short scalar and unique."""
+        """If the next value is a key of a mapping, check that this key is a short scalar and unique."""
         if not self.open:
             return
         parent = self.open[-1]
@@ -267,7 +267,7 @@ def _is_number(event: Any) -> bool:
     """Return True if a scalar is read as a number, because of its tag or its text."""
     if event.tag:
         return event.tag in (f"{PREFIX}int", f"{PREFIX}float")
-    return event.implicit[0] and any(form.match(event.value) for form in (INTEGER, FLOAT, BASE_60))
+    return event.implicit[0] and any(pattern.match(event.value) for pattern in (INTEGER, FLOAT, BASE_60))
 
 
 def _check_json(text: str) -> None:

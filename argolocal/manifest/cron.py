@@ -45,7 +45,7 @@ def schedule_error(schedule: str) -> str:
 
 
 def timezone_error(name: str) -> str:
-    """Return the reason why a time zone is invalid, or "". If this machine has no time zone database, all are valid."""
+    """Return the reason why a time zone is invalid, or "". Without a time zone database, all names are valid."""
     try:
         ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -55,15 +55,16 @@ def timezone_error(name: str) -> str:
     return ""
 
 
-def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
-    """Yield the times, in UTC, of a five-field schedule on the days from `first` to `last` of its time zone."""
+def run_times(schedule: str, timezone: str, first_day: date, last_day: date) -> Iterator[datetime]:
+    """Yield the times, in UTC, of a schedule with five fields; `first_day` and `last_day` are days in `timezone`."""
     number_sets = [_parse_field(value, *field) or set() for value, field in zip(schedule.split(), FIELDS, strict=True)]
     minutes, hours, days, months, weekdays = number_sets
     are_wildcards = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
-    day = first
-    while day <= last:
+    day = first_day
+    while day <= last_day:
         matches = (day.day in days, day.isoweekday() % 7 in weekdays)
-        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):  # the rule of cron
+        # cron's rule: if neither day of the month nor day of the week is *, one of the two is enough
+        if day.month in months and (all(matches) if any(are_wildcards) else any(matches)):
             for hour in sorted(hours):
                 for minute in sorted(minutes):
                     yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)
@@ -71,7 +72,7 @@ def run_times(schedule: str, timezone: str, first: date, last: date) -> Iterator
 
 
 def _parse_field(field: str, name: str, low: int, high: int) -> set[int] | None:
-    """Return the numbers in a field (a list of numbers, ranges and *, with optional steps), None if it is invalid."""
+    """Return the numbers in a field (a list of numbers, ranges and *, with optional steps); None if it is invalid."""
     numbers: set[int] = set()
     for term in filter(None, field.split(",")):
         span, slash, step = term.partition("/")

@@ -7,7 +7,7 @@ TEMPLATE_TYPES = (
 # template type → type of its node; the nodes of all other templates have the type Pod
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
-# Phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
+# Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
 FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 COMPLETED = frozenset({"Succeeded", "Failed", "Error"})
 FAILED = frozenset({"Failed", "Error"})
@@ -15,7 +15,7 @@ FAILED = frozenset({"Failed", "Error"})
 # retryPolicy → phases that are retried
 RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
-ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # values of artifactGC.strategy
-# values of fieldPath in a fieldRef
+ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # allowed values of artifactGC.strategy
+# allowed values of fieldPath in a fieldRef
 DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

@@ -1,4 +1,4 @@
-"""Expand withItems, withParam and withSequence: one step or task becomes several.
+"""Expand withItems, withParam and withSequence: a step or task is replaced by one step or task for each item.
 
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
@@ -14,7 +14,7 @@ from argolocal.language.substitute import ALL, TemplateError, substitute
 from argolocal.manifest.types import Task
 
 LOOPS = ("withItems", "withParam", "withSequence")
-MAX_ITEMS = 100_000  # items of a loop; a workflow with more items would be too large for Argo
+MAX_ITEMS = 100_000  # maximum number of items of a loop; a workflow with more items would be too large for Argo
 
 
 def has_loop(step: Mapping[str, Any]) -> bool:
@@ -37,14 +37,14 @@ def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             text = step["withParam"].strip()
             raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    values = dict(scope)  # a dict, because it is copied for each item, and copying a view would be slow
+    values = dict(scope)  # a dict, because the scope is copied for each item, and a copy of a view is slow
     return [_expand_item(body, index, item, values) for index, item in enumerate(items)]
 
 
 def _loop_items(step: Task) -> list[str]:
-    """Return the items as compact JSON."""
+    """Return the items of a step's loop, each as compact JSON."""
     if step.get("withItems"):
-        return gofmt.list_members(gofmt.dumps(step["withItems"]))  # as an API server stores the items
+        return gofmt.list_members(gofmt.dumps(step["withItems"]))  # the items as the API server stores them
     if step.get("withParam"):
         items = gofmt.compact(step["withParam"])
         if not items.startswith(("[", "null")):

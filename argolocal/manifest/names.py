@@ -1,7 +1,7 @@
 """Labels, annotations and other names that Argo and Kubeflow's training operator give to objects."""
 
 ARGO = "workflows.argoproj.io"
-WORKFLOW = f"{ARGO}/workflow"  # label of a pod: the name of its workflow
+WORKFLOW = f"{ARGO}/workflow"  # label of a pod with the name of the pod's workflow
 PHASE = f"{ARGO}/phase"
 COMPLETED = f"{ARGO}/completed"
 ARCHIVING_STATUS = f"{ARGO}/workflow-archiving-status"
@@ -11,9 +11,9 @@ CLUSTER_WORKFLOW_TEMPLATE = f"{ARGO}/cluster-workflow-template"
 CONFIG_MAP_TYPE = f"{ARGO}/configmap-type"
 NODE_ID = f"{ARGO}/node-id"  # annotations
 NODE_NAME = f"{ARGO}/node-name"
-SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # the value of {{workflow.scheduledTime}}
+SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # annotation with the value of {{workflow.scheduledTime}}
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
 
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
 JOB_NAME = "training.kubeflow.org/job-name"
-REPLICA_TYPE = "training.kubeflow.org/replica-type"  # the value is in lower case
+REPLICA_TYPE = "training.kubeflow.org/replica-type"  # label with the replica type in lower case

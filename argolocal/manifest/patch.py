@@ -1,8 +1,8 @@
-"""The patches of `kubectl patch`, by its `--type`.
+"""The functions that apply the patches of `kubectl patch`, by the value of `--type`.
 
     new = PATCHES["json"](old, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-merge is RFC 7396, json RFC 6902; strategic also merges lists by key, as Kubernetes' API does.
+The type merge is defined by RFC 7396, and json by RFC 6902; strategic also merges lists by key, as Kubernetes does.
 """
 
 import copy
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-# list → its merge keys, as apimachinery's patchMergeKey; all other lists are replaced
+# name of a list → its merge keys (patchMergeKey in apimachinery); a patch replaces all other lists
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
     "volumeMounts": ("mountPath",),
@@ -20,18 +20,18 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# the merge keys of Kubernetes' and Argo's lists, except that the containers of a containerSet are replaced
+# merge keys of the lists of Kubernetes and Argo, without `containers`: the containers of a containerSet are replaced
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
 ARGO_MERGE_KEYS |= {"tolerations": "key", "volumeDevices": "devicePath"}
 
 
 class PatchError(Exception):
-    """The patch does not apply; the message is the API server's."""
+    """The patch cannot be applied; the message is the API server's."""
 
 
 def strategic(base: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch, whose directives are not supported. Raises PatchError."""
+    """Apply a strategic merge patch; directives such as $patch are not supported. Raises PatchError."""
     return merge(base, patch, MERGE_KEYS)
 
 

@@ -1,8 +1,8 @@
-"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and two deadlines.
+"""podSpecPatch: a strategic merge patch of a pod. Supported fields: env, resources, and the pod's deadlines.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
-Tags in the patches must be substituted first. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
+Tags in the patches must be replaced before this call. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
 """
 
 from collections.abc import Iterable
@@ -59,13 +59,13 @@ def _load_patch(text: str, where: str) -> dict[str, Any]:
 
 
 def check(holder: dict[str, Any], where: str) -> list[str]:
-    """Return the fields of the patch that are ignored. Raises ConfigError for fields that are not supported."""
+    """Return the ignored fields of the podSpecPatch of `holder`. Raises ConfigError for an unsupported field."""
     text = holder.get("podSpecPatch")
     if not text:
         return []
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    for value in ("0", "text", "{}"):  # possible values of a tag
+    for value in ("0", "text", "{}"):  # example values of a tag: one of them must be allowed
         try:
             ignored_fields = walk(_load_patch(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored_fields]

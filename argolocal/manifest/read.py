@@ -29,10 +29,10 @@ class Identity:
 
     created: float = 0.0  # seconds since the epoch
     uid: str = "00000000-0000-0000-0000-000000000000"
-    suffix: str = "00000"  # appended to generateName
+    suffix: str = "00000"  # characters that the API server appends to generateName
 
     def name(self, prefix: str) -> str:
-        """Return a name with the prefix `generateName`, shortened as the API server does."""
+        """Return the name for the generateName `prefix`, which is cut as by the API server."""
         return prefix[:58] + self.suffix
 
 
@@ -42,7 +42,7 @@ def random_suffix() -> str:
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
+    """Return the objects of a YAML or JSON text; a List is replaced by its items. Raises ConfigError."""
     objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
         raise ConfigError("the manifest contains something that is not an object: each document must be a mapping.")
@@ -50,7 +50,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 
 def _items(document: Any) -> list[Any]:
-    """Return the items of a List, as kubectl does, or the object itself."""
+    """Return the items of a document that is a List, as kubectl does; for any other document, [document]."""
     is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
     return document["items"] if is_list and isinstance(document.get("items"), list) else [document]
 
@@ -66,11 +66,11 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
             break
     pairs = [(item.get("kind"), item.get("metadata")) for item in objects]
     titles = [f"{kind} {meta.get('name', '') if isinstance(meta, dict) else ''}".strip() for kind, meta in pairs]
-    raise ConfigError(f"it has {len(objects)} objects ({', '.join(titles)}): it must have exactly one Workflow to run.")
+    raise ConfigError(f"{len(objects)} objects ({', '.join(titles)}) are given: exactly one must be a Workflow to run.")
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file itself, or the manifests in a folder (at least one). Raises ConfigError."""
+    """Return [path] for a file, or the manifest files in a folder. Raises ConfigError for a folder without any."""
     if not path.is_dir():
         return [path]
     if files := sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json")):
@@ -79,11 +79,11 @@ def files_of(path: Path) -> list[Path]:
 
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
-    """Return the objects in a YAML or JSON file (at least one). Raises ConfigError."""
+    """Return the objects in a YAML or JSON file. Raises ConfigError for a file without objects."""
     try:
         if objects := documents(read_text(file)):
             return objects
-        raise ConfigError("it contains no object: give a YAML or JSON manifest.")
+        raise ConfigError("the file does not contain an object: give a YAML or JSON manifest.")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
     except ConfigError as error:

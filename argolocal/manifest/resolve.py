@@ -30,7 +30,10 @@ WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("Cluster
 
 
 def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterable[str] = ()) -> dict[str, Any]:
-    """Merge the spec over its workflowTemplateRef. `late_parameters` get a value later. Raises ConfigError."""
+    """Merge the spec over the spec of its WorkflowTemplate. Raises ConfigError.
+
+    `late_parameters`: names of the parameters that get a value later.
+    """
     reference = spec.get("workflowTemplateRef")
     if not reference:
         return spec
@@ -55,7 +58,7 @@ def merge_template_ref(spec: dict[str, Any], find: Find, late_parameters: Iterab
 
 
 def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError unless `passed_names` has all inputs of the exit handler.
+    """Raise ConfigError unless `passed_names` contains each input of the exit handler that needs a value.
 
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler.
 
@@ -67,7 +70,7 @@ def check_exit_handler(spec: dict[str, Any], passed_names: Collection[str | None
         if name not in passed_names and not has_value(parameter):
             raise ConfigError(
                 f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not read "
-                f"from the arguments of a WorkflowTemplate: give it a default there, or pass -p {name}=VALUE."
+                f"from the arguments of a WorkflowTemplate: give the input a default, or pass -p {name}=VALUE."
             )
 
 
@@ -95,7 +98,7 @@ def store_templates(workflow: dict[str, Any], find: Find, check: Callable[[dict[
 
 
 def fill_from_config_maps(spec: dict[str, Any], find: Find) -> None:
-    """Set the values of parameters that come from ConfigMaps. Raises ConfigError."""
+    """Set the values of the parameters whose values are in ConfigMaps. Raises ConfigError."""
     holders = [(spec.get("arguments") or {}, "spec.arguments")]
     holders += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in all_templates(spec, "spec")]
     holders += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in callers(spec, "spec")]
@@ -154,7 +157,7 @@ def _load_template(reference: dict[str, Any], path: str, find: Find) -> dict[str
     kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
     name = reference.get("name")
     if "{{" in str(name):
-        raise ConfigError(f"{path}.name is {name!r}: tags are not supported here. Write the name itself.")
+        raise ConfigError(f"{path}.name is {name!r}: this name must not contain tags. Write the name itself.")
     template = find_template(reference, find)
     if not template:
         raise ConfigError(
@@ -196,17 +199,17 @@ def find_in(objects: Iterable[Mapping[str, Any]]) -> Find:
 
 
 def find_template(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
-    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef, or None."""
+    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is missing."""
     return without_nulls(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
-    """Return the prefix of a WorkflowTemplate's template names in a run."""
+    """Return the prefix that the names of a WorkflowTemplate's templates have in a run."""
     return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
 
 
 def qualified_name(reference: Mapping[str, Any]) -> str:
-    """Return the name of a templateRef's template in a run."""
+    """Return the name that the template of a templateRef has in a run."""
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
@@ -214,7 +217,7 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
     """Write the full template names into `spec`, and append its references to other objects to `waiting`."""
     for holder, where in callers(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
-            holder.setdefault("template", qualified_name(reference))  # lint reports a caller with both fields
+            holder.setdefault("template", qualified_name(reference))  # lint reports callers with both fields
             waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"
@@ -233,7 +236,7 @@ def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
 
 
 def all_templates(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """Return every template with its path, including inline ones."""
+    """Return every template, including inline templates, with its path."""
     templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
     for template, where in templates:
         templates += [

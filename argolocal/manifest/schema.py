@@ -156,7 +156,7 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
 REASONS_UNSUPPORTED = (
     {
         "plugin": "the local runner does not run plugins",
-        "auth": "give the header",
+        "auth": "give the header Authorization",
         "grpc": "use exec or tcpSocket",
         "mutex": "Argo 4 removed it. Write mutexes: [...]",
         "semaphore": "Argo 4 removed it. Write semaphores: [...]",
@@ -164,26 +164,26 @@ REASONS_UNSUPPORTED = (
         "database": "locks are local files. Use a mutex, or a semaphore with a configMapKeyRef",
         "jqFilter": "use jsonPath",
         "lifecycle": "local pods do not run hooks",
-        "hostPath": "local pods cannot access other files of the machine. Use a claim",
+        "hostPath": "local pods cannot access other files of the machine. Use a persistentVolumeClaim",
         "manifestFrom": "put the manifest into the template",
-        "serviceAccountToken": "service accounts do not exist here",
+        "serviceAccountToken": "the local runner does not have service accounts",
     }
     | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-Rule = Callable[[Any], str]  # takes a value, returns the requirement that it violates, or ""
-MAX_DURATION_S = 2**63 // 10**9  # the largest value of Go's time.Duration
+Rule = Callable[[Any], str]  # a function of a value that returns the requirement that the value violates, or ""
+MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
 
-def _type_rule(kind: Any, words: str) -> Rule:
-    return lambda value: "" if isinstance(value, kind) else f"it must be {words}"
+def _type_rule(value_type: Any, type_name: str) -> Rule:
+    return lambda value: "" if isinstance(value, value_type) else f"it must be {type_name}"
 
 
-def _list_of(rule: Rule, words: str) -> Rule:
+def _list_of(rule: Rule, type_name: str) -> Rule:
     return lambda value: (
-        "" if isinstance(value, list) and not any(map(rule, value)) else f"it must be a list of {words}"
+        "" if isinstance(value, list) and not any(map(rule, value)) else f"it must be a list of {type_name}"
     )
 
 
@@ -197,7 +197,7 @@ def _check_map(value: Any) -> str:
 
 
 def _number_rule(lowest: int, highest: int, text: bool = False) -> Rule:
-    """Return the rule for a whole number; with `text`, also for a Kubernetes IntOrString, which may contain tags."""
+    """Return the rule of a whole number; with `text`, of a Kubernetes IntOrString, which may contain tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The shape of manifests: the places that need a mapping or a list. The rules of `validate` rely on it."""
+"""The shape of manifests: the fields that must be a mapping or a list. The rules of `validate` rely on this shape."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +50,7 @@ MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "wor
 
 
 def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Yield messages for values that are not the mapping or list that they must be.
+    """Yield a message for each value that must be a mapping or a list and is neither, or is the wrong one.
 
     In a shape, the key "" matches all keys, and an empty mapping or list allows any items.
     """
@@ -69,14 +69,14 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
         for key, item in value.items():
             if key == "name" and "" not in shape and not isinstance(item, str | None):
                 yield f"{path}.name".removeprefix("manifest.") + f" is {item!r}: it must be text. Quote it"
-            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # items may be null
+            if shape is TASK and key == "withItems" and not isinstance(item, list | None):  # withItems may contain null
                 yield f"{path}.withItems".removeprefix("manifest.") + f" is {item!r:.40}: it must be a list"
             if key in shape or "" in shape:
                 yield from shape_errors(item, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
 
 
 def without_nulls(value: Any) -> Any:
-    """Return `value` without nulls, which mean absent, except in the items of a loop."""
+    """Return `value` without nulls: a null field counts as absent. Nulls in the items of a loop are kept."""
     if isinstance(value, dict):
         return {k: item if k == "withItems" else without_nulls(item) for k, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

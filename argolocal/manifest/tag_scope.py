@@ -12,9 +12,9 @@ WORKFLOW_FIELDS = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccount
 WORKFLOW_FIELDS += ("labels", "annotations", "creationTimestamp", "scheduledTime")
 NODE_FIELDS = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
 RESULT_FIELDS = ("exitCode", "outputs.result")
-TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # types of templates with the output `result`
+TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")  # types of the templates with the output `result`
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# tags below these may have any name; below `outputs`, if the template is not in the manifest
+# a tag that starts with one of these may have any name; with `outputs`, only if the template is not in the manifest
 OPEN_TAG = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
 PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
@@ -31,11 +31,11 @@ def has_value(parameter: Data) -> bool:
 
 
 def workflow_tags(spec: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow; `=NAME` means that NAME has one in expressions."""
+    """Return the tags that have a value everywhere in the workflow; `=NAME` has a value only in expressions."""
     tags = {f"workflow.{name}" for name in WORKFLOW_FIELDS} | {"workflow.parameters.json"}
     tags |= {"workflow.priority"} if spec.get("priority") is not None else set()
     tags |= {"workflow.failures"} if spec.get("onExit") else set()
-    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo rejects the plain tag without onExit
+    tags |= {"=workflow.failures"} if spec.get("hooks") else set()  # without onExit, Argo accepts only {{=...}}
     tags |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
     return tags
 
@@ -58,7 +58,7 @@ def declared_tags(direction: str, template: Data) -> set[str]:
 
 
 class Names:
-    """Tags that have a value. A map that contains one of them has a value, too."""
+    """The tags that have a value. If `a.b` has a value, the map `a` has a value, too."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -74,14 +74,14 @@ class Names:
 
 
 class Items(Names):
-    """Tags of a loop's item. Tags of a literal withItems must exist in one of its items.
+    """The tags of a loop's item. A tag of a loop over a literal withItems must exist in one of the items.
 
     Source: Argo's addItemsToScope.
     """
 
     def __init__(self, task: Data) -> None:
         self.is_open = bool(task.get("withParam"))
-        # Argo accepts `item` itself in every loop; for a map or list, its value is JSON
+        # Argo accepts the tag {{item}} in every loop; if the item is a map or list, the tag's value is JSON
         super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _item_tags(item))})
 
     def __contains__(self, name: str) -> bool:
@@ -95,7 +95,7 @@ def _item_tags(item: Any) -> list[str]:
 
 
 class Nodes:
-    """Tags of the finished tasks or steps (`kind`) of a template.
+    """The tags of the finished nodes of a template; `kind` is "tasks" or "steps".
 
     Argo's validation allows only the tags that the type of the called template has (`allowed_tags`), but does not check
     expressions (`tags_of`). `tasks_without_status`: tasks whose status tag the validation rejects.
@@ -114,7 +114,7 @@ class Nodes:
         self.cache: dict[str, Names] = {}
 
     def allowed_tags(self, name: str) -> Container[str]:
-        """Return the tags of this task that Argo's validation allows."""
+        """Return the tags of the task `name` that Argo's validation allows."""
         task = self.tasks[name]
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
@@ -163,7 +163,7 @@ class Scope:
         return self._is_done(node) and rest in kind.allowed_tags(node)
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
-        """Return the part of `tag` that may be misspelt, and its alternatives."""
+        """Return the part of `tag` that may be misspelt, and the names that exist instead."""
         kind, node, _ = self._parts(tag)
         if not kind:
             return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
@@ -192,7 +192,7 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and text of every string in `value`; list items appear by their `name`."""
+    """Yield the path and text of every string in `value`; a list item's index in a path is its `name`."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

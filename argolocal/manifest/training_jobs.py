@@ -1,6 +1,6 @@
 """Job kinds of Kubeflow's training operator: the requirements of its webhook, and its defaults.
 
-Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of each.
+Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of each kind.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class JobKind:
     """A kind of training job."""
 
     replicas_field: str  # key of the job's roles in `spec`
-    container_name: str  # name of the container of a pod
+    container_name: str  # name of the training container of each pod
     roles: tuple[str, ...]  # names of the operator's replica types
     port: tuple[str, int]  # name and default number of the port that pods connect to
     # the first of these roles in a job decides how the job ends; without such a role, the workers decide
@@ -68,4 +68,4 @@ JOBS = {
         requires_container_name=False,
     ),
 }
-REMOVED = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
+REMOVED = {"MXJob": "the training operator dropped MXJob in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}

@@ -20,7 +20,7 @@ def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def mounted_volumes(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
-    """Return the volumes that a template mounts, from its own volumes, the workflow's volumes and its claims."""
+    """Return the volumes that a template mounts, from its own volumes and the workflow's volumes and claims."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
     volumes = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
     return [volumes[name] for name in dict.fromkeys(mount["name"] for mount in mounts(template)) if name in volumes]

@@ -3,7 +3,7 @@
 The journal has one JSON object per line: changes of the workflow's status (`status`, `nodes` by id, and new `children`
 of otherwise unchanged nodes) and the process of each pod (`pods`: id → [pid, start time], null after its exit). Each
 line is written at once, before the change takes effect; an incomplete last line is ignored.
-manifest.yaml has the resolved workflow, as JSON.
+manifest.yaml contains the resolved workflow, as JSON.
 """
 
 import errno
@@ -24,10 +24,10 @@ from argolocal.manifest.kinds import FULFILLED
 Status = dict[str, Any]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised when data has an unexpected structure
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # exceptions that data of an unexpected structure raises
 PHASES = {"Pending", "Running", *FULFILLED}
 MIN_FREE_BYTES = 1 << 20
-LOCK_RELEASE_TIMEOUT_S = 2.0  # time limit for the lock of a dead runner to be released
+LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum wait for the release of a dead runner's lock
 
 
 class DiskFull(ArgolocalError):
@@ -39,13 +39,13 @@ class Busy(ArgolocalError):
 
 
 class RunFiles:
-    """The directory of one run. Only the owner of its lock writes."""
+    """The directory of one run. Only the process that holds the run's lock writes into the directory."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.home, self.name = home.resolve(), name
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
-        self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
+        self.resume_request = self.root / "asked"  # file of the suspended nodes to resume, and their values
         self.journal, self.lock_descriptor = -1, -1  # file descriptors
 
     @classmethod
@@ -55,7 +55,7 @@ class RunFiles:
             yield cls(home, path.parent.name)
 
     def create(self, workflow: dict[str, Any]) -> None:
-        """Create the directory and acquire its lock. Raises ConfigError if the run exists already."""
+        """Create the directory of a run and lock the run. Raises ConfigError if the run exists already."""
         if (self.root / "manifest.yaml").exists():
             raise ConfigError(
                 f'the run "{self.name}" exists already: names are unique. Continue it with '
@@ -106,11 +106,11 @@ class RunFiles:
                 raise
             runs = self.home / "runs"
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
-            hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all."
+            hint = f"{did_you_mean(self.name, names)} `{program.name} status` lists all runs."
             raise ConfigError(f'the run "{self.name[:100]}" does not exist in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """Return the status and the pods that may still run. Raises ConfigError for a corrupt journal."""
+        """Return the run's status, and the pods that may still run. Raises ConfigError for a corrupt journal."""
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
         path = self.root / "journal.jsonl"
@@ -138,12 +138,12 @@ class RunFiles:
         shape_problem = f"{error} is missing" if isinstance(error, KeyError) else "a value has the wrong type"
         reason = shape_problem if isinstance(error, WRONG_SHAPE) else error
         return ConfigError(
-            f"{where} was changed ({reason}): only the runner may change it. Restore it, or remove "
+            f"{where} was changed ({reason}): only the runner may change it. Restore the file, or remove "
             f"{self.root} and start the run again."
         )
 
     def lock(self) -> None:
-        """Acquire the lock. The kernel releases it when the process exits. Raises Busy if another process has it."""
+        """Lock the run until this process exits. Raises Busy if another process holds the lock."""
         self.lock_descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + LOCK_RELEASE_TIMEOUT_S
         while not _try_lock(self.lock_descriptor):
@@ -186,9 +186,10 @@ class RunFiles:
     def check_space(self) -> None:
         """Raise DiskFull if the disk is almost full: a full disk explains any other error."""
         disk = os.statvfs(self.root)
-        free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
-        if free < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
-            reason = f"{free // 1000} kB are free" if free < MIN_FREE_BYTES else "no more files can be created"
+        free_bytes = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+        if free_bytes < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
+            is_full = free_bytes < MIN_FREE_BYTES
+            reason = f"{free_bytes // 1000} kB are free" if is_full else "no more files can be created"
             raise write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
@@ -233,14 +234,14 @@ def write_error(error: OSError, root: Path) -> ArgolocalError:
         remedy = (
             f"then `{program.name} resume {root.name}`, which deletes the files of failed steps in pods/ if needed"
             if (root / "manifest.yaml").exists()
-            else "then start it again"
+            else "then start the run again"
         )
         return DiskFull(
             f"no space is left for the state of the run in {root} ({error.strerror}): the run is interrupted. "
             f"Free some space, {remedy}."
         )
     return ArgolocalError(
-        f"{root} cannot be written ({error.strerror}): a run keeps its state there. Make it writable."
+        f"{root} cannot be written ({error.strerror}): a run keeps its state in this directory. Make it writable."
     )
 
 

@@ -2,8 +2,8 @@
 
     locks = SharedLocks(cluster); lock, reason = locks.acquire("node", resolve_locks(...)); locks.release("node")
 
-A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiting
-processes poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
+A slot of a lock is a file locked with flock, so the kernel releases the slot when the process exits for any reason;
+waiting processes poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
@@ -27,7 +27,7 @@ Lock = tuple[str, int]
 
 
 class SharedLocks:
-    """The locks held by this process, and the memoization cache of the home."""
+    """The locks that this process holds, and the memoization cache of the home."""
 
     def __init__(self, cluster: Any) -> None:
         self.configmap, self.home = cluster.configmap, cluster.home
@@ -36,11 +36,11 @@ class SharedLocks:
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
         """Acquire all locks or none. Return the first unavailable lock and Argo's message, or two empty strings."""
         held_locks = self.held_locks.setdefault(caller, {})
-        already_held = set(held_locks)
+        earlier_locks = set(held_locks)
         for name, limit in locks:
             if name not in held_locks and not self._try_acquire(held_locks, name, limit):
-                for acquired in set(held_locks) - already_held:
-                    os.close(held_locks.pop(acquired))
+                for new_lock in set(held_locks) - earlier_locks:
+                    os.close(held_locks.pop(new_lock))
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
@@ -73,7 +73,7 @@ class SharedLocks:
         return False
 
     def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
-        """Return (hit, outputs) of the cache for `key`. Raises NodeError."""
+        """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid. Raises NodeError."""
         if not CACHE_KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
@@ -90,7 +90,7 @@ class SharedLocks:
         return hit, entry["outputs"] if hit else None
 
     def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
-        """Cache the outputs of a succeeded node. Raises NodeError."""
+        """Cache the outputs of a successful node. Raises NodeError."""
         time = format_time(now)
         entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
         with self._configmap(cache) as configmap:
@@ -98,7 +98,7 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """Open a cache ConfigMap, or create it, and store it if its data has changed. Raises NodeError."""
+        """Yield an old or new cache ConfigMap, and store the ConfigMap if its data has changed. Raises NodeError."""
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f".{name}.lock", "a") as lock:

@@ -26,19 +26,20 @@ Reports = dict[tuple[Any, Any], list[Finding]]  # (kind, name) of an object → 
 def check(
     manifest: Manifest, file: str = "", other_objects: Iterable[Manifest] = (), find: Find | None = None
 ) -> list[Finding]:
-    """Return the non-fatal findings of the manifest and `other_objects` (with `find`: and the objects it refers to).
+    """Return the non-fatal findings of the manifest and `other_objects`.
 
+    With `find`, return the findings of the manifest and of the objects that it refers to, instead of `other_objects`.
     Raises ConfigError with all fatal findings, one line each.
     """
     all_objects = [(file, manifest), *((file, item) for item in other_objects)]
     findings = lint(manifest, file, find) if find else lint_all(all_objects)
-    if fatal := [str(finding) for finding in findings if finding.fatal]:
-        raise ConfigError("\n".join(["the manifest cannot run:", *fatal]))
+    if fatal_findings := [str(finding) for finding in findings if finding.fatal]:
+        raise ConfigError("\n".join(["the manifest cannot run:", *fatal_findings]))
     return findings
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """Return the findings of (file, object) pairs that may refer to each other."""
+    """Return the findings of objects that may refer to each other; each object has the name of its file."""
     find, reports = find_in(manifest for _, manifest in objects), Reports()
     return [finding for file, manifest in objects for finding in lint(manifest, file, find, reports)]
 
@@ -57,7 +58,7 @@ def lint(
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
-    """Add the findings of the manifest, and return the rules if it is a workflow."""
+    """Add the findings of the manifest to `findings`, and return the rules if the manifest is a workflow."""
     is_other_object = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if is_other_object or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
@@ -72,7 +73,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
 
 def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """Yield the findings that are not reported for other objects. Paths in other objects' templates name the object."""
+    """Yield the findings that are not reported for other objects. A path in another object contains its name."""
     reported_findings, root = set[tuple[str, str, bool]](), rules.root
     for path, other_object in rules.other_objects.items():
         identity = other_object.get("kind"), other_object["metadata"]["name"]
@@ -83,7 +84,7 @@ def _unreported(findings: list[Finding], rules: WorkflowRules, reports: Reports)
         }
     base_name = (rules.other_objects.get(root) or {}).get("metadata", {}).get("name")
     templates_path = f"{root}.workflowTemplateRef[{base_name}].templates" if base_name else f"{root}.templates"
-    # warnings about other objects are reported with these objects
+    # a warning about another object is reported with that object
     other_paths = tuple(rules.other_objects.keys() - {root})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (

@@ -1,4 +1,4 @@
-"""Arguments of steps, tasks and workflows, and the inputs that templates need.
+"""Check arguments of steps, tasks and workflows, and the inputs that templates need.
 
 Source: Argo's validateArguments and ProcessArgs.
 """
@@ -15,13 +15,13 @@ from argolocal.validate.findings import Findings
 KINDS = ("parameters", "artifacts")
 STORAGE_LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
-# sources of an output parameter
+# fields of valueFrom in an output parameter
 PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
 OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
-VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # sources of an argument in valueFrom
+VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")  # fields of valueFrom in an argument
 
 
 def check(findings: Findings, path: str, arguments: Data, allow_later: bool = False) -> None:
@@ -36,7 +36,7 @@ def check(findings: Findings, path: str, arguments: Data, allow_later: bool = Fa
             findings.add(where, "argument", "both from and fromExpression are set: remove one of them.")
         elif not artifact.get("from") and not has_location:
             by_expression = artifact.get("fromExpression")
-            reason = "fromExpression alone is not allowed here" if by_expression else "the artifact's source is missing"
+            reason = "fromExpression alone is not allowed" if by_expression else "the artifact's source is missing"
             findings.add(where, "argument", f"{reason}: give from, or a location (s3), even for an optional artifact.")
 
 
@@ -57,15 +57,15 @@ def check_inputs(
     allow_extra: bool = False,
     allow_later: bool = False,
 ) -> None:
-    """Check the inputs of a template, which messages call `title`.
+    """Check that a call passes the inputs of a template; messages call the template `title`.
 
-    `allow_extra`: there may be arguments without an input. `allow_later`: missing arguments may be supplied later.
+    `allow_extra`: arguments without an input are allowed. `allow_later`: missing arguments may be supplied later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
         passed_names, input_names = dict.fromkeys(names(passed_arguments.get(kind))), set(names(inputs))
         for name in [] if allow_extra else [name for name in passed_names if name not in input_names]:
-            # an argument that is not misspelt is only superfluous, which Argo accepts
+            # Argo accepts an unknown argument; it is an error only if its name may be a misspelt input
             suggestion = did_you_mean(name, input_names)
             message = f'{title} does not have the input "{name}".{suggestion or " Remove it."}'
             findings.add(path, "argument", message, fatal=bool(suggestion))
@@ -105,7 +105,7 @@ def check_timeout(
             value = parameter.get("value", parameter.get("default", ""))
             values[f"{prefix}.parameters.{parameter.get('name')}"] = anystring(value)
     text = str(template.get("timeout", ""))
-    for _ in range(2):  # an argument may itself be a tag
+    for _ in range(2):  # the value of an argument may be a tag, too
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if INTEGER.fullmatch(text):
         message = f'arguments set the timeout of {template.get("name")} to "{text}": give a unit, as in 30s.'
@@ -115,10 +115,10 @@ def check_timeout(
 def _check_parameter(findings: Findings, path: str, parameter: Data, allow_later: bool) -> None:
     source, choices = parameter.get("valueFrom"), parameter.get("enum")
     if source is not None and not any(key in source for key in VALUE_SOURCES):
-        message = "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give that, or a value."
+        message = "in arguments, valueFrom must have a configMapKeyRef (and may have a default). Give it, or a value."
         findings.add(f"{path}.valueFrom", "argument", message)
     elif source is None and "value" not in parameter and not allow_later:
-        findings.add(path, "argument", "the value is missing: give one.")
+        findings.add(path, "argument", "the value is missing: give a value.")
     if not allow_later and isinstance(choices, list) and choices:
         allowed_values, value = [anystring(choice) for choice in choices], parameter.get("value")
         if value is None or ("{{" not in (value := anystring(value)) and value not in allowed_values):

@@ -18,7 +18,7 @@ MISSING_TEMPLATE: Data = {}  # stands for a template that is not in the manifest
 
 
 class GlobalOutputs:
-    """Global outputs that are known at a template or step. In expressions all are known: Argo does not check them."""
+    """Global outputs that are known at a template or step; in expressions, which Argo does not check, all are known."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
@@ -28,7 +28,7 @@ class GlobalOutputs:
         self.known_tags: set[str] = set()
         self.known_names, self.all_names = Names(self.expression_tags), Names(self.all_tags | self.expression_tags)
         self.names_by_id: dict[int, Names] = {}  # id of a template or step → known tags
-        if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:  # a missing entrypoint is reported elsewhere
+        if not self.all_tags <= ANY_OUTPUT and roots[0] in templates:  # WorkflowRules reports a missing entrypoint
             self._walk([templates[name] for name in roots if name in templates])
 
     def tags_at(self, holder: Data) -> Names:
@@ -37,7 +37,7 @@ class GlobalOutputs:
 
     def _walk(self, roots: list[Data]) -> None:
         visits = [self._visit(template) for template in reversed(roots)]
-        while visits:  # not recursive: templates may be nested deeper than Python's stack
+        while visits:  # a recursion would fail, as templates may be nested deeper than Python's stack
             template = next(visits[-1], None)
             if template is None:
                 visits.pop()
@@ -61,7 +61,7 @@ class GlobalOutputs:
         self.names_by_id[id(template)] = self.known_names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Visit the tasks. Argo visits tasks in random order, so any other task may have been visited before a task."""
+        """Visit the tasks of a DAG. Argo visits them in random order, so all other tasks may come before a task."""
         called_templates = [called_template for _, called_template in self._calls(dag)]
         outputs = [self._outputs_below(called_template) for called_template in called_templates]
         counts, known_before = Counter(tag for tags in outputs for tag in tags), self.known_tags
@@ -74,9 +74,9 @@ class GlobalOutputs:
         if tags != self.known_tags:
             self.known_tags, self.known_names = tags, Names(tags | self.expression_tags)
 
-    def _outputs_below(self, called: Data) -> set[str]:
-        """Return the global tags that a template and its callees set."""
-        tags, templates, seen_ids = set[str](), [called], set[int]()
+    def _outputs_below(self, root: Data) -> set[str]:
+        """Return the global tags that the template `root` and the templates that it calls set."""
+        tags, templates, seen_ids = set[str](), [root], set[int]()
         while templates:
             if id(template := templates.pop()) not in seen_ids:
                 seen_ids.add(id(template))

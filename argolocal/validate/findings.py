@@ -1,4 +1,4 @@
-"""Findings of the rules."""
+"""Findings: the problems that the rules of this package report."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from argolocal.errors import did_you_mean
 
 MAX_HINTS = 50
-MAX_NAMES = 6  # number of names in a hint
+MAX_NAMES = 6  # maximum number of names in a hint
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: path, rule, and a message with the fix. A workflow runs unless a problem is `fatal`."""
+    """A problem of a manifest: path, rule, and a message with the fix. A `fatal` problem prevents the run."""
 
     file: str
     path: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 class Findings:
-    """Findings in order, without duplicates. A problem of an image is one finding, even if many containers use it."""
+    """Findings in order, without duplicates. A problem of an image is one finding even if many containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -39,7 +39,7 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, word: str, names: Iterable[str]) -> str:
-        """Return `did_you_mean` for the first MAX_HINTS mistakes, as its cost grows with the number of names."""
+        """Return `did_you_mean`, but only for the first MAX_HINTS mistakes: a search in many names is slow."""
         self.hint_count += 1
         return did_you_mean(word, set(names)) if self.hint_count <= MAX_HINTS else ""
 
@@ -58,7 +58,7 @@ class Findings:
 
     def all(self) -> list[Finding]:
         for (image, problem), paths in self.image_paths.items():
-            others = f" {len(paths)} containers run it." if len(paths) > 1 else ""
+            others = f" {len(paths)} containers run this image." if len(paths) > 1 else ""
             self.warn(paths[0], "image", f'"{image}" {problem}{others}')
         self.image_paths.clear()
         return list(self.findings)

@@ -48,7 +48,7 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
 
 
 def finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function f(task)(other) that is True if `other` has certainly finished when `task` starts.
+    """Return a function f; f(task)(other) is True if the task `other` has certainly finished when `task` starts.
 
     The ancestors of a task are the bits of an integer, because sets of names would need more memory.
     """

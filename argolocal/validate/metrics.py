@@ -22,4 +22,4 @@ def check(findings: Findings, path: str, metrics: Data) -> None:
             findings.add(f"{where}.help", "metric", "the help text is missing: describe the metric.")
         for kind in KINDS:
             if kind in metric and not metric[kind].get("value"):
-                findings.add(f"{where}.{kind}.value", "metric", "the value is missing: give one.")
+                findings.add(f"{where}.{kind}.value", "metric", "the value is missing: give a value.")

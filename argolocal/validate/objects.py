@@ -1,6 +1,6 @@
 """Check objects of resource templates for mistakes that the API server, a webhook or an operator rejects or misreads.
 
-Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other by UNKNOWN.
+Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other tag by UNKNOWN.
 """
 
 import json
@@ -36,14 +36,14 @@ SERVER_KINDS = ("Deployment", "StatefulSet")
 INFERENCE_ROLES = ("predictor", "transformer", "explainer")  # fields of an InferenceService that are PodSpecs
 RUNTIME_KINDS = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS_WITH_SELECTOR = (*SERVER_KINDS, "DaemonSet", "ReplicaSet")
-REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {  # required fields of the spec
+REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {  # kind → required fields of the spec
     **dict.fromkeys(KINDS_WITH_SELECTOR, ("selector", "template")),
     "Job": ("template",),
     "CronJob": ("schedule", "jobTemplate"),
     "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
 }
 NAME_RULE = "begin with a letter and have at most {} lower-case letters, digits and dashes"
-# kind → maximum length of its name, pattern and reason
+# kind → maximum length of the name, pattern of the name, and reason for this rule
 NAME_RULES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
     **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service has this name")),
@@ -61,7 +61,7 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
         findings.add(f"{path}.action", "resource", message)
     _check_conditions(findings, path, resource)
     if action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # the manifest of a JSON patch is a list of operations
+        return  # the manifest of a JSON patch is not an object, but a list of operations
     if resource.get("manifest"):
         for applied_object in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
@@ -121,7 +121,7 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
 
 
 def _check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a training runtime, which has a JobSet. Source: Kubeflow Trainer v2, TrainingRuntimeSpec."""
+    """Check a training runtime, which contains a JobSet. Source: Kubeflow Trainer v2, TrainingRuntimeSpec."""
     _check_job_set(findings, f"{path}.template.spec", _get_nested(spec, ("template", "spec")), is_complete)
 
 
@@ -150,7 +150,7 @@ def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool 
 
 
 def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
-    """Check overrides of a TrainJob's runtime, which are patches since 2.2. Source: Kubeflow Trainer, TrainJobSpec."""
+    """Check the fields of a TrainJob that override its runtime. Source: Kubeflow Trainer, TrainJobSpec."""
     trainer = spec.get("trainer") or {}
     pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
     if "resourcesPerNode" in trainer:
@@ -174,7 +174,7 @@ CHECKS_BY_KIND = {
 def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
     success, failure = resource.get("successCondition"), resource.get("failureCondition")
     if failure and not success:
-        message = "without a successCondition, the template succeeds immediately: give one."
+        message = "the template succeeds immediately without a successCondition: add a successCondition."
         findings.add(f"{path}.failureCondition", "condition", message)
     if resource.get("action") == "delete" and (success or failure):
         findings.add(path, "condition", "a delete does not wait: remove the conditions.")
@@ -186,7 +186,7 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; an unquoted tag counts as a number."""
+    """Return the objects in a manifest. JSON is parsed as JSON, which is faster; tags need no quotes."""
     substituted = TAG.sub(UNKNOWN, text)
     if substituted.lstrip().startswith("{"):
         try:
@@ -248,7 +248,7 @@ def _check_metadata(findings: Findings, prefix: str, kind: str, metadata: Data) 
     name = str(metadata.get("name") or "")
     max_length, pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
     if not name and not metadata.get("generateName") and (prefix or kind in {*NAME_RULES, *POD_SPEC_PATHS}):
-        findings.add(f"{prefix}metadata.name", "name", "the name is missing: give one.")
+        findings.add(f"{prefix}metadata.name", "name", "the name is missing: give a name.")
     elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > max_length):
         rule = (
             NAME_RULE.format(max_length) if pattern is DNS_LABEL else NAME_RULE.format(max_length).partition(" and ")[2]
@@ -271,7 +271,7 @@ def check_labels(findings: Findings, path: str, labels: Data) -> None:
 
 
 def _check_selector(findings: Findings, path: str, spec: Data) -> None:
-    """Check that the selector matches the pod template's labels. A tag matches anything."""
+    """Check that the selector matches the pod template's labels. A selector or label with a tag always matches."""
     labels = _get_nested(spec, ("template", "metadata", "labels"))
     for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
         if UNKNOWN not in f"{key}{value}{''.join(map(str, labels.items()))}" and labels.get(key) != value:
@@ -321,7 +321,7 @@ def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
         message = f'"{clean_pod_policy}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
         findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", message)
     if clean_pod_policy == "None":
-        message = "pods that still run when the job ends are kept, with their nodes: set Running."
+        message = "pods that still run when the job ends are kept, with their nodes: set cleanPodPolicy to Running."
         findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", message)
     if kind == "PyTorchJob" and "elasticPolicy" in spec:
         _check_elastic_policy(findings, path, spec, replicas)
@@ -348,9 +348,9 @@ def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: D
     if elastic_policy.get("rdzvConf") == []:
         findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf.")
     if elastic_policy.get("standalone"):
-        findings.add(f"{where}.standalone", "job", "torchrun cannot parse the operator's value: remove it.")
+        findings.add(f"{where}.standalone", "job", "torchrun cannot parse the operator's value: remove standalone.")
     if "nProcPerNode" in elastic_policy and "nprocPerNode" in spec:
-        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set as well: keep only that one.")
+        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is set, too: remove nProcPerNode.")
     min_replicas, max_replicas = elastic_policy.get("minReplicas"), elastic_policy.get("maxReplicas")
     workers = (replicas.get("Worker") or {}).get("replicas")
     numbers = [number for number in (min_replicas, workers, max_replicas) if isinstance(number, int)]

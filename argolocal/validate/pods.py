@@ -1,7 +1,7 @@
-"""Check containers of templates and applied objects.
+"""Check the containers of templates and of the objects that resource templates apply.
 
-One finding per container and rule: unpinned images, missing resources, violations of PodSecurity `restricted`,
-secrets, and shell syntax without a shell.
+The rules report unpinned images, missing resources, violations of PodSecurity `restricted`, secrets, and shell syntax
+without a shell.
 """
 
 import re
@@ -41,16 +41,16 @@ Containers = Iterable[tuple[str, Data]]
 
 
 def containers_in(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
-    """Yield the path and container of each container in `lists` of a pod."""
+    """Yield the path and body of each container of a pod; `lists`: fields with containers."""
     for key in lists or ("initContainers", "containers"):
         for number, container in enumerate(pod.get(key) or []):
             yield f"{path}.{key}[{container.get('name', number)}]", container
 
 
 def check(findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True) -> None:
-    """Check containers and their `pod`: a PodSpec, or a template's fields of a PodSpec.
+    """Check containers and their `pod`, which is a PodSpec, or a template that has fields of a PodSpec.
 
-    `is_complete`: False for a PodSpec that overrides fields of another one.
+    `is_complete`: False for a PodSpec that overrides fields of another PodSpec.
     """
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
@@ -79,7 +79,7 @@ def check_probes(findings: Findings, containers: Containers) -> None:
     """Check that containers of a server have probes."""
     for where, container in containers:
         if missing_probes := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
-            reason = "a server without both gets requests before it can answer, and is not restarted if it hangs"
+            reason = "a server without probes gets requests before it can answer, and is not restarted if it hangs"
             findings.warn(where, "probe", f"give the container a {' and a '.join(missing_probes)}: {reason}.")
 
 
@@ -173,7 +173,7 @@ def _is_shell(word: str) -> bool:
 
 
 def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
-    """Report `$(date)` without a shell: Kubernetes only expands `$(VARIABLE)`."""
+    """Report syntax such as `$(date)` without a shell: Kubernetes only expands `$(VARIABLE)`."""
     if _runs_shell(container):
         return
     variables = {str(variable.get("name")) for variable in container.get("env") or []}
@@ -185,6 +185,6 @@ def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
 
 
 def shell_message(command: str) -> str:
-    """Return the message for `$(inside)` without a shell."""
+    """Return the message for shell syntax, `$(command)`, without a shell."""
     remedy = "Run it with `sh -c`, or use a tag, such as {{workflow.creationTimestamp.Y}}"
     return f"$({command}) is not expanded, because no shell runs the command. {remedy}."

@@ -20,17 +20,17 @@ from argolocal.validate.findings import Findings
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds without a required entrypoint
+TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # kinds that do not require an entrypoint
 POD_GC_STRATEGIES = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-MAX_PREFIX_LENGTH = 58  # length of generateName; five characters follow
+MAX_PREFIX_LENGTH = 58  # of generateName; the API server appends five characters
 MAX_NAME_LENGTHS = {"CronWorkflow": 52}  # workflows of a CronWorkflow are called NAME-UNIXTIME
 OUTPUT_TAG = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
 class WorkflowRules:
-    """All rules for one manifest; `run` adds to `findings`."""
+    """All rules for one manifest; the method `run` adds the problems to `findings`."""
 
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
@@ -43,7 +43,7 @@ class WorkflowRules:
 
     @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Scope of each referenced object → its templates; None if the object is missing."""
+        """Templates of each referenced object, by the object's scope; None if the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, references)
@@ -52,7 +52,7 @@ class WorkflowRules:
             if scope not in templates:
                 other = resolve.find_template(reference, self.find)
                 spec, templates[scope] = {}, None
-                if other and not any(shape.shape_errors(other)):  # shape errors are reported elsewhere
+                if other and not any(shape.shape_errors(other)):  # reported for `other`
                     self.other_objects[self.object_path(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _by_name(spec)
@@ -60,7 +60,7 @@ class WorkflowRules:
         return templates
 
     def object_path(self, scope: str) -> str:
-        """Return the path of another object's spec."""
+        """Return the path that findings show for the spec of the object with this scope."""
         return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
 
     @cached_property
@@ -85,14 +85,14 @@ class WorkflowRules:
         """Ids of templates that run before the workflow completes, and thus cannot read workflow.failures."""
         return {id(template) for template in self.called_templates([str(self.spec.get("entrypoint"))]).values()}
 
-    def called_templates(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """Return the templates named in `waiting` and all that they call, with or without `hooks`."""
+    def called_templates(self, queue: list[str], hooks: bool = True) -> dict[str, Manifest]:
+        """Return the templates named in `queue` and all templates that they call; `hooks`: also in their hooks."""
         templates: dict[str, Manifest] = {}
-        while waiting:
-            if (name := waiting.pop()) in self.templates and name not in templates:
+        while queue:
+            if (name := queue.pop()) in self.templates and name not in templates:
                 templates[name] = self.templates[name]
                 callers = resolve.callers({"templates": [templates[name]]}, "")
-                waiting += [str(caller.get("template")) for caller, path in callers if hooks or ".hooks." not in path]
+                queue += [str(caller.get("template")) for caller, path in callers if hooks or ".hooks." not in path]
         return templates
 
     @cached_property
@@ -140,7 +140,7 @@ class WorkflowRules:
                 self.check_template(f"{self.object_path(scope)}.templates[{template.get('name')}]", template)
 
     def merge_template_ref(self) -> bool:
-        """Merge the spec over its WorkflowTemplate. Return False if the WorkflowTemplate is missing."""
+        """Merge the spec over the spec of its WorkflowTemplate. Return False if the WorkflowTemplate is missing."""
         base = resolve.find_template(self.spec["workflowTemplateRef"], self.find)
         if not base:
             return False
@@ -172,7 +172,7 @@ class WorkflowRules:
 
     @cached_property
     def workflow_name(self) -> str:
-        """Example name with the length of the names of this manifest's workflows."""
+        """Example of a name that the manifest's workflows will have, with the correct length."""
         metadata = self.manifest.get("metadata") or {}
         if self.kind == "Workflow":
             return metadata.get("name") or f"{str(metadata.get('generateName', ''))[:MAX_PREFIX_LENGTH]}xxxxx"
@@ -196,7 +196,7 @@ class WorkflowRules:
             for command in pods.SHELL_CALL.findall(str(parameter.get("value", ""))):
                 self.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.shell_message(command))
 
-    # parts of templates and tasks
+    # checks of templates, tasks and their parts
 
     def check_names(self, path: str, used_names: list[str]) -> None:
         for name, count in Counter(used_names).items():
@@ -208,10 +208,10 @@ class WorkflowRules:
 
     def check_retry(self, path: str, retry: Manifest | None) -> None:
         if retry is not None and "limit" not in retry:
-            self.warn(path, "retry", "without a limit it retries forever, without backoff: give a limit.")
+            self.warn(path, "retry", "without a limit, a step is retried forever, without backoff: give a limit.")
 
-    def check_template(self, path: str, template: Manifest, outer: Scope | None = None) -> None:
-        """Check a template; `outer`: the scope of the task, which an inline template can read as well."""
+    def check_template(self, path: str, template: Manifest, task_scope: Scope | None = None) -> None:
+        """Check a template; `task_scope`: for an inline template, the scope of its task, which it can read, too."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
             actual = f"the template has {' and '.join(types)}" if types else "the type of the template is missing"
@@ -237,8 +237,8 @@ class WorkflowRules:
             self.check_pod(path, template)
             paths = {f"{name}.path" for name in inputs | outputs}
             tags = Names({*inputs, *outputs, *paths, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            layers = (tags, *(outer.layers if outer else self.global_tags(template)))
-            self.check_tags(path, template, replace(outer, layers=layers) if outer else Scope(layers))
+            layers = (tags, *(task_scope.layers if task_scope else self.global_tags(template)))
+            self.check_tags(path, template, replace(task_scope, layers=layers) if task_scope else Scope(layers))
 
     def check_pod(self, path: str, template: Manifest) -> None:
         """Check a pod; fields that the template lacks come from `templateDefaults` and the spec."""
@@ -301,7 +301,7 @@ class WorkflowRules:
     def forbid(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
         """Report `fields`, which only another type of template may have."""
         for field in filter(template.__contains__, fields):
-            message = f"only a template with {kind} may have this field: move it there, or to the workflow."
+            message = f"only a template with {kind} may have this field: move it to one, or to the workflow."
             self.add(f"{path}.{field}", "template", message)
 
     def check_task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
@@ -310,7 +310,7 @@ class WorkflowRules:
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
         elif inline := task.get("inline"):
-            is_stored = path.startswith(tuple(self.other_objects))  # then the tags are checked in their own object
+            is_stored = path.startswith(tuple(self.other_objects))  # tags are checked with the stored object
             self.check_template(f"{path}.inline", inline, None if is_stored else scope)
             arguments.check_inputs(
                 self.findings, f"{path}.arguments", "the inline template", inline, passed_arguments, allow_extra=True
@@ -345,20 +345,20 @@ class WorkflowRules:
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 message = ""
                 if tag.startswith("pod."):
-                    message = "Argo accepts this tag only inside of templates in spec.templates: move it there."
+                    message = "Argo accepts this tag only inside of templates in spec.templates: move it to a template."
                 elif (
                     not has_exit_hook
                     and ".hooks" in where
                     and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
                 ):
-                    message = f"Argo accepts this tag only with an exit hook. Without one, write {{{{={tag}}}}}."
+                    message = f"Argo accepts this tag only with an exit hook: add one, or write {{{{={tag}}}}}."
                 if message:
                     self.add(where, "tag", f"{{{{{tag}}}}}: {message}")
 
     def check_hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
             if name not in ("exit", "onExit") and not hook.get("expression"):
-                message = "the expression is missing: say when the hook runs, or name the hook exit."
+                message = "the expression is missing: add the hook's condition, or call the hook exit."
                 self.add(f"{path}[{name}].expression", "hook", message)
             self.check_reference(f"{path}[{name}]", hook)
             self.check_call(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})

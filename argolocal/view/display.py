@@ -1,9 +1,10 @@
-"""Shows a run in progress: a live tree on a terminal, timestamped lines elsewhere.
+"""Show a run in progress, as a live tree on a terminal, else as lines with the time.
 
     with display.show(name, LogErrors(name, logs, deployments).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both displays read only the workflow's status (plain data) and the result of `progress`. Only the tree imports rich.
+The tree and the lines read only the workflow's status (plain data) and the result of `progress`. Only the tree imports
+rich.
 """
 
 import json
@@ -42,17 +43,17 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # many steps are examined for at most this share of the time
-NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases that are not failures
+MANY_STEPS, MAX_LOOK_SHARE = 200, 1 / 30  # maximum share of the time for examining many steps
+NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")  # reasons of a pending pod that are not reported
-JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed; the job's logs contain the cause
+JOB_FAILED = "failure condition"  # part of Argo's message for a step whose job failed; the job's logs contain the cause
 MAX_CAUSE_LENGTH = 400
-# returns the progress of a running step, the error in the logs of a failed job, or ""
+# a function that returns the progress of a running step, the error in the logs of a failed job, or ""
 ProgressOf = Callable[[Step], str]
 
 
 class Shown(Protocol):
-    """Receives every new status. `tick` is called a few times per second; `say` prints a separate line."""
+    """A display, called with every new status. `tick` is called a few times per second; `say` prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -61,7 +62,7 @@ class Shown(Protocol):
 
 @contextmanager
 def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
-    """Show the run on `out`: a tree on a terminal, else lines."""
+    """Show a run on `out`, as a tree on a terminal, else as lines."""
     shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
     stop = threading.Event()
 
@@ -87,9 +88,9 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """Prints a line for each change of a step, and during a training a line every five seconds.
+    """Prints a line for each change of a step, and the progress of trainings at most every five seconds.
 
-    Runs with many steps are examined less often: examining every change would take longer than the steps.
+    The steps of a run with many steps are examined less often, because this would take longer than the steps.
     """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
@@ -100,7 +101,7 @@ class Lines:
         self.next_look, self.changed = 0.0, False
         self.running: list[Step] = []
         self.last_progress = ("", 0.0)
-        self.lock = threading.RLock()  # the ticker, the runner and signal handlers print
+        self.lock = threading.RLock()  # several threads and the signal handlers print
 
     def __call__(self, status: Status) -> None:
         if not self.status:
@@ -114,7 +115,7 @@ class Lines:
             self.look()
 
     def look(self) -> None:
-        """Print all changes."""
+        """Print all changes since the last call."""
         with self.lock:
             started_at, self.changed = time.monotonic(), False
             rows = steps(self.name, self.status)
@@ -135,7 +136,7 @@ class Lines:
             )
 
     def _report_waiting(self, row: Step) -> None:
-        """Print each reason for waiting once, such as an image that cannot be pulled."""
+        """Print each reason why a pod is pending once, such as an image that cannot be pulled."""
         reason = row.message.partition(":")[0]
         if reason and reason not in NORMAL_PENDING_REASONS and (row.name, reason) not in self.printed_reasons:
             self.printed_reasons.add((row.name, reason))
@@ -168,7 +169,7 @@ class Tree:
 
         self.name, self.progress, self.plan = name, progress, planned(manifest)
         self.status: Status = {}
-        self.causes: dict[str, str] = {}  # name of a failed step → cause
+        self.causes: dict[str, str] = {}  # name of a failed step → cause of the failure
         self.began = time.time()
         self.console = Console(file=out, highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
@@ -177,7 +178,7 @@ class Tree:
         self.status = status
 
     def tick(self) -> None:
-        """Do nothing: Live redraws by itself."""
+        """Do nothing: rich's Live redraws the tree by itself."""
 
     def say(self, line: str) -> None:
         self.console.print(visible(line), markup=False)
@@ -209,13 +210,13 @@ class Tree:
 
 
 def cause_of(row: Step, progress: ProgressOf) -> str:
-    """Return the cause of a failure on one line: the error of the step's job, or its message."""
+    """Return the cause of a failure on one line: the error of the step's job, or the step's message."""
     error = progress(row) if JOB_FAILED in row.message else ""
     return " ".join((error or row.message).split())[:MAX_CAUSE_LENGTH]
 
 
 def task_of(row: Step) -> str:
-    """Return the task of a step or of one of its attempts: `train` of `ship.train(0)`."""
+    """Return the name of the task of a step or attempt: `train` of `ship.train(0)`."""
     return row.name.rpartition(".")[2].partition("(")[0]
 
 
@@ -238,9 +239,9 @@ def log_line(label: str, text: str, as_json: bool) -> str:
 
 
 def follow(logs: Path, stem: str, is_finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy logs with `stem` in their names to `out`, each line with the name of its pod.
+    """Copy all logs with `stem` in their names to `out`, each line with the name of its pod.
 
-    Returns when `is_finished()` is true and all lines are copied.
+    Return when `is_finished()` is true and all lines are copied.
     """
     offsets: dict[Path, int] = {}
     while True:

@@ -1,9 +1,9 @@
-"""A run in the foreground: shows it, stops it on signals, prints its outcome as text or JSON, returns the exit code.
+"""Run a workflow in the foreground: show it, stop it on signals, print its outcome, and return the exit code.
 
     Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
-With `as_json` stdout gets exactly one object; everything else goes to stderr.
+With `as_json`, exactly one JSON object is written to stdout, and everything else to stderr.
 """
 
 import json
@@ -24,7 +24,7 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-STOP_HINT_AFTER_S = 3.0  # a run takes longer to stop only if a process hangs
+STOP_HINT_AFTER_S = 3.0  # stopping a run takes longer only if a process hangs
 TAIL_BYTES = 8192  # size of the end of a log that is searched for errors
 
 
@@ -45,7 +45,7 @@ def create_run(
 
 
 def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str], as_json: bool) -> LocalRun | None:
-    """Load a run to resume. If another process runs it, resume its suspended steps and return None.
+    """Load a run to resume. If another process executes the run, resume the suspended steps and return None.
 
     Raises ConfigError, Busy.
     """
@@ -57,9 +57,9 @@ def load_run(cluster: LocalCluster, name: str | None, values: Mapping[str, str],
 
 
 def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
-    """Raise ConfigError for a Service whose port is in use, before the run starts."""
+    """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in use."""
     if any(shape_errors(manifest)):
-        return  # LocalRun.new rejects the manifest
+        return  # LocalRun.new will reject the manifest
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in text:
@@ -72,13 +72,13 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Any) -> None:
 
 
 class Foreground:
-    """Runs one workflow. Subclasses can show more."""
+    """Runs one workflow and shows its outcome. Subclasses can show more details."""
 
     def __init__(self, local: LocalRun) -> None:
         self.local, self.name, self.deployments = local, local.name, local.cluster.home / "deployments"
 
     def begin(self) -> None:
-        """Prepare the run; called before it starts."""
+        """Prepare the run; this method is called before the run starts."""
 
     def progress(self, row: Step) -> str:
         """Return the progress of a running step, or the error of a failed job."""
@@ -114,7 +114,7 @@ class Foreground:
                 status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
             except ConfigError:
                 raise
-            except (ArgolocalError, OSError) as error:  # the runner cannot continue, e.g. no space for its state
+            except (ArgolocalError, OSError) as error:  # such as a full disk
                 runner_error = str(error)
                 status = {**local.status, "phase": "Error", "message": runner_error}
         code = 128 + interrupts.caught if interrupts.caught else self.exit_code(status)
@@ -137,7 +137,7 @@ class Foreground:
 
 
 def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[Status], None]:
-    """Wrap `shown`: it also prints, once for each suspended step, how to resume it."""
+    """Wrap `shown` so that it also prints, once for each suspended step, how to resume the step."""
     hinted_ids: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         shown.say(f"{local.name} is suspended: `{program.name} resume {local.name}` in another terminal resumes it")

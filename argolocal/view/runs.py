@@ -1,4 +1,4 @@
-"""Runs and deployments on this machine: the tables of `argolocal status`, and the logs of a run.
+"""Show runs and deployments of this machine: the tables of `argolocal status`, and the logs of a run.
 
 A run is a directory in .argolocal/runs (argolocal/state/journal.py); these functions only read it.
 """
@@ -21,24 +21,24 @@ Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
 def names(home: Path) -> list[str]:
-    """Return the runs of this home, newest first."""
+    """Return the names of the runs in a home, newest first."""
     runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
     return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """Return the name of the newest run (in one of `phases`, if given). Raises ConfigError if no run exists."""
+    """Return the name of the newest run; with `phases`, of the newest run in these phases. Raises ConfigError."""
     for name, status in _runs(home):
         if not phases or status["phase"] in phases:
             return name
     missing = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(
-        f"there is no {missing} in {home}: `{program.name} status` lists all, `{program.name} run` starts one."
+        f"there is no {missing} in {home}: `{program.name} status` lists all runs, `{program.name} run` starts a run."
     )
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
-    """Return the status of a run; `Interrupted` if its runner has exited. Raises ConfigError for a missing run."""
+    """Return the status of a run; the phase is Interrupted if the runner died. Raises ConfigError for a missing run."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
@@ -52,17 +52,17 @@ def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> 
     make_row, runs_and_status = row or run_row, _runs(cluster.home)
     runs = [make_row(name, status, status["phase"], status.get("startedAt")) for name, status in runs_and_status]
     tables = {"runs": runs, "serving": cluster.overview()}
-    return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts one")
+    return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run")
 
 
 def run(home: Path, name: str, as_json: bool) -> str:
-    """Return the steps of one run."""
+    """Return the status of one run, as a table of its steps or as a JSON object."""
     status = state(home, name)
     return json.dumps(summary.as_json(name, status), indent=2) if as_json else steps_table(name, status)
 
 
 def steps_table(name: str, status: Status) -> str:
-    """Return the steps of a run, each with its phase and duration."""
+    """Return a table of the steps of a run, with their phases and durations."""
     rows = [
         {
             "step": "  " * row.depth + row.label,
@@ -78,13 +78,14 @@ def steps_table(name: str, status: Status) -> str:
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> str:
-    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint if more logs may come."""
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits. Return a hint for an unfinished run."""
     files = RunFiles(home, name := name or newest(home))
     manifest = files.workflow()
     check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
     reasons = {
-        "Interrupted": f"{name} was interrupted, and its logs end there: `{program.name} resume {name}` continues it.",
+        "Interrupted": f"{name} was interrupted, so its logs are incomplete: "
+        f"`{program.name} resume {name}` continues it.",
         "Running": f"{name} is running: `{program.name} logs {name} -f` follows its logs.",
     }
     return reasons.get(state(home, name)["phase"], "")
@@ -101,20 +102,20 @@ def _runs(home: Path) -> Iterator[tuple[str, Status]]:
 
 def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
     """Return the row of a run in the table of runs."""
-    began, ended = status.get("startedAt"), status.get("finishedAt")
+    start, end = status.get("startedAt"), status.get("finishedAt")
     return {
         "run": name,
         "phase": phase,
         "age": duration(time.time() - timestamp(created)) if created else "",
-        "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+        "took": duration(timestamp(end) - timestamp(start)) if start and end else "",
     }
 
 
-def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, empty: str) -> str:
-    """Return the tables as text, or as one JSON object; `empty` is the text if all are empty."""
+def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_empty: str) -> str:
+    """Return the tables as text, or as one JSON object; `text_if_empty` is the text if all tables are empty."""
     if as_json:
         return json.dumps(tables, indent=2)
-    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
+    return "\n\n".join(table(rows) for rows in tables.values() if rows) or text_if_empty
 
 
 def table(rows: list[dict[str, Any]]) -> str:

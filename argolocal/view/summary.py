@@ -1,7 +1,7 @@
-"""Summarizes a run as text and as a JSON object, from Argo's WorkflowStatus as plain data.
+"""Summarize a run, from Argo's WorkflowStatus as plain data, as text and as a JSON object.
 
 Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
-retried node `NAME(N)`. So names encode the tree.
+retried node `NAME(N)`. So a node's name starts with the name of its parent in the tree.
 """
 
 import json
@@ -29,7 +29,7 @@ GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run, named without the run: `ship.release` instead of `demo-4k2xp.ship.release`."""
+    """One node of a run; `name` lacks the run's name: `ship.release` instead of `demo-4k2xp.ship.release`."""
 
     name: str
     label: str
@@ -43,14 +43,14 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the step until its end, or until now; None if it has not started."""
+        """Duration of the step until its end, or until now; None if the step has not started."""
         if not self.started:
             return None
         return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
 
 
 def timestamp(text: str) -> float:
-    """Convert RFC 3339 to unix seconds."""
+    """Convert a time in the format of RFC 3339 to unix seconds."""
     return datetime.fromisoformat(text).timestamp()
 
 
@@ -61,18 +61,18 @@ def _tasks(template: Mapping[str, Any]) -> list[str]:
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the tasks of the entrypoint in the order of the manifest, so that a tree can show pending tasks."""
+    """Return the names of the entrypoint's tasks in the manifest's order, so that a tree can show pending tasks."""
     spec = manifest.get("spec", {})
     entries = (template for template in spec.get("templates", []) if template.get("name") == spec.get("entrypoint"))
     return _tasks(next(entries, {}))
 
 
 def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
-    """Raise ConfigError if neither the name of a task of the manifest nor of one of the `logs` contains `step`."""
+    """Raise ConfigError unless the name of a task or log contains `step`, or `step` contains the name of a task."""
     spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
     tasks = {task for template in spec.get("templates") or [] for task in _tasks(template)}
     tasks = tasks or {name}  # the workflow has a single template
-    # part of a task's name, or an extension of it: `ship.release`, `prepare(0)`, `train-worker-1`
+    # pattern of the names that contain a task's name: `ship.release`, `prepare(0)`, `train-worker-1`
     longer_name = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
     if not any(step in name for name in (*tasks, *logs)) and not longer_name.search(step):
         hint = did_you_mean(step, tasks)
@@ -81,7 +81,7 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     """Return the nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
-    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy, because the runner may add nodes now
+    unsorted_nodes = list((status.get("nodes") or {}).values())  # a copy, because the runner may add a node at any time
     nodes = {n["name"]: n for n in sorted(unsorted_nodes, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
     for node_name in nodes:
@@ -102,7 +102,7 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
                     last = last_attempt(status, row)
                     end = {key: last[key] for key in ("phase", "finishedAt", "message") if key in last}
                     row = _step(name, parent, {**node, **end}, depth)
-                if row.kind == "Retry" and row.phase in FAILED:  # show why the attempt failed
+                if row.kind == "Retry" and row.phase in FAILED:  # show why the last attempt failed
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
             add(child, depth + (not is_hidden))
@@ -117,28 +117,28 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """Return the steps that did work: neither groups nor single attempts."""
+    """Return the steps without groups of steps, single attempts, and steps that have not started."""
     return [
         row for row in rows if row.kind not in GROUP_TYPES and not row.label.startswith("(") and row.phase != "Waiting"
     ]
 
 
 def failed_step(rows: list[Step]) -> Step | None:
-    """Return the step that failed first, else a running step. Failed attempts of a successful retry do not count."""
+    """Return the step that failed first, else a running step. A step whose retry succeeded has not failed."""
     failed_steps = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
     failed = leaves(failed_steps) or failed_steps or leaves([row for row in rows if row.phase == "Running"])
     return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """Return the node of a step's pod (not its Retry node)."""
+    """Return the node of a step's last attempt; for a step without retries, return the step's own node."""
     name = step.node["name"] if step.node else ""
     attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
     return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `facts` adds or overrides keys before `steps`."""
+    """Return the object that `-o json` prints. `facts`: keys to add or override before the key `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
     if status.get("message"):
         result["message"] = status["message"]
@@ -151,7 +151,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def outputs(node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the output parameters of a node, or of the workflow (with a globalName), by name."""
+    """Return the values of the output parameters in a node, or in a workflow's status, by name."""
     return {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
 
 
@@ -174,7 +174,7 @@ def pod_of(name: str, node: Mapping[str, Any]) -> str:
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
-    """Return the log that explains a step's outcome: of its pod, or of a pod of its job or deployment."""
+    """Return the log that explains a step's outcome: the log of its pod, or of a pod of its job or deployment."""
     if step is None:
         return None
     node = last_attempt(status, step)
@@ -192,7 +192,7 @@ def applied_log(name: str, node: Mapping[str, Any], task: str, logs: Path, deplo
 
 
 def with_first_error(paths: list[Path]) -> Path | None:
-    """Return the oldest of these logs that contains an error, else the oldest."""
+    """Return the oldest log that contains an error, or, without such a log, the oldest of all logs."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -205,14 +205,14 @@ def end_of(path: Path, size: int) -> str:
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """Return up to `lines` lines of a log: from the last `error: ...` line, or else its last lines."""
+    """Return up to `lines` lines of a log: from the last `error: ...` line, or, without such a line, the last lines."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
     return nonempty[-lines:] if last is None else nonempty[last : last + lines]
 
 
 def success(status: Status, facts: Mapping[str, str | None]) -> str:
-    """Return the outcome, one line per fact; then the duration, and the warnings."""
+    """Return the outcome of a run: one line per fact, then the duration, and the warnings."""
     elapsed = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
     warning_facts = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
     return lines_of([*facts.items(), ("took", elapsed), *warning_facts])
@@ -233,7 +233,7 @@ def failure(name: str, status: Status, log: str, log_path: str | None, resume: s
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
     cause = runner_error or last_error(log) or message
-    details = str(message).replace(cause, "").rstrip(": ")  # the termination message of the step
+    details = str(message).replace(cause, "").rstrip(": ")  # the rest of the message, such as a termination message
     cause += f" ({details})" if details else ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",

@@ -37,7 +37,7 @@ def test_every_key_is_a_separate_object(store: FolderStore, keys: list[str], tmp
     assert [*store.list("")] == []
 
 
-def test_a_folder_downloads_as_it_was_uploaded_and_links_are_optional(store: FolderStore, tmp_path: Path) -> None:
+def test_a_downloaded_folder_equals_the_uploaded_folder_and_may_lack_links(store: FolderStore, tmp_path: Path) -> None:
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "in/deep/file").write_text("x")
     (tmp_path / "in/link").symlink_to("deep/file")

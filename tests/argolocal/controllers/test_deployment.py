@@ -216,7 +216,7 @@ def route(*backends: dict[str, Any], **rule: Any) -> dict:
     }
 
 
-def test_a_canary_gets_exactly_its_share_or_a_copy_whose_answer_is_dropped(
+def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     counting = SERVER.replace("def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)")
@@ -251,7 +251,7 @@ def test_a_canary_gets_exactly_its_share_or_a_copy_whose_answer_is_dropped(
     assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
 
 
-def test_a_port_used_by_another_model_of_this_home_names_that_model(kinds: dict[str, Controller], port: int) -> None:
+def test_the_error_for_a_port_of_another_model_names_that_model(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     other = service(port)
@@ -275,7 +275,7 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     assert answering(port, "one")
 
 
-def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Controller]) -> None:
+def test_a_deployment_without_progress_within_its_deadline_fails(kinds: dict[str, Controller]) -> None:
     kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
     wait(kinds, lambda status: rolled_out(status) is False)
 
@@ -350,7 +350,7 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
 
 
-def test_after_down_deployments_run_again_only_when_they_are_applied_or_started(
+def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
@@ -375,7 +375,7 @@ def test_a_deleted_deployment_no_longer_exists(kinds: dict[str, Controller], por
     assert not answering(port, "one")
 
 
-def test_a_port_in_use_is_named_with_the_remedy(kinds: dict[str, Controller], port: int) -> None:
+def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(kinds: dict[str, Controller], port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(ConfigError, match=r"port \d+ .* choose another port") as error,

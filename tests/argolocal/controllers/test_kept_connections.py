@@ -188,7 +188,7 @@ def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
     assert clients.answers.keys() == {"1", "2"}
 
 
-def test_a_request_to_a_terminating_server_is_answered_by_the_next(
+def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     releases = Releases(cluster, port, env, grace_s=1)

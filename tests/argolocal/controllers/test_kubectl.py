@@ -76,7 +76,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
 
 
-def test_a_change_of_an_old_resource_version_is_a_conflict(cluster: LocalCluster) -> None:
+def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalCluster) -> None:
     get = {"action": "get", "flags": ["configmap", "c", "--ignore-not-found"]}
     outputs = {"parameters": [{"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}]}
 
@@ -113,7 +113,7 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cluster: LocalCluste
     assert resume(run.name, cluster)["phase"] == "Succeeded"
 
 
-def test_a_training_secret_is_new_for_each_run_and_only_in_its_file(
+def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
     cluster: LocalCluster,
 ) -> None:
     template = {
@@ -163,7 +163,7 @@ def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]
     return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
 
 
-def test_outputs_equal_the_output_of_kubectl(cluster: LocalCluster) -> None:
+def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCluster) -> None:
     node = printed(
         cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
     )
@@ -207,7 +207,7 @@ def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
     )
 
 
-def test_a_step_ends_with_its_condition_and_fails_if_the_object_is_deleted(cluster: LocalCluster) -> None:
+def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(cluster: LocalCluster) -> None:
     wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
     objects = Controller(cluster, "ConfigMap")
 
@@ -230,7 +230,7 @@ def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
     assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
 
 
-def test_a_merge_removes_null_fields_and_replaces_lists() -> None:
+def test_a_merge_patch_removes_null_fields_and_replaces_lists() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
 
 

@@ -50,7 +50,7 @@ def test_containers_of_a_failed_pod_fail() -> None:
     assert (s.nodes[pod]["message"], s.status["phase"]) == ("it broke", "Failed")
 
 
-def test_an_exit_handler_continues_after_the_deadline() -> None:
+def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     (pod,) = ids(s.advance(1000.0))
     assert ids(s.advance(1009.9, [PodStarted(pod)])) == [] and s.nodes[pod]["phase"] == "Running"
@@ -83,7 +83,7 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
     assert (s.status["phase"], s.status["message"]) == ("Failed", f"Stopped with strategy '{shutdown}'")
 
 
-def test_a_failure_or_error_of_an_exit_handler_becomes_the_workflow_phase() -> None:
+def test_the_phase_of_a_failed_exit_handler_becomes_the_phase_of_the_workflow() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
     (pod,) = ids(s.advance(1000.0))
     (bye,) = ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
@@ -95,7 +95,7 @@ def test_a_failure_or_error_of_an_exit_handler_becomes_the_workflow_phase() -> N
     assert s.status["phase"] == "Error" and s.status["message"].startswith("error in exit template execution : ")
 
 
-def test_an_invalid_entry_template_ends_the_workflow_with_its_error() -> None:
+def test_an_invalid_entrypoint_ends_the_workflow_with_an_error() -> None:
     with_input = leaf("main", inputs={"parameters": [{"name": "x"}]})
     s = scheduler(with_input)
     play(s)
@@ -103,7 +103,7 @@ def test_an_invalid_entry_template_ends_the_workflow_with_its_error() -> None:
     assert s.status["message"].startswith("error in entry template execution: ")
 
 
-def test_a_task_with_an_invalid_template_is_in_error() -> None:
+def test_a_task_with_an_invalid_template_ends_in_an_error() -> None:
     with_input = leaf("given", inputs={"parameters": [{"name": "x"}]})
     s = scheduler(dag({"name": "a"}, {"name": "b", "template": "given"}), leaf(), with_input)
     assert play(s) == ["a"]
@@ -174,7 +174,7 @@ def test_an_event_for_a_completed_node_changes_nothing() -> None:
     assert (s.nodes[pod]["phase"], s.nodes[pod]["outputs"]) == ("Succeeded", {"exitCode": "0"})
 
 
-def test_a_suspended_workflow_starts_nothing() -> None:
+def test_a_suspended_workflow_starts_no_pod() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == [] and s.status["phase"] == "Running" and not s.nodes
     s = Scheduler(s.workflow, s.status, "Stop")
@@ -182,7 +182,7 @@ def test_a_suspended_workflow_starts_nothing() -> None:
     assert s.status["phase"] == "Failed"
 
 
-def test_a_workflow_with_a_skipped_entry_succeeds() -> None:
+def test_a_workflow_whose_only_step_is_skipped_succeeds() -> None:
     s = scheduler(steps([{"name": "a", "when": "false"}]), leaf())
     assert play(s) == [] and s.status["phase"] == "Succeeded"
     s = scheduler(dag({"name": "a", "arguments": parameters()}), {"name": "one"})
@@ -190,7 +190,7 @@ def test_a_workflow_with_a_skipped_entry_succeeds() -> None:
     assert s.status["phase"] == "Error" and "Template 'one' missing specification" in str(s.nodes)
 
 
-def test_cache_keys_and_locks_may_contain_the_pod_name(tmp_path: Path) -> None:
+def test_cache_keys_and_mutex_names_may_contain_the_pod_name(tmp_path: Path) -> None:
     memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
     s = scheduler(leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}), home=tmp_path)
     (pod,) = s.advance(1000.0)

@@ -41,7 +41,7 @@ def test_a_failed_hook_does_not_fail_its_step() -> None:
     assert play(s, {"w[0].a.hooks.done": "Failed"}) == ["w[0].a", "w[0].a.hooks.done", "w[1].b"]
 
 
-def test_a_hook_sees_the_outputs_of_its_own_node() -> None:
+def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
     arguments = parameters(x="{{steps.a.outputs.parameters.y}}")
     note = leaf("note", inputs={"parameters": [{"name": "x"}]})
     hooks = {"done": hook("steps.a.status == 'Succeeded'", arguments=arguments)}
@@ -50,7 +50,7 @@ def test_a_hook_sees_the_outputs_of_its_own_node() -> None:
     assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
 
 
-def test_an_invalid_hook_expression_is_reported_at_its_node() -> None:
+def test_an_invalid_hook_expression_ends_the_workflow_with_an_error() -> None:
     s = scheduler(leaf("main"), leaf("note"), hooks={"h": hook("no.such > 1")})
     play(s)
     assert (s.status["phase"], "no" in s.status["message"]) == ("Error", True)

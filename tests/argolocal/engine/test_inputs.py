@@ -35,7 +35,7 @@ def flow(**spec: Any) -> dict[str, Any]:
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
 
 
-def test_an_exit_handler_reads_workflow_values_as_of_its_start(tmp_path: Path) -> None:
+def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_path: Path) -> None:
     meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
     spec = flow(entrypoint="tell", onExit="tell")
     last, first = step_outputs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
@@ -49,7 +49,7 @@ def test_an_exit_handler_reads_workflow_values_as_of_its_start(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_a_cron_workflow_has_its_scheduled_time() -> None:
+def test_a_run_of_a_cron_workflow_has_its_scheduled_time() -> None:
     spec = {
         "schedules": ["@daily"],
         "workflowSpec": flow(entrypoint="tell"),
@@ -76,7 +76,7 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
     assert json.loads(good.read_text()) == "null"
 
 
-def test_results_of_a_loop_keep_their_spelling() -> None:
+def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
     one, arguments = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
     results = ['{"b": 1, "a": 1.0}', " 1.50 ", "1e3", '"\\u00fc<"', "null", '{"a":1,"a":2}', "[1 , 1.0]"]
     tasks = (
@@ -94,7 +94,7 @@ def test_results_of_a_loop_keep_their_spelling() -> None:
     assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
 
 
-def test_lists_of_a_loop_have_numbers_as_in_go() -> None:
+def test_numbers_in_lists_of_a_loop_are_formatted_as_in_go() -> None:
     show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
     s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
     play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
@@ -112,7 +112,7 @@ def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(outer: str, e
     assert [each["name"] for each in s.status["outputs"]["parameters"]] == exported
 
 
-def test_a_dag_output_without_a_source_has_the_error_of_argo() -> None:
+def test_a_dag_output_without_a_source_fails_with_the_message_of_argo() -> None:
     s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
     play(s)
     assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

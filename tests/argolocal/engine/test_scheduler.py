@@ -48,7 +48,7 @@ def test_a_failed_dag_target_fails_the_dag_even_if_a_leaf_below_it_succeeds() ->
     assert (s.status["phase"], phase(s, "restore")) == ("Failed", "Succeeded")
 
 
-def test_steps_turn_an_error_into_a_failure_and_a_dag_keeps_it() -> None:
+def test_an_error_of_a_step_is_a_failure_of_a_steps_template_and_an_error_of_a_dag() -> None:
     s = scheduler(steps([{"name": "a"}]), leaf())
     play(s, {"w[0].a": "Error"})
     assert s.status["phase"] == "Failed"
@@ -57,7 +57,7 @@ def test_steps_turn_an_error_into_a_failure_and_a_dag_keeps_it() -> None:
     assert s.status["phase"] == "Error"
 
 
-def test_two_retries_mean_three_attempts_and_no_limit_means_forever() -> None:
+def test_a_limit_of_two_retries_allows_three_attempts_and_no_limit_allows_any_number() -> None:
     s = scheduler(leaf("main", retryStrategy={"limit": "2"}))
     assert len(play(s, {f"w({i})": "Failed" for i in range(9)})) == 3
     assert (s.status["phase"], s.status["message"]) == ("Failed", "No more retries left")
@@ -124,7 +124,7 @@ def test_a_loop_collects_the_outputs_of_its_items() -> None:
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
 
 
-def test_an_output_of_a_skipped_step_is_its_default_or_the_inputs_default() -> None:
+def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input() -> None:
     outputs = {
         "parameters": [
             {"name": "p", "valueFrom": {"path": "/p"}},
@@ -176,7 +176,7 @@ def test_parallelism_is_never_exceeded() -> None:
     assert (s.status["phase"], most) == ("Succeeded", 3)
 
 
-def test_fail_fast_of_a_template_stops_new_pods_and_of_a_dag_does_not() -> None:
+def test_fail_fast_of_a_template_prevents_new_pods_but_fail_fast_of_a_dag_does_not() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a || a.Failed"}, {"name": "c"})
     s = scheduler({**dag(*tasks), "failFast": True}, leaf())
     assert play(s, {"a": "Failed"}) == ["a", "c"]
@@ -295,7 +295,7 @@ def test_a_wide_loop_records_only_new_children() -> None:
     assert s.done and written < 3 * len(json.dumps(s.nodes))
 
 
-def test_a_limit_on_nested_dags_does_not_block_their_tasks() -> None:
+def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None:
     inner = {"name": "inner", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]}}
     outer = {"name": "outer", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]}}
     s = scheduler({"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf())
@@ -332,7 +332,7 @@ def test_exponential_recursion_ends_in_an_error(monkeypatch: pytest.MonkeyPatch)
     assert "at most 1000" in s.status["message"]
 
 
-def test_pods_of_a_dead_runner_restart_in_spite_of_a_limit() -> None:
+def test_pods_of_a_dead_runner_restart_in_spite_of_a_parallelism_limit() -> None:
     tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
     first_run = scheduler(tasks, leaf(), parallelism=2)
     events = [PodStarted(action.id) for action in first_run.advance(1000.0, [])]
@@ -374,7 +374,7 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
 
 
-def test_an_error_waits_for_running_pods_also_of_a_dead_runner() -> None:
+def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -> None:
     tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
     bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
     first_run = scheduler(steps(tasks), leaf(), bad)
@@ -388,7 +388,7 @@ def test_an_error_waits_for_running_pods_also_of_a_dead_runner() -> None:
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
 
 
-def test_a_pod_of_a_dead_runner_restarts_even_if_a_limit_blocks_a_step_before_it() -> None:
+def test_a_pod_of_a_dead_runner_restarts_even_if_parallelism_blocks_an_earlier_step() -> None:
     first_run = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
     a, c = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])

@@ -45,7 +45,7 @@ def at_approval(template: dict[str, Any]) -> Scheduler:
 ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
 
 
-def test_a_step_without_duration_waits_for_resume_and_outputs_the_value() -> None:
+def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() -> None:
     s = at_approval(approval())
     s.advance(9e9)
     (node,) = suspend.suspended(s.status)
@@ -55,7 +55,7 @@ def test_a_step_without_duration_waits_for_resume_and_outputs_the_value() -> Non
     assert (node["type"], node["phase"], node.get("message")) == ("Suspend", "Succeeded", None)
 
 
-def test_a_missing_value_is_the_default_of_the_output_or_input() -> None:
+def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
     of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
     for template in (approval("NO"), of_input):
         s = at_approval(template)
@@ -69,7 +69,7 @@ def test_a_missing_value_is_the_default_of_the_output_or_input() -> None:
 OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 
 
-def test_a_missing_or_unexpected_value_resumes_nothing() -> None:
+def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
     s = at_approval(approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
         suspend.resume_values(s.status, {})
@@ -77,7 +77,7 @@ def test_a_missing_or_unexpected_value_resumes_nothing() -> None:
         suspend.resume_values(s.status, {"goo": "x"})
 
 
-def test_a_step_that_expires_without_a_value_is_in_error_as_on_argo() -> None:
+def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_argo() -> None:
     s = at_approval(approval() | {"suspend": {"duration": "5s"}})
     s.advance(1005.0)
     ask = next(node for node in s.nodes.values() if node["type"] == "Suspend")
@@ -100,7 +100,7 @@ def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
     assert node["outputs"]["parameters"][0]["value"] == "YES"
 
 
-def test_an_initially_suspended_workflow_starts_nothing() -> None:
+def test_an_initially_suspended_workflow_starts_no_pod() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert (s.status["phase"], s.nodes) == ("Running", {})

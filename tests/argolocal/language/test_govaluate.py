@@ -81,7 +81,7 @@ def test_fixed_point_numbers_compare_as_numbers(a: float, b: int) -> None:
 
 
 @given(st.text(alphabet="abc-1 .{}()[]<>=!&|'\"~,?:", max_size=20))
-def test_an_invalid_condition_raises_only_when_error(when: str) -> None:
+def test_an_invalid_condition_raises_only_a_when_error(when: str) -> None:
     try:
         assert should_execute(when) in (True, False)
     except WhenError:

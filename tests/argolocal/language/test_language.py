@@ -227,7 +227,7 @@ def test_an_infinite_result_fails_with_the_message_of_go() -> None:
         substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEPS)
 
 
-def test_identifiers_are_the_unguarded_names() -> None:
+def test_identifiers_are_the_names_that_an_expression_reads_without_a_guard() -> None:
     assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
     assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
     assert find_calls("sprig.upper(x) + foo(len(y), 'z')") == [
@@ -244,7 +244,7 @@ def test_arithmetic_agrees_with_python(a: int, b: int) -> None:
 
 
 @given(st.text(alphabet="ab01.+-*/%()[]{}#'\"?:|&<>=! ,", max_size=25))
-def test_an_invalid_expression_raises_only_expr_error(source: str) -> None:
+def test_an_invalid_expression_raises_only_an_expr_error(source: str) -> None:
     try:
         evaluate(source, {"a": 1, "b": "x"})
     except ExprError:

@@ -52,7 +52,7 @@ BOMBS = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_rejected_in_one_line_with_the_limit_and_position(name: str):
+def test_a_yaml_bomb_is_rejected_in_one_line_with_the_limit_and_position(name: str):
     text, words = BOMBS[name]
     with pytest.raises(ConfigError) as caught:
         parse(text, "a.yaml")
@@ -68,7 +68,7 @@ def test_a_bomb_is_rejected_in_one_line_with_the_limit_and_position(name: str):
         *[("lint --manifest", "base 60"), ("run --manifest", "directives")],
     ],
 )
-def test_a_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: str, name: str):
+def test_a_yaml_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: str, name: str):
     text, words = BOMBS[name]
     (tmp_path / "a.yaml").write_text(text)
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20))  # noqa: E731

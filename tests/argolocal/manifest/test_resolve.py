@@ -111,7 +111,7 @@ def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
 
 
-def test_an_inline_template_of_a_stored_template_cannot_read_its_inputs(tmp_path: Path) -> None:
+def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_path: Path) -> None:
     """Argo substitutes tags in an inline template only if it belongs to the workflow itself."""
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
@@ -186,7 +186,7 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
             r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*the file of",
         ),
         ("{name: tools, template: sya}", r'the template "sya" of tools does not exist. Did you mean "say"'),
-        ("{name: '{{workflow.name}}', template: say}", r"tags are not supported here"),
+        ("{name: '{{workflow.name}}', template: say}", r"must not contain tags"),
     ],
 )
 def test_an_invalid_reference_is_rejected_with_its_path(tmp_path: Path, reference: str, message: str) -> None:

@@ -121,7 +121,7 @@ def assert_harmless(root: Path) -> None:
             assert Path(os.path.realpath(path)).is_relative_to(root), (path, os.readlink(path))
 
 
-def test_a_thousand_hostile_archives_change_nothing_outside(tmp_path: Path) -> None:
+def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_path: Path) -> None:
     chance, loaded = random.Random(18), 0
     (tmp_path / "place").mkdir()
     (tmp_path / "place/outside").write_text("precious")
@@ -159,7 +159,7 @@ def test_a_thousand_hostile_archives_change_nothing_outside(tmp_path: Path) -> N
     ],
     ids=["resolved from elsewhere", "beside the moved entry", "written through", "linked through", "a link alone"],
 )
-def test_a_link_to_the_outside_is_rejected(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+def test_a_link_to_a_file_outside_of_the_archive_is_rejected(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     (tmp_path / "outside").write_text("precious")
     with pytest.raises(ArchiveError):
         unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
@@ -177,7 +177,7 @@ def test_links_to_targets_inside_the_archive_are_unpacked(tmp_path: Path) -> Non
     assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
 
 
-def test_a_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
+def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
     many = packed(tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000)))
     with pytest.raises(ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"):
         unpack_tar(many, tmp_path / "in", max_entries=1000)
@@ -197,7 +197,7 @@ def test_a_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
 
 
-def test_an_archive_that_breaks_the_library_is_rejected(tmp_path: Path) -> None:
+def test_an_archive_that_raises_an_error_in_zipfile_is_rejected(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
         archive.writestr(zipfile.ZipInfo("x"), b"")
     data = (tmp_path / "in.tmp").read_bytes()
@@ -310,7 +310,7 @@ def test_overlapping_zip_entries_are_rejected(tmp_path: Path) -> None:
         unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
 
 
-def test_a_zip_has_the_limits_of_a_tarball(tmp_path: Path) -> None:
+def test_the_limits_of_tarballs_apply_to_zip_files(tmp_path: Path) -> None:
     for name, message in (
         ("/".join("d" * 1900), "more than 200 nested directories"),
         ("/".join("d" * 150), "more than 100 entr"),

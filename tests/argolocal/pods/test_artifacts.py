@@ -51,7 +51,7 @@ def test_files_and_directories_are_restored(s3: Store, tmp_path: Path) -> None:
                 assert sorted(str(file.relative_to(target)) for file in target.rglob("*")) == ["deep", "deep/x", "y"]
 
 
-def test_keys_follow_the_default_repository(s3: Store, tmp_path: Path) -> None:
+def test_keys_of_artifacts_have_the_format_of_the_default_repository(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_text("m")
     assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
     assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
@@ -108,7 +108,7 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
         artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
 
 
-def test_a_missing_artifact_is_an_error_unless_optional(s3: Store, tmp_path: Path) -> None:
+def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="failed to load"):
         artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
     artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
@@ -164,7 +164,7 @@ def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
     assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
 
 
-def test_an_http_artifact_is_loaded_and_a_missing_one_reported(tmp_path: Path) -> None:
+def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_path: Path) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             expected = self.path == "/x" and self.headers["Token"] == "t"
@@ -234,7 +234,7 @@ def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
 
 
 @needs_namespaces
-def test_only_artifacts_with_gc_on_completion_are_deleted(s3: Store, tmp_path: Path) -> None:
+def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(s3: Store, tmp_path: Path) -> None:
     """OnWorkflowDeletion keeps artifacts, because this machine does not delete workflows."""
     home, when = tmp_path / "gc-w", "OnWorkflowCompletion"
     strategies = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
@@ -250,7 +250,7 @@ def test_only_artifacts_with_gc_on_completion_are_deleted(s3: Store, tmp_path: P
 
 
 @needs_namespaces
-def test_a_failed_run_deletes_artifacts_only_with_a_strategy(s3: Store, tmp_path: Path) -> None:
+def test_a_failed_run_deletes_artifacts_only_with_a_gc_strategy(s3: Store, tmp_path: Path) -> None:
     output = {"name": "a", "path": "/tmp/a"}
     failing = "echo 1 > /tmp/a; exit 1"
     status = outputs_after_gc(
@@ -262,7 +262,7 @@ def test_a_failed_run_deletes_artifacts_only_with_a_strategy(s3: Store, tmp_path
     assert s3.head(kept(status, tmp_path / "gc-n")[0]["s3"]["key"])
 
 
-def test_a_failed_deletion_becomes_a_lasting_condition(tmp_path: Path) -> None:
+def test_a_failed_deletion_of_artifacts_becomes_a_condition_of_the_workflow(tmp_path: Path) -> None:
     artifact = {"name": "a", "s3": {"key": "k"}, "artifactGC": {"strategy": "OnWorkflowCompletion"}}
     status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
     secret = {"name": "none", "key": "k"}

@@ -82,7 +82,7 @@ def test_memory_limits_apply_to_the_pods_of_a_job(tmp_path: Path) -> None:
 
 
 @needs_cgroups
-def test_processes_left_by_a_step_end_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
     manifest = workflow(1, "100Mi")
     script = "setsid sleep 300 & echo $!; sleep 0.2"
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
@@ -103,7 +103,7 @@ def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
 
 
 @needs_cgroups
-def test_cgroups_of_a_dead_runner_are_removed_by_the_next() -> None:
+def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
     dies = (
         "from argolocal.pods import limits\n"
         "memory = limits.memory_cgroup({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
@@ -114,14 +114,14 @@ def test_cgroups_of_a_dead_runner_are_removed_by_the_next() -> None:
     assert not cgroup.exists()
 
 
-def test_a_limit_that_is_not_enforced_is_named(tmp_path: Path) -> None:
+def test_a_memory_limit_that_is_not_enforced_is_reported(tmp_path: Path) -> None:
     manifest = workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"] = {"cpu": "1", "nvidia.com/gpu": 1}
     assert any("not enforced here: cpu, nvidia.com/gpu" in note for note in check(manifest, LocalCluster(tmp_path)))
 
 
 @pytest.mark.parametrize("memory", ["1 Gi", "much", "{{inputs.parameters.memory}}", True, "-1Mi"])
-def test_an_invalid_limit_is_named(memory: Any, tmp_path: Path) -> None:
+def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> None:
     manifest = workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"]["memory"] = memory
     with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.resources\.limits.*memory"):

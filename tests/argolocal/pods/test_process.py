@@ -102,7 +102,9 @@ def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     "strategy",
     [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
 )
-def test_an_invalid_resolved_number_of_retries_ends_the_node(tmp_path: Path, strategy: dict[str, Any]) -> None:
+def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
     status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
     assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
@@ -122,7 +124,7 @@ def test_a_missing_working_directory_is_created_for_the_pod_only(tmp_path: Path,
 
 @needs_namespaces
 @pytest.mark.parametrize("paths", [[], ["/tmp/p"], ["/usr/p"], ["/p"]])
-def test_deletions_by_a_pod_do_not_reach_the_machine(
+def test_a_pod_cannot_delete_files_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
 ) -> None:
     beside, code = Path.cwd() / f".marker-{uuid.uuid4()}", tmp_path / "workloads"
@@ -209,7 +211,7 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
         ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
     ],
 )
-def test_declared_files_are_at_the_same_path_as_in_a_container(
+def test_declared_output_files_have_the_same_path_as_in_a_container(
     tmp_path: Path, source: str, path: str, found: str
 ) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
@@ -246,7 +248,7 @@ def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> N
 
 @needs_namespaces
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_mounts_below_an_import_folder_are_visible(tmp_path: Path) -> None:
+def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> None:
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
@@ -280,7 +282,9 @@ def test_a_home_may_have_any_name(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_the_runners_directory_does_not_hide_the_pods_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir("/tmp")
     status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
     assert "pytest" not in value(status) and value(status).endswith("end")
@@ -365,7 +369,7 @@ def test_a_patch_of_all_pods_ignores_pods_without_containers() -> None:
 
 
 @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "timeout"])
-def test_an_invalid_resolved_deadline_ends_the_node(tmp_path: Path, field: str) -> None:
+def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(tmp_path: Path, field: str) -> None:
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
     status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
     assert status["phase"] == "Error" and "abc" in status["message"], status["message"]

@@ -123,7 +123,7 @@ CLAIM = {"metadata": {"name": "v"}, "spec": {"resources": {"requests": {"storage
     ("exit_code", "gc", "is_kept"),
     [(0, None, False), (1, None, True), (1, {"strategy": "OnWorkflowCompletion"}, False)],
 )
-def test_a_claim_is_shared_by_pods_and_deleted_as_on_argo(
+def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
     tmp_path: Path, exit_code: int, gc: dict[str, str] | None, is_kept: bool
 ) -> None:
     write = {**shell("echo hello > /v/x", mount("/v")), "name": "write", "outputs": {}}
@@ -153,7 +153,7 @@ def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> N
         ({"secret": {"secretName": "s", "items": [{"key": "key", "path": "../../x"}]}}, "leads out"),
     ],
 )
-def test_an_invalid_volume_is_named(tmp_path: Path, volume: dict[str, Any], message: str) -> None:
+def test_an_invalid_volume_is_reported_with_its_name(tmp_path: Path, volume: dict[str, Any], message: str) -> None:
     status = ran(tmp_path, shell("true", mount("/v")), others=(SECRET,), volumes=[{"name": "v", **volume}])
     assert status["phase"] == "Error"
     assert message in status["message"]
@@ -162,7 +162,10 @@ def test_an_invalid_volume_is_named(tmp_path: Path, volume: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, r"spec\.volumes\[0\]\.hostPath.*Use a claim"),
+        (
+            {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
+            r"spec\.volumes\[0\]\.hostPath.*Use a persistentVolumeClaim",
+        ),
         ({"volumes": [{"name": "v"}]}, r"spec\.volumes\[0\] has the kinds \[\]"),
         ({"volumes": [{"name": "w", "emptyDir": {}}]}, r"templates\[0\] mounts 'v'.*must be w"),
         ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),

@@ -116,7 +116,7 @@ def test_a_redirection_changes_the_method_as_in_go(proxy: Proxy, method: str, st
     assert ("Content-Type" in second[2]) == (status >= 307)
 
 
-def test_redirections_are_limited_and_need_an_address(proxy: Proxy):
+def test_the_number_of_redirections_is_limited_and_each_needs_an_address(proxy: Proxy):
     proxy.answers["http://a.example/"] = (302, "/")
     with pytest.raises(web.WebError, match=r"http://a\.example/: stopped after 10 redirects"):
         web.request("http://a.example/")
@@ -129,7 +129,7 @@ def test_redirections_are_limited_and_need_an_address(proxy: Proxy):
 
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "data", "FILE", "gopher", ""])
-def test_neither_an_artifact_nor_a_template_reads_a_file(
+def test_neither_an_http_artifact_nor_an_http_template_reads_a_local_file(
     tmp_path: Path, proxy: Proxy, scheme: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ftp_proxy", proxy.url)
@@ -181,7 +181,7 @@ def test_an_invalid_answer_or_address_fails_only_its_node(
         server.shutdown()
 
 
-def test_a_probe_does_not_leave_its_host_but_follows_within_it(proxy: Proxy):
+def test_a_probe_follows_redirections_only_within_its_host(proxy: Proxy):
     proxy.answers |= {"http://a.example/": (302, "/b"), "http://a.example/b": (302, "http://b.example/")}
     assert web.request("http://a.example/", headers=LOGIN.items(), leave_host=False).status == 302
     assert [path for _, path, _, _ in proxy.requests] == ["http://a.example/", "http://a.example/b"]

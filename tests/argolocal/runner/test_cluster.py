@@ -94,7 +94,7 @@ def test_images_are_read_from_the_home(tmp_path: Path) -> None:
             LocalCluster(tmp_path)
 
 
-def test_a_container_without_a_command_runs_the_image_command(tmp_path: Path) -> None:
+def test_a_container_without_a_command_runs_the_command_of_its_image(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
     cases = ("tool", None, "b own\n"), ("tool", ["given"], "b given\n")
     cases += ("busybox:1", ["echo", "x"], "x\n"), ("busybox:1", None, ""), ("docker.io/python:3", None, "")

@@ -17,7 +17,7 @@ def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_a_literal_path_and_its_placeholder_are_the_same_file(tmp_path: Path) -> None:
+def test_an_output_path_and_the_tag_of_this_path_mean_the_same_file(tmp_path: Path) -> None:
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out.txt"}}]}
     source = "echo 'it goes to {{outputs.parameters.out.path}}'; echo found > /tmp/out.txt"
     status = ran(
@@ -29,7 +29,7 @@ def test_a_literal_path_and_its_placeholder_are_the_same_file(tmp_path: Path) ->
     assert not Path("/tmp/out.txt").exists()
 
 
-def test_an_item_with_keys_can_be_used_as_a_whole(tmp_path: Path) -> None:
+def test_the_tag_of_a_loop_item_that_is_a_map_is_the_whole_map(tmp_path: Path) -> None:
     arguments = {"parameters": [{"name": "x", "value": "{{item.k}} of {{item}}"}]}
     step = {"name": "one", "template": "say", "arguments": arguments, "withItems": [{"k": "v"}]}
     say = {
@@ -42,7 +42,7 @@ def test_an_item_with_keys_can_be_used_as_a_whole(tmp_path: Path) -> None:
     assert log.read_text() == 'v of {"k":"v"}\n'
 
 
-def test_a_step_knows_the_node_name_of_a_previous_step(tmp_path: Path) -> None:
+def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -> None:
     """Argo waits for ever for a tag without a value; the node name exists on every machine."""
     one = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
     two: dict[str, Any] = {"name": "two", "inputs": {"parameters": [{"name": "x"}]}}

@@ -121,7 +121,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates", {}, r"spec\.templates is .* must be a list"),
     ],
 )
-def test_an_unsupported_field_is_named_with_its_path(path: str, value: Any, message: str) -> None:
+def test_the_error_for_an_unsupported_field_names_its_path(path: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(path, value)
 
@@ -185,7 +185,7 @@ def stepped(**fields: Any) -> list[Any]:
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_is_named_before_the_run(path: str, value: Any, message: str) -> None:
+def test_a_value_of_a_wrong_type_is_rejected_before_the_run(path: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(path, value)
 
@@ -251,7 +251,7 @@ CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
         ({"workflowMetadata": {"labels": ["a"]}}, r"spec\.workflowMetadata\.labels is \['a'\]"),
     ],
 )
-def test_errors_of_a_cron_workflow_are_named(fields: dict[str, Any], message: str) -> None:
+def test_an_error_in_a_cron_workflow_is_reported(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
 
@@ -275,7 +275,7 @@ def test_ignored_fields_are_reported_once() -> None:
     assert "nodeSelector" in notes[0]
 
 
-def test_a_patch_of_resources_may_contain_tags() -> None:
+def test_a_pod_spec_patch_of_resources_may_contain_tags() -> None:
     patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
     assert not any("podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch))
 
@@ -314,7 +314,7 @@ def test_json_that_is_not_valid_yaml_is_accepted() -> None:
             documents(text)
 
 
-def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
+def test_a_cron_workflow_and_a_workflow_template_run_as_a_workflow_with_their_spec() -> None:
     spec = documents(GOOD)[0]["spec"]
     cron = workflow(
         {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": {"schedules": ["@daily"], "workflowSpec": spec}}

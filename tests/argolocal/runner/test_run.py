@@ -350,7 +350,7 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_pods_with_the_same_path_do_not_share_files(cluster: LocalCluster) -> None:
+def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalCluster) -> None:
     out = {
         "parameters": [
             {"name": "p", "valueFrom": {"path": "/tmp/out.txt"}},
@@ -425,7 +425,7 @@ def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster)
     assert 'exec: "no-such-program"' in status["message"]
 
 
-def test_an_invalid_manifest_starts_nothing(cluster: LocalCluster) -> None:
+def test_an_invalid_manifest_starts_no_pod(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match="sidecars"):
         execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
     assert not (cluster.home / "runs").exists()

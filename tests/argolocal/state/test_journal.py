@@ -59,12 +59,12 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_a_file_edited_by_hand_is_named_and_hides_no_other_run(what: str, files: RunFiles) -> None:
+def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(what: str, files: RunFiles) -> None:
     name, edit, reason = SPOILED[what]
     path = files.root / name
     path.write_text(edit(path.read_text()))
     for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
-        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore it"):
+        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"):
             command("w", LocalCluster(files.home))
     assert files.runner() is None
     phases = {
@@ -79,7 +79,7 @@ def test_a_run_without_its_journal_starts_over(files: RunFiles) -> None:
     assert resume("w", LocalCluster(files.home))["phase"] == "Succeeded"
 
 
-def test_a_file_written_by_two_threads_has_the_content_of_one(tmp_path: Path) -> None:
+def test_a_file_that_several_threads_write_has_the_content_of_one_thread(tmp_path: Path) -> None:
     texts = [letter * 100_000 for letter in "abcd"]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400)))
@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "before")]
 
 
-def test_nodes_of_a_dead_runner_get_their_full_time_again() -> None:
+def test_time_limits_of_nodes_start_again_after_the_death_of_the_runner() -> None:
     old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
     nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
     after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]

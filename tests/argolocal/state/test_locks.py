@@ -82,7 +82,7 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
     assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait for it until the deadline")
 
 
-def test_a_partly_held_semaphore_is_polled(tmp_path: Path) -> None:
+def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
     first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
     starts(first, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
@@ -130,7 +130,7 @@ def test_a_failure_is_not_cached(tmp_path: Path) -> None:
     assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
 
 
-def test_an_entry_older_than_max_age_is_computed_again(tmp_path: Path) -> None:
+def test_a_cached_output_older_than_max_age_is_computed_again(tmp_path: Path) -> None:
     play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT})
     kept = tmp_path / "objects/ConfigMap/kept.json"
     assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]

@@ -409,7 +409,7 @@ def test_a_generated_name_that_kubernetes_shortens_is_a_warning() -> None:
     assert [(f.rule, f.fatal) for f in lint(manifest)] == [("name", False)]
 
 
-def test_a_workflow_template_may_get_inputs_and_global_names_from_its_user() -> None:
+def test_a_workflow_template_may_get_inputs_and_global_names_from_its_workflow() -> None:
     manifest = RIGHT | {
         "kind": "WorkflowTemplate",
         "metadata": {"name": "sample"},
@@ -495,7 +495,7 @@ def test_a_reference_to_a_secret_passes() -> None:
     assert lint(manifest) == []
 
 
-def test_an_unknown_name_without_a_similar_one_gets_a_list_of_names() -> None:
+def test_the_hint_for_an_unknown_name_without_a_similar_name_lists_names() -> None:
     manifest = copy.deepcopy(RIGHT)
     manifest["spec"]["entrypoint"] = "qqqq"
     task(manifest, "ship").update(depends="zzzz")
@@ -519,10 +519,10 @@ def test_each_step_without_a_deadline_is_reported_once() -> None:
     ]
 
 
-def test_an_image_of_many_containers_is_one_finding() -> None:
+def test_a_problem_of_an_image_that_many_containers_use_is_one_finding() -> None:
     manifest = yaml.safe_load(yaml.safe_dump(RIGHT).replace(PINNED, "python:3.11"))
     (found,) = lint(manifest)
-    assert "5 containers run it" in found.message
+    assert "5 containers run this image" in found.message
 
 
 def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
@@ -754,7 +754,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
     "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot parse"),
     "processes": (
-        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep only that one"),
+        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "remove nProcPerNode"),
     "elastic master": (
         "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
     "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),

@@ -132,12 +132,12 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
-def test_an_unrelated_output_called_warnings_breaks_no_display(value: str):
+def test_an_output_called_warnings_that_is_not_a_list_is_ignored(value: str):
     node_outputs: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
     assert as_json(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
 
 
-def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
+def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
     log = "".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n"
     failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
     failed += [node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
@@ -158,7 +158,7 @@ def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines
     ("seconds", "text"),
     [(None, ""), (0.0612, "0.061 s"), (9.96, "10 s"), (41, "41 s"), (59.6, "1 min 00 s"), (12000, "3 h 20 min")],
 )
-def test_durations_are_readable(seconds: float | None, text: str):
+def test_durations_are_written_with_units(seconds: float | None, text: str):
     assert duration(seconds) == text
 
 
@@ -179,7 +179,7 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_failed_attempt_is_shown_while_the_next_one_waits(tmp_path: Path):
+def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
     attempt = node(".train(0)", phase="Failed", message="failure condition '{status.x == Failed}' evaluated true")
     (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
         "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
@@ -192,7 +192,7 @@ def test_a_failed_attempt_is_shown_while_the_next_one_waits(tmp_path: Path):
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
 
 
-def test_a_failed_attempt_of_a_deployment_has_the_error_of_its_pod(tmp_path: Path):
+def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: Path):
     message = "failure condition '{status.x == [ProgressDeadlineExceeded]}' evaluated true"
     attempt = node(".deployment(0)", phase="Failed", message=message, templateName="deployment")
     log = tmp_path / "deployments/model/logs/model-0.log"

@@ -98,7 +98,7 @@ def test_a_pod_explains_a_training_on_a_cluster(tmp_path: Path, s3: Store, monke
 
 
 def test_an_unknown_run_is_an_error_with_a_hint(tmp_path: Path, s3: Store) -> None:
-    with pytest.raises(ConfigError, match="`rekindle run` starts one"):
+    with pytest.raises(ConfigError, match="`rekindle run` starts a run"):
         explain(tmp_path, None, as_json=False)
     make_run(tmp_path, s3, "fresh", [])
     with pytest.raises(ConfigError, match='Did you mean "fresh"'):

@@ -98,7 +98,7 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
     assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == ["four", "Interrupted"]
     logs = rekindle("logs", "-f", cwd=tmp_path)
     assert (logs.returncode, "begun" in logs.stdout) == (0, True)
-    assert logs.stderr == "four was interrupted, and its logs end there: `rekindle resume four` continues it.\n"
+    assert logs.stderr == "four was interrupted, so its logs are incomplete: `rekindle resume four` continues it.\n"
 
 
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):

@@ -95,7 +95,7 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(tmp
 
 
 @needs_namespaces
-def test_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
+def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
     main = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
     status = ran(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
     assert status["phase"] == "Succeeded", status
@@ -106,7 +106,7 @@ def test_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> Non
 
 
 @needs_namespaces
-def test_a_set_past_its_deadline_ends_with_all_containers(tmp_path: Path) -> None:
+def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path: Path) -> None:
     spec = {
         "entrypoint": "main",
         "templates": [
@@ -124,7 +124,7 @@ def test_a_set_past_its_deadline_ends_with_all_containers(tmp_path: Path) -> Non
 
 
 @needs_namespaces
-def test_the_stdout_of_main_is_the_result(tmp_path: Path) -> None:
+def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
     template = {"name": "set", "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]}}
     use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "container": shell("c", "true")}
     arguments = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
@@ -148,12 +148,14 @@ def test_the_stdout_of_main_is_the_result(tmp_path: Path) -> None:
         ({"containers": [{**shell("a", ""), "image": "nginx"}]}, r"containers\[0\]\.image is 'nginx'"),
     ],
 )
-def test_an_invalid_set_is_rejected_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_an_invalid_container_set_is_rejected_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ran(tmp_path, **change)
 
 
 @needs_namespaces
-def test_a_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
+def test_a_container_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'must include one named "main"'):
         ran(tmp_path, shell("a", "true"), outputs=OUT)

@@ -47,7 +47,7 @@ def secret(name: str) -> dict[str, str]:
     return {"mine": {"token": "s3cr3t"}}[name]
 
 
-def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) -> None:
+def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(url: str) -> None:
     header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
     phase, _, outputs = http.send({"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret)
     assert outputs and phase == "Succeeded"
@@ -68,7 +68,9 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
         ("/", "response.body", "Failed", "unable to cast expression result"),
     ],
 )
-def test_an_answer_decides_the_phase_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
+def test_the_answer_to_a_request_decides_the_phase_of_the_node(
+    url: str, path: str, condition: str, phase: str, message: str
+) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
     actual_phase, actual_message, _ = http.send(request, secret)
     assert (actual_phase, actual_message[: len(message)]) == (phase, message)
@@ -197,7 +199,7 @@ def test_dependents_of_a_daemon_start_when_its_probe_passes(tmp_path: Path, port
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-def test_a_probe_sees_the_files_of_its_daemon_and_does_not_log(tmp_path: Path) -> None:
+def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Path) -> None:
     probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
     container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}
     db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}

@@ -132,7 +132,7 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
 
 
-def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
+def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
     s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
