@@ -236,6 +236,7 @@ def test_a_rollback_can_be_repeated_after_mlflow_failed_during_it(model: Model, 
         assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_release_during_an_unfinished_rollback_keeps_the_traffic(model: Model) -> None:
     """After the rollback was killed, another release may follow; the next command then starts a new rollback."""
     for _ in range(2):
@@ -256,6 +257,7 @@ def test_a_release_during_an_unfinished_rollback_keeps_the_traffic(model: Model)
     assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 
+@pytest.mark.slow
 def test_a_slow_rollback_checks_the_champion_before_it_patches_the_service(model: Model) -> None:
     for _ in range(2):
         model.release()
@@ -289,6 +291,7 @@ class InterruptedObjects(LocalObjects):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_rollback_stops_no_pods_that_serve_by_another_command(model: Model) -> None:
     for _ in range(2):
         model.release()
@@ -338,6 +341,7 @@ def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(mode
     assert model.state == ("2", "2", {"2": 1, "3": 0}, False)
 
 
+@pytest.mark.slow
 def test_an_interrupted_promotion_of_a_deleted_version_blocks_nothing(model: Model) -> None:
     for _ in range(2):
         model.release()
