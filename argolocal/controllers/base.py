@@ -1,8 +1,8 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
 `Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and similar kinds; other
-controllers extend it. A change reads and replaces the file under a lock, because a supervisor changes the status of
-the same object.
+controllers extend it. A change of an object reads and replaces the object's file under a lock, because the supervisor
+may change the status of the object at the same time.
 """
 
 import copy
@@ -32,7 +32,7 @@ class Controller:
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder for the logs and directories of pods."""
         self.cluster, self.run = cluster, run or cluster.home
-        self.controllers: Mapping[str, Controller] = {}  # kind → controller in the same run
+        self.controllers: Mapping[str, Controller] = {}  # kind of objects → its controller in the same run
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
@@ -44,7 +44,7 @@ class Controller:
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
 
-        Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
+        Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the current object's.
         """
         self.check(obj)
         applied = _without_last_applied(obj)
@@ -62,7 +62,7 @@ class Controller:
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
         """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied annotation stays.
 
-        Raises ConfigError, and Conflict if `update` sets another resourceVersion than the current one.
+        Raises ConfigError, and Conflict if `update` sets a resourceVersion that differs from the current object's.
         """
 
         def update_current(current_object: Object | None) -> Object:
@@ -95,7 +95,7 @@ class Controller:
         return self.on_write(stored)
 
     def on_write(self, stored: Object) -> Object:
-        """Act on an object that was applied or patched. Return its new state."""
+        """Act on an object that was applied or patched, and return the object's new state."""
         return stored
 
     def get(self, name: str) -> Object | None:
@@ -117,14 +117,14 @@ class Controller:
         return {name: obj for name in self.names() if (obj := self.read(name))}
 
     def delete(self, name: str) -> bool:
-        """Delete the object. Return False if it did not exist."""
+        """Delete the object. Return False if the object did not exist."""
         with self._locked():
             existed = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `update(object)`; None keeps the object. Return the new object."""
+        """Replace the object by `update(object)`, unless that is None. Return the object that is stored now."""
         with self._locked():
             current_object = self.read(name)
             new = update(copy.deepcopy(current_object))
@@ -138,10 +138,10 @@ class Controller:
             return new
 
     def poll(self) -> None:
-        """Do the periodic work; called every 0.1 s during a run."""
+        """Do the periodic work of this controller; called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
-        """Remove leftovers of completed objects of this run."""
+        """Remove the leftovers of objects of this run that have completed."""
 
     def stop(self, grace: float) -> None:
         """Stop the processes that this process runs for the objects; the objects stay."""
@@ -166,7 +166,7 @@ def _without_last_applied(obj: Object) -> Object:
 
 
 def merge(last_applied: Any, new: Any, current: Any) -> Any:
-    """Merge the last applied, the new and the current object, as kubectl's three-way merge."""
+    """Merge the last applied, the new and the current object, as kubectl's three-way merge does."""
     if not (isinstance(new, dict) and isinstance(current, dict)):
         return copy.deepcopy(new)
     last_applied = last_applied if isinstance(last_applied, dict) else {}
@@ -175,10 +175,10 @@ def merge(last_applied: Any, new: Any, current: Any) -> Any:
 
 
 def sole_container(spec: Object, where: str) -> Object:
-    """Return the only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    """Return the only container of a pod spec. Raises ConfigError for several containers, or one without an image."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
-        raise ConfigError(f"{where} has {len(containers)} containers or init containers: only one is supported.")
+        raise ConfigError(f"{where}: only pods with one container and without initContainers are supported here.")
     if not containers[0].get("image"):
         raise ConfigError(f"{where}: the image of its container is missing. Set it.")
     return containers[0]

@@ -256,7 +256,7 @@ def test_a_port_used_by_another_model_of_this_home_names_that_model(kinds: dict[
     kinds["Service"].apply(service(port))
     other = service(port)
     other["metadata"] = {"name": "digits"}
-    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by fraud of this home"):
+    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by Service fraud of this home"):
         kinds["Service"].apply(other)
 
 

@@ -219,7 +219,7 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
         (
             [{"name": "v", "mountPath": "/in/x"}],
             IN,
-            r"artifacts\[0\]\.path is '/in/x', as is the path of container\.volumeMounts\[0\]",
+            r"artifacts\[0\]\.path is '/in/x', which is also the path of container\.volumeMounts\[0\]",
         ),
         ([{"name": "v", "mountPath": "/in"}], IN, ""),
     ],
