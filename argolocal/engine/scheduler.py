@@ -214,9 +214,7 @@ class Scheduler(Context):
         finally:
             self.depth -= not is_attempt
 
-    def _execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool
-    ) -> Node:
+    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.deferred_releases.discard(node["id"])

@@ -57,7 +57,7 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
 
 
 def _go_error(web_error: web.WebError) -> str:
-    """Return Go's message for a failed connection: retry policies match it."""
+    """Return Go's message for a failed connection, which retry policies match."""
     error = web_error.cause
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)
