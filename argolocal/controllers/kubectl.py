@@ -41,7 +41,7 @@ Object = dict[str, Any]
 
 
 class KubectlError(Exception):
-    """An action of kubectl fails. The message is the one that kubectl prints."""
+    """An action of kubectl fails, with the message that kubectl prints."""
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class Resources:
             if record.exists() and _content(current_object) == json.loads(record.read_text()):
                 return current_object
             try:
-                new = apply_patch(current_object, patch, strategy)
+                new_object = apply_patch(current_object, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
-            write_atomically(record, json.dumps(_content(new)))
-            return new
+            write_atomically(record, json.dumps(_content(new_object)))
+            return new_object
 
         controller.patch(name, update)
 

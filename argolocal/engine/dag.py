@@ -321,7 +321,7 @@ def _loop_phase(nodes: list[Node]) -> str:
 
 
 def resolve_references(context: Context, task: Task, scope: scopes.Scope, message_prefix: str = "") -> Task:
-    """Return a task or step with all tags replaced except those of loop items.
+    """Return a task or step in which all tags are replaced, except the tags of loop items.
 
     Raises TemplateError (`message_prefix`: see `resolve_artifact`), WhenError.
     """

@@ -18,7 +18,7 @@ from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.kinds import ARTIFACT_GC
 from argolocal.pods import archives, web
 
-STAGING_PATH = "/tmp/argo/outputs/artifacts"  # directory in which Argo's executor stages files to zip
+STAGING_PATH = "/tmp/argo/outputs/artifacts"  # Argo's executor copies files into this directory before it zips them
 
 
 class Tar(tarfile.TarFile):
@@ -97,8 +97,8 @@ def save(
 ) -> dict[str, Any] | None:
     """Upload an output artifact. Return the artifact with its key, or None if an optional artifact is missing.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory in which
-    archives are built. `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
+    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory for
+    temporary archives. `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
     Raises ArtifactError.
     """
     archive = artifact.get("archive") or {}

@@ -37,7 +37,7 @@ def port_number(container: Container, port: int | str) -> int:
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raise ConfigError for a container without an image or command, and for one that Kubernetes rejects."""
+    """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
         _check_environment(container, f"{where}.{path}.env")

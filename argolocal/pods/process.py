@@ -144,8 +144,8 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     args = container.get("args") or ([] if container.get("command") else image.args)
     if not (command or args):
         raise ConfigError(
-            f"{run.name}: the command of container {container['name']} is missing, and also that of its image. "
-            "Set the command."
+            f"{run.name}: the command of container {container['name']} is missing, and the default "
+            "command of its image is not known. Set the command."
         )
     arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
     directory = container.get("workingDir") or image.directory

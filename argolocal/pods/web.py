@@ -150,7 +150,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _is_within(parts: SplitResult, first_parts: SplitResult) -> bool:
-    """Return True if the host of `parts` is that of `first_parts` or a subdomain; IPv6 addresses have none."""
+    """Return True if the host of `parts` is the host of `first_parts` or its subdomain (not for IPv6 addresses)."""
     host, parent = parts.hostname or "", first_parts.hostname or ""
     return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
 

@@ -28,7 +28,7 @@ POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """Return notes for the user: ignored fields of a workflow or its manifest, and what this machine lacks.
+    """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of this machine.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
