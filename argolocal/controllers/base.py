@@ -39,7 +39,7 @@ class Controller:
     def check(self, obj: Object) -> None:
         """Raise ConfigError for an object that the API server would reject or that this machine does not support."""
         if not (obj.get("metadata") or {}).get("name"):
-            raise ConfigError(f"metadata.name of a {self.kind} is missing. Set it.")
+            raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
 
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
@@ -100,11 +100,11 @@ class Controller:
         return stored
 
     def get(self, name: str) -> Object | None:
-        """Return the object, or None."""
+        """Return the object with this name, or None."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
-        """Return the object on disk, or None."""
+        """Return the object with this name on disk, or None."""
         try:
             return json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -183,5 +183,5 @@ def sole_container(spec: Object, where: str) -> Object:
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(f"{where}: only pods with one container and without initContainers are supported here.")
     if not containers[0].get("image"):
-        raise ConfigError(f"{where}: the image of its container is missing. Set it.")
+        raise ConfigError(f"{where}: the image of its container is missing. Set the image.")
     return containers[0]

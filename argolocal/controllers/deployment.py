@@ -98,7 +98,7 @@ class Deployments(Controller):
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
     def on_write(self, stored: Object) -> Object:
-        """Wait until the supervisor has observed the change, so that its status belongs to the written object."""
+        """Wait until the supervisor has observed the change; then the status of the object belongs to its spec."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         deadline = time.monotonic() + OBSERVE_TIMEOUT_S
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
@@ -171,7 +171,7 @@ class Deployments(Controller):
         return entries
 
     def start(self) -> None:
-        """Start the supervisor if it does not run, even after `down`, without waiting for its work."""
+        """Start the supervisor if it does not run, even after `down`, without waiting until it is ready."""
         with self._locked():
             if self.running():
                 return

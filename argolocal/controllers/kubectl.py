@@ -122,7 +122,7 @@ class Resources:
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Perform the action of a resource template. Return kind and name of the object.
 
-        `record`: a file for the name of the created object or the result of a patch; a dead runner may have left it.
+        `record`: file for the name of a created object or the result of a patch; a dead runner may have left this file.
         Raises KubectlError, ConfigError.
         """
         action, flags = resource["action"], resource.get("flags") or []

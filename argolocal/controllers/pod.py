@@ -37,7 +37,7 @@ class Pod:
         origin: Origin | None = None,
     ) -> None:
         self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
-        self.directories = directories or {}  # shared volumes
+        self.directories = directories or {}  # name of a shared volume → its directory
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.process: Process | None = None
@@ -80,7 +80,7 @@ class Pod:
         self.start_at, self.kill_at = time.monotonic() + backoff_s, float("inf")
         delay = f" in {backoff_s:g} s" if backoff_s else ""
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, is restarted{delay}\n")
+            log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
         """Do not restart the container, because its exit code names a cause that a restart cannot cure."""

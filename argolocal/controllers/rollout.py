@@ -205,7 +205,7 @@ class Rollout:
         limit_s = obj["spec"].get("progressDeadlineSeconds", 600)
         if not is_complete and not self.progress.failure and time.monotonic() - self.progress.since > limit_s:
             last_line = next((replica.pod.last_log_line() for replica in new_replicas if not replica.ready), "")
-            self.progress.failure = f"no progress in {limit_s} s. The log ends: {last_line}"
+            self.progress.failure = f"no progress in {limit_s} s. The last line of the log is: {last_line}"
         conditions = [available_condition(ready >= desired), progressing_condition(is_complete, self.progress)]
         nonzero = {key: value for key, value in counts.items() if value}
         old_status = obj.get("status") or {}

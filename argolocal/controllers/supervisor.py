@@ -221,7 +221,7 @@ class Supervisor:
             replica.connections -= 1
 
     async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
-        """Open a connection to a pod whose answers are discarded. Return None if the pod does not accept it."""
+        """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be reached."""
         try:
             answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
         except OSError:

@@ -43,7 +43,9 @@ class Dag:
         if unknown_targets := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
-        self.visible_ancestors: dict[str, list[str]] = {}  # task → ancestors that its fields may reference
+        self.visible_ancestors: dict[
+            str, list[str]
+        ] = {}  # name of a task → ancestors that the task's fields may reference
         eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager_tasks)
 
@@ -54,7 +56,7 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """Return the scope of `task`: tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
+        """Return the scope of `task`, with tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
         if task not in self.visible_ancestors:
             self.visible_ancestors[task] = self._visible_ancestors(task)
@@ -127,7 +129,7 @@ class Dag:
         return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
     def _no_longer_visited(self, name: str) -> bool:
-        """Return True if Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
+        """Return True if Argo no longer visits a task, because it visits only ancestors of unfinished tasks."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in dependents)
 

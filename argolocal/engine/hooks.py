@@ -55,7 +55,7 @@ def failures(context: Context) -> str:
             "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
             "phase": node["phase"],
             "podName": context.table.pod_name(node["name"], template),
-            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
+            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo stores whole seconds
         }
         for node in context.nodes.values()
         if node["phase"] in FAILED
@@ -114,7 +114,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield the node name and the fields of each hook of a workflow, step or task, except the exit hook."""
+    """Yield node name and fields of a workflow's, step's or task's hooks, except the exit hook. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT_HOOK:
             continue
@@ -127,7 +127,7 @@ def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
 def _resolve_arguments(
     context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a hook, which can reference the outputs of the hook's step or task."""
+    """Return the arguments of a hook, which can reference outputs of the hook's step or task. Raises NodeError."""
     if not arguments:
         return arguments
     add_outputs(scope, f"{kind}.{name}", outputs, default="")

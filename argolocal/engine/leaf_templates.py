@@ -22,7 +22,7 @@ RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Add a Start of the node's pod to `context.actions`, unless the pod was started before. Raises NodeError."""
+    """Add a Start action for the node's pod to `context.actions`, unless the pod has started. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)

@@ -51,7 +51,7 @@ class Start:
     template: Any
     capture: bool = False  # True: store stdout as outputs.result
     deadline: float | None = None
-    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: container → node id
+    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: name of a container → id of its node
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Retry nodes: their attempts, and the decision after each failed attempt. Also, defaults of templates.
+"""Retry nodes: their attempts, the decision after each failed attempt, and the defaults of templates.
 
 The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit, expression. Therefore a
 failure that the policy does not retry still waits for one backoff, and a strategy without a limit never waits.

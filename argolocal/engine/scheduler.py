@@ -98,12 +98,13 @@ class Scheduler(Context):
             with contextlib.suppress(NodeError, LimitReached, ControllerCrash):
                 self.execute(top_node["name"], caller, top_node.get("inputs", {}), options)
         if node["id"] in self.table.orphaned_pods:
-            self.table.mark(node["name"], "Failed", "its runner died")
+            self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active_pods - self.daemons.keys() - excluding)  # a daemon ends only with its template
+            # a daemon is not progress: it ends only when the template that started it completes
+            bool(self.table.active_pods - self.daemons.keys() - excluding)
             or self.wake is not None
             or any(node["type"] in waiting_types and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
@@ -268,7 +269,7 @@ class Scheduler(Context):
             if kind in template:
                 try:
                     return module.execute(self, name, caller, template, options)
-                finally:  # daemons end even after an error
+                finally:  # daemons of the template end even after an error
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])
         if "suspend" in template:

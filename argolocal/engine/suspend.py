@@ -36,7 +36,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 
 def resume(context: Context, event: Resumed) -> None:
-    """Resume a node that is still suspended."""
+    """Resume the node of `event`, if the node is still suspended."""
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
@@ -127,7 +127,7 @@ def _complete(context: Context, node: Node) -> Node:
 
 
 def check(template: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing inside."""
+    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a suspend template."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):

@@ -1,4 +1,4 @@
-"""Unpacks untrusted archives: they cannot touch anything outside of one new directory.
+"""Unpacks untrusted archives, which cannot touch anything outside of one new directory.
 
 `tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not enough: it does not exist
 before Python 3.11.4, a chain of links that is too long to resolve bypasses it in later versions (CVE-2025-4517), and it
@@ -31,7 +31,7 @@ MAX_DEPTH = 200  # number of nested directories
 # maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
 MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
 MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
-CHUNK_BYTES = 128 << 10  # bytes read at once
+CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
 # errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are encrypted or nested too deep
 INVALID_ARCHIVE_ERRORS = (
@@ -170,7 +170,7 @@ def is_tarball(path: Path) -> bool:
 
 
 def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
-    """Replace a gzipped tar by its contents at `path`: `path` is its single entry, or a folder of its entries.
+    """Replace a gzipped tar by its contents: its single entry becomes `path`, several entries a folder `path`.
 
     Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
     """
@@ -212,7 +212,7 @@ def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
 
 
 def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
-    """Raise ArchiveError for entries that exceed the budget, share bytes or are compressed by another method."""
+    """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor deflated."""
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
@@ -241,7 +241,7 @@ def _check_sparse(member: Any, stored_bytes: int) -> None:
         end, total = offset + size, total + size
     if total > stored_bytes:
         raise ArchiveError(
-            f"{member.name} has parts of {total} bytes, but only {stored_bytes} bytes are stored: pack it again."
+            f"{member.name} has parts of {total} bytes, but only {stored_bytes} are stored: pack the file again."
         )
 
 
@@ -313,7 +313,7 @@ class _Tree:
             path.chmod(0o755)  # makes the mode independent of the umask
 
     def add_links(self, name: str) -> None:
-        """Create the links. Raises ArchiveError for a link whose path to its target leaves `name`."""
+        """Create the links. Raises ArchiveError for a link whose path to its target leaves the directory `name`."""
         top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
         final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
         links = {final_path(path): target for path, (_, target) in self.links.items()}

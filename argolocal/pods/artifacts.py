@@ -35,7 +35,7 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the output of a skipped step
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the artifact is the output of a skipped step
         if artifact.get("optional"):
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")

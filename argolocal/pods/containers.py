@@ -80,13 +80,13 @@ def _check_program(container: Container, where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.image is missing: set it.")
     image_spec = cluster.image(image)
     if not (container.get("command") or image_spec.command or image_spec.args):
-        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Set it.")
+        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Add it.")
 
 
 def _check_environment(container: Container, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
-            raise ConfigError(f"{where}[{index}] has both value and valueFrom, which Kubernetes rejects. Set one.")
+            raise ConfigError(f"{where}[{index}] has both value and valueFrom: Kubernetes accepts only one of them.")
 
 
 def _check_mounts(container: Container, where: str) -> None:

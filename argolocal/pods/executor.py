@@ -112,7 +112,7 @@ class Executor:
                 (work, callback), pod.work = pod.work, None
                 callback(pod, work)
         self._enforce()
-        self.cluster.poll()  # restarts a service that died
+        self.cluster.poll()  # restarts services that died
         self.events += self.resources.poll()
         events, self.events = self.events, []
         return events

@@ -210,7 +210,7 @@ class View:
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays keep the tmpfs
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays use the tmpfs
             os.chroot(view)
             os.chdir("/")
 

@@ -2,7 +2,7 @@
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
     memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after its exit; limit_exceeded: True if it was OOM-killed
+    memory.close()                                    # after the exit; then memory.limit_exceeded tells an OOM kill
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
 have children that limit memory, so a new cgroup is a sibling of the runner's cgroup, below a user's systemd app.slice.
@@ -29,7 +29,7 @@ LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n
 CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
 # files that exist only in some kernels → content to write ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
-PAUSES_S = [0.001 * 2**number for number in range(8)]  # pauses while killed processes exit
+PAUSES_S = [0.001 * 2**number for number in range(8)]  # seconds to wait while killed processes exit
 
 
 class MemoryCgroup:
@@ -68,7 +68,7 @@ class MemoryCgroup:
 
 
 def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT
+    descriptor = os.open(path, os.O_WRONLY)  # unlike open(), this does not create a file
     try:
         os.write(descriptor, text.encode())
     finally:

@@ -1,4 +1,4 @@
-"""Copies container output to logs through pipes, as container runtimes do, so `> /dev/stdout` keeps the log.
+"""Copies container output to logs through pipes, as container runtimes do: `> /dev/stdout` does not empty a log.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)

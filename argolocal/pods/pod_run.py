@@ -217,7 +217,7 @@ def _read_result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raise ConfigError if a template (as written) contains paths that cannot be private to its pods here."""
+    """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private to its pods."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
     literal_paths = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
     declared_paths = [*literal_paths]

@@ -45,7 +45,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides the container's variables; `stdout`: a copy of stdout.
+    """One container to run. `extra_env` overrides the container's variables; `stdout`: file for a copy of stdout.
 
     `volumes`: directories to mount. `root_pid`: a process whose file system tree the container shares.
     """
@@ -239,7 +239,7 @@ def _make_child_setup(
         if enter:
             enter()
             if directory:
-                os.makedirs(directory, exist_ok=True)  # a private directory: see _add_working_directory
+                os.makedirs(directory, exist_ok=True)  # the directory is private: see _add_working_directory
                 os.chdir(directory)
 
     return set_up_child
@@ -288,7 +288,8 @@ def _read_object(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> 
         if reference.get("optional"):
             return {}
         raise ConfigError(
-            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist here. Create it."
+            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist "
+            "here. Create this object."
         ) from None
 
 

@@ -177,8 +177,8 @@ class LocalCluster:
 
         if run_names := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
-                f"{', '.join(run_names)}: still running, and needs the deployments and services that "
-                f"`{program.name} down` stops. Wait until the run ends, or `{program.name} stop {run_names[0]}` first."
+                f"{', '.join(run_names)} must end before `{program.name} down` stops the deployments and services. "
+                f"Wait, or run `{program.name} stop {run_names[0]}` first."
             )
         clean_up_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
@@ -206,7 +206,8 @@ class LocalCluster:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file: it must be a {', '.join(STORABLE_KINDS)} with a name."
+                    f"{kind} {name!r} in the Workflow's file is not supported: use one of "
+                    f"{', '.join(STORABLE_KINDS)}, with a valid name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"

@@ -42,7 +42,9 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     ignored |= dict.fromkeys(_check_templates(workflow["spec"], cluster))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _check_objects(workflow["spec"], cluster)
-    notes = [f"ignored, because one machine does not need it: {', '.join(ignored)}"] if ignored else []
+    notes = (
+        [f"fields that are ignored, because one machine does not need them: {', '.join(ignored)}"] if ignored else []
+    )
     names = dict.fromkeys(limits.limit_names(workflow["spec"]))
     if unenforced_limits := [name for name in names if name != "memory" or not limits.available()]:
         notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}")
@@ -88,7 +90,7 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if len(template_types) != 1:
         raise ConfigError(
             f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it must have "
-            "exactly one."
+            "exactly one type."
         )
     suspend.check(template, where)
     artifacts.check(template, where)
@@ -116,7 +118,7 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
                 if container["name"] in used_names:
                     raise ConfigError(
                         f"{where}.{kind}[{index}].name is {container['name']!r}, the name of another container: "
-                        "Kubernetes rejects that. Choose another name."
+                        "Kubernetes rejects such a pod. Choose another name."
                     )
                 used_names.add(container["name"])
         sidecars.check(template, where)

@@ -81,7 +81,7 @@ class ContainerSet(Sidecars):
                     continue
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
-                if self.attempts_left[name] < 0:  # only with `retries: 0`
+                if self.attempts_left[name] < 0:  # this happens only with `retries: 0`
                     self._end(name, 0)
                 else:
                     self._try_start(name)
@@ -179,7 +179,7 @@ def check(template: dict[str, Any], where: str) -> None:
     if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
         raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one attempt.")
     if template.get("daemon"):
-        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a container template.")
+        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a container.")
     if other_kinds := [kind for kind in KINDS if template.get(kind)]:
         raise ConfigError(
             f"{where} with {other_kinds[0]} is not supported by the local runner: move their containers to the set."

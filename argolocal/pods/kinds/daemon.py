@@ -1,6 +1,6 @@
 """Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-A failed probe is repeated after `periodSeconds`, at most one second, because the kubelet probes more often while a
+A failed probe is repeated after `periodSeconds`, but at most one second, because the kubelet probes more often while a
 container is not ready. Source: Argo's operator.go (assessNodeStatus).
 """
 

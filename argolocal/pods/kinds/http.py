@@ -17,7 +17,7 @@ from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
 MAX_BODY_BYTES = 10_000_000  # a cluster stores fewer than two million bytes for a whole workflow
-Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
 Secret = Callable[[str], Mapping[str, str]]
 
 

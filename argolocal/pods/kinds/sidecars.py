@@ -54,7 +54,7 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminate the sidecars and wait for their end. Return Argo's message if one had failed before, or ""."""
+        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed before, else ""."""
         processes = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
