@@ -43,9 +43,8 @@ class Dag:
         if unknown_targets := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
-        self.visible_ancestors: dict[
-            str, list[str]
-        ] = {}  # name of a task → ancestors that the task's fields may reference
+        # name of a task → ancestors that the task's fields may reference
+        self.visible_ancestors: dict[str, list[str]] = {}
         eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager_tasks)
 
