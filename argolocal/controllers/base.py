@@ -1,8 +1,8 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
 `Controller` stores objects of any kind, which suffices for ConfigMaps, PodDisruptionBudgets and similar kinds; other
-controllers extend it. A change reads and replaces the file under a lock, because a supervisor changes the status of
-the same object.
+controllers extend it. A change of an object reads and replaces the object's file under a lock, because the supervisor
+may change the status of the object at the same time.
 """
 
 import copy
@@ -32,78 +32,79 @@ class Controller:
     def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
         """`run`: the folder for the logs and directories of pods."""
         self.cluster, self.run = cluster, run or cluster.home
-        self.controllers: Mapping[str, Controller] = {}  # kind → controller in the same run
+        self.controllers: Mapping[str, Controller] = {}  # kind of objects → its controller in the same run
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 
     def check(self, obj: Object) -> None:
         """Raise ConfigError for an object that the API server would reject or that this machine does not support."""
         if not (obj.get("metadata") or {}).get("name"):
-            raise ConfigError(f"metadata.name of a {self.kind} is missing. Set it.")
+            raise ConfigError(f"metadata.name of a {self.kind} is missing. Set the name.")
 
     def apply(self, obj: Object) -> Object:
         """Create or update the object as `kubectl apply` does: fields that earlier `apply` calls did not set are kept.
 
-        Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
+        Raises ConfigError, and Conflict if `obj` has a resourceVersion that differs from the current object's.
         """
         self.check(obj)
-        applied = _without_last_applied(obj)
+        applied_object = _without_last_applied(obj)
 
         def merge_current(current_object: Object | None) -> Object:
-            last_applied = (
+            last_object = (
                 json.loads(current_object["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if current_object else {}
             )
-            new = merge(last_applied, applied, current_object or {})
-            annotations = {**(new["metadata"].get("annotations") or {}), LAST_APPLIED: json.dumps(applied)}
-            return new | {"metadata": new["metadata"] | {"annotations": annotations}}
+            new_object = merge(last_object, applied_object, current_object or {})
+            annotations = new_object["metadata"].get("annotations") or {}
+            annotations = {**annotations, LAST_APPLIED: json.dumps(applied_object)}
+            return new_object | {"metadata": new_object["metadata"] | {"annotations": annotations}}
 
         return self._write(obj["metadata"]["name"], merge_current)
 
     def patch(self, name: str, update: Callable[[Object], Object]) -> Object:
         """Replace an existing object by `update(object)`, as `kubectl patch` does: the last-applied annotation stays.
 
-        Raises ConfigError, and Conflict if `update` sets another resourceVersion than the current one.
+        Raises ConfigError, and Conflict if `update` sets a resourceVersion that differs from the current object's.
         """
 
         def update_current(current_object: Object | None) -> Object:
-            new = update(current_object or {})
-            self.check(new)
-            return new
+            new_object = update(current_object or {})
+            self.check(new_object)
+            return new_object
 
         return self._write(name, update_current)
 
     def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
         def add_metadata(current_object: Object | None) -> Object:
-            new = update(copy.deepcopy(current_object))
+            new_object = update(copy.deepcopy(current_object))
             meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
-            meta |= {"annotations": {}} | new["metadata"]
+            meta |= {"annotations": {}} | new_object["metadata"]
             current_meta = current_object["metadata"] if current_object else {"resourceVersion": "0", "generation": 0}
             if current_object and meta.get("resourceVersion") not in (None, "", current_meta["resourceVersion"]):
                 raise Conflict(
                     f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object has been modified; '
                     "please apply your changes to the latest version and try again"
                 )
-            changed = not current_object or current_object.get("spec") != new.get("spec")
+            has_new_spec = not current_object or current_object.get("spec") != new_object.get("spec")
             meta |= {
                 "resourceVersion": current_meta["resourceVersion"],
-                "generation": current_meta["generation"] + changed,
+                "generation": current_meta["generation"] + has_new_spec,
             }
-            return new | {"metadata": meta}
+            return new_object | {"metadata": meta}
 
-        stored = self.change(name, add_metadata)
-        assert stored
-        return self.on_write(stored)
+        stored_object = self.change(name, add_metadata)
+        assert stored_object
+        return self.on_write(stored_object)
 
     def on_write(self, stored: Object) -> Object:
-        """Act on an object that was applied or patched. Return its new state."""
+        """Act on an object that was applied or patched, and return the object's new state."""
         return stored
 
     def get(self, name: str) -> Object | None:
-        """Return the object, or None."""
+        """Return the object with this name, or None."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
-        """Return the object on disk, or None."""
+        """Return the object with this name on disk, or None."""
         try:
             return json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -117,31 +118,31 @@ class Controller:
         return {name: obj for name in self.names() if (obj := self.read(name))}
 
     def delete(self, name: str) -> bool:
-        """Delete the object. Return False if it did not exist."""
+        """Delete the object. Return False if the object did not exist."""
         with self._locked():
             existed = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `update(object)`; None keeps the object. Return the new object."""
+        """Replace the object by `update(object)`, unless `update` returns None. Return the stored object."""
         with self._locked():
             current_object = self.read(name)
-            new = update(copy.deepcopy(current_object))
-            if new is None or new == current_object:
+            new_object = update(copy.deepcopy(current_object))
+            if new_object is None or new_object == current_object:
                 return current_object
-            new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
+            new_object["metadata"]["resourceVersion"] = str(int(new_object["metadata"]["resourceVersion"]) + 1)
             draft = self._path(name).with_suffix(".new")
             draft.touch(0o600)  # the object may be a Secret
-            draft.write_text(json.dumps(new, indent=1))
+            draft.write_text(json.dumps(new_object, indent=1))
             draft.replace(self._path(name))
-            return new
+            return new_object
 
     def poll(self) -> None:
-        """Do the periodic work; called every 0.1 s during a run."""
+        """Do the periodic work of this controller; called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
-        """Remove leftovers of completed objects of this run."""
+        """Remove the leftovers of objects of this run that have completed."""
 
     def stop(self, grace: float) -> None:
         """Stop the processes that this process runs for the objects; the objects stay."""
@@ -165,20 +166,22 @@ def _without_last_applied(obj: Object) -> Object:
     return obj | {"metadata": meta | {"annotations": annotations}} if meta.get("annotations") else obj
 
 
-def merge(last_applied: Any, new: Any, current: Any) -> Any:
-    """Merge the last applied, the new and the current object, as kubectl's three-way merge."""
-    if not (isinstance(new, dict) and isinstance(current, dict)):
-        return copy.deepcopy(new)
-    last_applied = last_applied if isinstance(last_applied, dict) else {}
-    kept_fields = {key: value for key, value in current.items() if key not in last_applied or key in new}
-    return kept_fields | {key: merge(last_applied.get(key), value, current.get(key)) for key, value in new.items()}
+def merge(last_object: Any, new_object: Any, current_object: Any) -> Any:
+    """Merge the last applied, the new and the current object, as kubectl's three-way merge does."""
+    if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
+        return copy.deepcopy(new_object)
+    last_fields = last_object if isinstance(last_object, dict) else {}
+    kept_fields = {key: value for key, value in current_object.items() if key not in last_fields or key in new_object}
+    return kept_fields | {
+        key: merge(last_fields.get(key), value, current_object.get(key)) for key, value in new_object.items()
+    }
 
 
 def sole_container(spec: Object, where: str) -> Object:
-    """Return the only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    """Return the only container of a pod spec. Raises ConfigError for several containers, or one without an image."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
-        raise ConfigError(f"{where} has {len(containers)} containers or init containers: only one is supported.")
+        raise ConfigError(f"{where}: only pods with one container and without initContainers are supported here.")
     if not containers[0].get("image"):
-        raise ConfigError(f"{where}: the image of its container is missing. Set it.")
+        raise ConfigError(f"{where}: the image of its container is missing. Set the image.")
     return containers[0]

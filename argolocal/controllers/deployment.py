@@ -1,10 +1,10 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-A change writes the object and starts the supervisor if needed: a separate process (supervisor.py), recorded in
-`deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless `down` had stopped it.
-Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its progressDeadlineSeconds if its
-pod exits four times in a row, or once because of invalid data or configuration; a Service listens on 127.0.0.1, and a
-headless Service on an address of its own.
+A change of a Deployment writes the object, and starts the supervisor if it does not run: a separate process
+(supervisor.py), recorded in `deployments/supervisor.json`. If the supervisor died, the next command restarts it, unless
+`down` had stopped it. Differences from Kubernetes: no autoscaler changes `replicas`; a rollout fails before its
+progressDeadlineSeconds if its pod exits four times in a row, or once with an exit code that a restart cannot change
+(FATAL_EXIT_CODES); a Service listens on 127.0.0.1, and a headless Service on an address of its own.
 """
 
 import json
@@ -27,20 +27,20 @@ from argolocal.language.gofmt import timestamp
 from argolocal.pods.process import Origin
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # files in `home`
+RECORD_FILE, LOG_FILE = "supervisor.json", "supervisor.log"  # files in `Deployments.home`
 OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
-# the value is JSON: the Origin of the pods, and the process that applied the object
+# annotation of a Deployment; its value is JSON: the Origin of the pods, and the process that applied the object
 ORIGIN_ANNOTATION = "argolocal/origin"
 
 
 class Services(Controller):
-    """Services: the supervisor listens on their ports."""
+    """Stores Services; the supervisor listens on their ports."""
 
     kind = "Service"
-    hint = ""  # end of a message: how to choose another port
+    hint = ""  # end of an error message: how to choose another port
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a port that is in use or invalid."""
+        """Raise ConfigError for a Service without selector or ports, and for a port that is invalid or in use."""
         super().check(obj)
         name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
         if not ports or not (obj["spec"].get("selector")):
@@ -50,7 +50,8 @@ class Services(Controller):
         previous = self.read(name)
         own_ports = [port["port"] for port in previous["spec"]["ports"]] if previous else []
         for port in [port["port"] for port in ports if not is_headless(obj)]:
-            if port not in own_ports or not Deployments(self.cluster).running():  # not our supervisor's port
+            # the supervisor does not listen on this port yet
+            if port not in own_ports or not Deployments(self.cluster).running():
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
@@ -58,8 +59,8 @@ class Services(Controller):
             ports = [] if is_headless(service) else [service_port["port"] for service_port in service["spec"]["ports"]]
             if port in ports and service["metadata"]["name"] != name:
                 raise ConfigError(
-                    f"Service {name}: port {port} is used by {service['metadata']['name']} of this home: choose "
-                    f"another port{self.hint}, or stop all deployments with `{program.name} down`."
+                    f"Service {name}: port {port} is used by Service {service['metadata']['name']} of this home: "
+                    f"choose another port{self.hint}, or stop all deployments with `{program.name} down`."
                 )
         _check_port_is_free(port, f"Service {name}", self.hint)
 
@@ -90,14 +91,14 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Write the object with the Origin of this process, unless it contains one: projects share a supervisor."""
+        """Write the object with the Origin of this process, unless `obj` has an Origin: projects share a supervisor."""
         meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{start_time(os.getpid())}"
         origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN_ANNOTATION: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
     def on_write(self, stored: Object) -> Object:
-        """Return once the supervisor has observed the change, so that the status belongs to the written object."""
+        """Wait until the supervisor has observed the change; then the status of the object belongs to its spec."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         deadline = time.monotonic() + OBSERVE_TIMEOUT_S
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
@@ -134,14 +135,17 @@ class Deployments(Controller):
         return bool(record and is_alive(record["pid"], record["since"]))
 
     def revive(self) -> bool:
-        """Restart the supervisor if it died without being stopped. Return True if it had died."""
+        """Restart the supervisor if it died and `down` had not stopped it. Return True if the supervisor had died."""
         had_died = bool(self._record() and not self.running() and self.names())
         if had_died:
             self.start()
         return had_died
 
     def down(self) -> list[str]:
-        """Stop the supervisor and all pods, and wait. Return the Deployments that ran. The objects stay."""
+        """Stop the supervisor and all pods, and wait until they have ended.
+
+        Return the names of the Deployments that ran, whose objects stay.
+        """
         record = self._record()
         (self.home / RECORD_FILE).unlink(missing_ok=True)
         if not record or not is_alive(record["pid"], record["since"]):
@@ -154,7 +158,7 @@ class Deployments(Controller):
         return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return one entry per Deployment: kind, name, address, running, number of ready pods."""
+        """Return a dict for each Deployment: its kind, name, address, `running`, and the number of its ready pods."""
         services = [obj for obj in Services(self.cluster).objects().values() if not is_headless(obj)]
         entries, running = [], self.running()
         for name, obj in self.objects().items():
@@ -167,7 +171,7 @@ class Deployments(Controller):
         return entries
 
     def start(self) -> None:
-        """Start the supervisor if it does not run, even if it was stopped, without waiting for it."""
+        """Start the supervisor if it does not run, even after `down`, without waiting until it is ready."""
         with self._locked():
             if self.running():
                 return
@@ -218,6 +222,6 @@ def _check_port_is_free(port: int, where: str, hint: str) -> None:
     except (OSError, OverflowError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program has it, or `{program.name}` "
-            f"in another directory. Stop that program, or choose another port{hint}."
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({reason}): another program uses it, or "
+            f"`{program.name}` in another directory. Stop that program, or choose another port{hint}."
         ) from error

@@ -10,12 +10,12 @@ from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments, Services
 from argolocal.interfaces import Cluster
 
-# kinds that are only stored
+# kinds whose controller only stores the objects
 STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")
 
 
 class Kinds:
-    """Kubernetes' own kinds, and registered kinds."""
+    """Maps kinds of objects to controllers: some kinds of Kubernetes, and the kinds that `register` adds."""
 
     def __init__(self) -> None:
         self.types: dict[str, type[Controller]] = {}
@@ -24,11 +24,11 @@ class Kinds:
         self.register(Controller, *STORED)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Let `controller` handle objects of `kinds` (default: its `kind`); replaces their previous controllers."""
+        """Let `controller` handle objects of `kinds` (default: `controller.kind`), in place of previous controllers."""
         self.types |= dict.fromkeys(kinds or (controller.kind,), controller)
 
     def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:
-        """Return a controller for each kind; the logs and directories of their pods are below `run`."""
+        """Return a controller for each kind; the logs and directories of pods are below `run`."""
         controllers = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
         for controller in controllers.values():
             controller.controllers = controllers

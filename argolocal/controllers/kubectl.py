@@ -20,7 +20,8 @@ from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity, random_suffix
 
-FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # without an effect here
+# flags with a value, which are ignored
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
 IGNORED_FLAGS = (
     "--validate",
     "--cascade",
@@ -33,14 +34,14 @@ IGNORED_FLAGS = (
 )
 ALREADY_EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 CORE_KINDS = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
-# kinds without processes
+# kinds whose objects do not have processes that a dead runner may leave
 PASSIVE_KINDS = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
 
 class KubectlError(Exception):
-    """An error message of kubectl."""
+    """An action of kubectl fails, with the message that kubectl prints."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Resources:
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[PodStarted | PodEnded]:
-        """Perform the action; a node with conditions completes later."""
+        """Perform the action of a node's resource template; a node with conditions completes later."""
         resource = action.template["resource"]
         conditions = resource.get("successCondition") or resource.get("failureCondition")
         if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
@@ -82,7 +83,7 @@ class Resources:
         return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
 
     def poll(self) -> list[PodStarted | PodEnded]:
-        """Poll the controllers, then check the conditions."""
+        """Poll the controllers, then check the conditions of the waiting nodes."""
         for controller in set(self.controllers.values()):
             controller.poll()
         return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
@@ -97,13 +98,14 @@ class Resources:
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
-        """Remove leftovers of completed jobs of a dead runner."""
+        """Remove the leftovers of completed jobs whose runner died."""
         folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
-        for kind in folders - {*CORE_KINDS, *PASSIVE_KINDS}:  # the controllers are imported only if another kind exists
+        # the controllers are imported only if there are objects of another kind
+        for kind in folders - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
     def stop(self, grace: float) -> None:
-        """Stop the processes of jobs."""
+        """Stop waiting for conditions, and stop the processes of jobs."""
         self.waiting.clear()
         for controller in set(self.controllers.values()):
             controller.stop(grace)
@@ -118,9 +120,9 @@ class Resources:
         return controller
 
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
-        """Perform the action. Return kind and name of the object.
+        """Perform the action of a resource template. Return kind and name of the object.
 
-        `record`: a file for the name of the object to create or the result of a patch, perhaps left by a dead runner.
+        `record`: file for the name of a created object or the result of a patch; a dead runner may have left this file.
         Raises KubectlError, ConfigError.
         """
         action, flags = resource["action"], resource.get("flags") or []
@@ -171,7 +173,7 @@ class Resources:
         """Patch an object exactly once, even if the runner dies: a second patch may fail or give another result."""
 
         def update(current_object: Object) -> Object:
-            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:  # a custom resource
+            if strategy == "strategic" and current_object["kind"] not in CORE_KINDS:  # the object is a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
                     "accepted media types include: application/json-patch+json, application/merge-patch+json"
@@ -179,12 +181,12 @@ class Resources:
             if record.exists() and _content(current_object) == json.loads(record.read_text()):
                 return current_object
             try:
-                new = apply_patch(current_object, patch, strategy)
+                new_object = apply_patch(current_object, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
-            write_atomically(record, json.dumps(_content(new)))
-            return new
+            write_atomically(record, json.dumps(_content(new_object)))
+            return new_object
 
         controller.patch(name, update)
 
@@ -192,7 +194,7 @@ class Resources:
         text = resource["manifest"]
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
-                json.loads(text)  # kubectl parses such a patch as JSON
+                json.loads(text)  # kubectl parses a patch that starts with { as JSON
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except (ValueError, RecursionError):
@@ -210,13 +212,13 @@ class Resources:
         return obj
 
     def _resolve_kind(self, resource_type: str) -> str:
-        """Return the kind for kubectl's `pod`, `pods` or `deployments.apps`."""
+        """Return the kind of a resource type of kubectl, such as `pod`, `pods` or `deployments.apps`."""
         self._controller("ConfigMap")
-        kind_of_type = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        kind_of_type = {word: kind for kind in self.controllers for word in (kind.lower(), kind.lower() + "s")}
         return kind_of_type.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
-        """Delete the objects of these kinds with the name; missing objects are ignored."""
+        """Delete the object `name` of each of the kinds, if such an object exists."""
         for kind in map(self._resolve_kind, kinds):
             controller = self._controller(kind)
             if controller.get(name) is not None:
@@ -271,7 +273,7 @@ class Resources:
 
 
 def parse_flags(flags: list[str]) -> tuple[list[str], str]:
-    """Split flags into words and selector. Raises KubectlError for a flag with an effect that is not supported."""
+    """Return the words and the label selector of `flags`. Raises KubectlError for a flag that is not supported here."""
     words, selector = [], ""
     remaining = iter([word for flag in flags for word in flag.split()])
     for word in remaining:
@@ -284,18 +286,18 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
             value = value if equals else next(remaining, "")
         elif flag not in IGNORED_FLAGS:
             supported = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
-            raise KubectlError(f"the flag {flag} is not supported here: only {supported} are")
+            raise KubectlError(f"the flag {flag} is not supported here: the supported flags are {supported}")
     return words, selector
 
 
 def apply_patch(obj: Object, patch: Any, strategy: str) -> Object:
-    """Return the object after a patch, which does not change the status. Raises PatchError."""
+    """Return the patched object; a patch does not change its status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
 
 
 def _content(obj: Object) -> Object:
-    """Return the fields of an object that a patch may set: not the status, and not the server's counters."""
+    """Return the fields of an object that a patch may set: all but the status, resourceVersion and generation."""
     counters = ("resourceVersion", "generation")
     meta = {key: value for key, value in obj["metadata"].items() if key not in counters}
     return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
@@ -306,7 +308,7 @@ def _failure(id: str, reason: str) -> PodEnded:
 
 
 def _find_kind(resource: dict[str, Any]) -> str:
-    """Return the kind in a manifest, from its text."""
+    """Return the kind that the text of a manifest names, or ""."""
     match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
     return match[1] if match else ""
 
@@ -321,7 +323,7 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.flags: {error}.") from None
     if selector and (resource.get("action") != "delete" or resource.get("manifest")):
         raise ConfigError(
-            f"{where}.flags has a selector: only delete without a manifest supports one here. Name the object."
+            f"{where}.flags has a selector: only delete without a manifest supports a selector here. Name the object."
         )
     kind, field = _find_kind(resource) or "".join(words[:1]), "manifest" if _find_kind(resource) else "flags"
     if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= kind_of_type.keys():
@@ -334,7 +336,8 @@ def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
     if resource.get("failureCondition") and not resource.get("successCondition"):
         raise ConfigError(
-            f"{where}.failureCondition without successCondition: Argo would report success immediately. Set both."
+            f"{where} has a failureCondition without a successCondition, so Argo would report success immediately: "
+            "set both conditions."
         )
 
 
@@ -349,4 +352,4 @@ def check_outputs(template: dict[str, Any], where: str) -> None:
         try:
             kubectl_path.parse("" if "{{" in path else path)
         except kubectl_path.KubectlPathError as error:
-            raise ConfigError(f"{field} is {path!r}: {error}. An example is {{.status.phase}}.") from None
+            raise ConfigError(f"{field} is {path!r}: {error}. A valid path is {{.status.phase}}.") from None

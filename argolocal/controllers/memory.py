@@ -1,4 +1,4 @@
-"""Memory volumes, which the pods of an object share: they outlive the processes of these pods."""
+"""Memory volumes (`emptyDir: {medium: Memory}`), shared by the pods of an object, whose processes they outlive."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from argolocal.state.journal import RunFiles
 
 SHARED_MEMORY, DIRECTORY_PREFIX = Path("/dev/shm"), "argolocal-job-"
 OWNER_FILE = "run"  # file with the path of the run that a memory volume belongs to
-ABANDONED_AFTER_S = 3600.0  # if a memory volume is not used for this long, the run is unlikely to be resumed
+ABANDONED_AFTER_S = 3600.0  # a run that has not used its memory volume for this long is unlikely to be resumed
 Object = dict[str, Any]
 
 
 def shared_memory(run: Path, job: str) -> Path:
     """Return the directory for memory volumes of a job's pods: it outlives the pods' processes, but not the job.
 
-    Its name depends on the workflow's uid, so that no other user can guess the name and create the directory first.
+    The directory's name depends on the workflow's uid, so that no other user can guess it and create the directory.
     """
     with suppress(FileNotFoundError):
         job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
@@ -30,7 +30,7 @@ def shared_memory(run: Path, job: str) -> Path:
 
 
 def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Return the variable with the path of a pod's memory volume, if any; the pods of a job share the volume."""
+    """Return the environment variable with the path of the memory volume that a job's pods share, or {}."""
     if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
         return {}
     memory = shared_memory(run, job)
@@ -45,8 +45,8 @@ def clean_up_shared_memory() -> None:
     A run that is resumed later continues from its checkpoints in the object store.
     """
     for memory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
-        with suppress(OSError):  # another process has removed it
-            if not is_own(memory):  # another user's pipe of this name would block the reader
+        with suppress(OSError):  # another process has removed the directory
+            if not is_own(memory):  # another user's pipe with this name would block the reader
                 continue
             run = Path((memory / OWNER_FILE).read_text())
             last_use = max(file.stat().st_mtime for file in memory.iterdir())

@@ -1,7 +1,7 @@
-"""One pod of a controller: its process, restarted as by a kubelet, terminated by SIGTERM, then SIGKILL.
+"""One pod of a controller: its process is restarted as by a kubelet, and terminated by SIGTERM, then SIGKILL.
 
-The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): 0, 1, 2, 4, 8 s, reset once the
-container has run for a minute.
+The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): it is 0, 1, 2, 4, 8 s, and 0 s
+again once the container has run for a minute.
 """
 
 import os
@@ -37,7 +37,7 @@ class Pod:
         origin: Origin | None = None,
     ) -> None:
         self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
-        self.directories = directories or {}  # shared volumes
+        self.directories = directories or {}  # name of a shared volume → its directory
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.process: Process | None = None
@@ -46,7 +46,7 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # files of an earlier pod of this name
+        rmtree(self.root, ignore_errors=True)  # removes the files of an earlier pod with this name
 
     @property
     def running(self) -> bool:
@@ -54,7 +54,7 @@ class Pod:
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Return the exit code if the process has just exited (128 + N for signal N). Restart it after the back-off."""
+        """Start, kill or reap the process. Return its exit code if it has just exited (128 + N for signal N)."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -65,12 +65,12 @@ class Pod:
             if now >= self.kill_at:
                 signal_group(process.pid, SIGKILL)
             return None
-        signal_group(process.pid, SIGKILL)  # kills the other processes of the group
+        signal_group(process.pid, SIGKILL)  # kills the remaining processes of the pod
         self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
     def restart(self, code: int, recreate: bool = False) -> None:
-        """Restart the container after the back-off; `recreate`: as a new pod of the same name."""
+        """Let `poll` restart the container after the back-off; `recreate`: as a new pod with the same name."""
         self.recent_restarts = self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET_S else 1
         self.restarts += 1
         if recreate:
@@ -80,21 +80,21 @@ class Pod:
         self.start_at, self.kill_at = time.monotonic() + backoff_s, float("inf")
         delay = f" in {backoff_s:g} s" if backoff_s else ""
         with self.log.open("a") as log:
-            log.write(f"[{self.name}] ended with code {code}, is restarted{delay}\n")
+            log.write(f"[{self.name}] ended with code {code} and is restarted{delay}\n")
 
     def give_up(self, code: int) -> None:
-        """Do not restart the container: its exit code names a cause that a restart cannot cure."""
+        """Do not restart the container, because its exit code names a cause that a restart cannot cure."""
         self.start_at = float("inf")
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code}, which a restart cannot cure\n")
 
     def end(self, grace: float | None = None) -> None:
-        """Terminate the pod for good (see `terminate`)."""
+        """Terminate the pod (see `terminate`) and never restart it."""
         self.ending = True
         self.terminate(grace)
 
     def terminate(self, grace: float | None = None) -> None:
-        """Send SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own)."""
+        """Send SIGTERM now, and SIGKILL after terminationGracePeriodSeconds, or `grace` seconds if that is less."""
         own_grace = float(self.spec.get("terminationGracePeriodSeconds", 30))
         kill_at = time.monotonic() + (own_grace if grace is None else min(grace, own_grace))
         if self.process and kill_at < self.kill_at:
@@ -103,7 +103,7 @@ class Pod:
             self.kill_at = kill_at
 
     def last_log_line(self) -> str:
-        """Return the last line of the pod's log, for a message."""
+        """Return the last line of the pod's log, for an error message."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
@@ -117,7 +117,7 @@ class Pod:
         self.started = time.monotonic()
         container = self.spec["containers"][0]
         mount_paths = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts") or []}
-        volumes = {  # memory volumes outlive the processes of the pod
+        volumes = {  # a volume at /dev/shm is the machine's directory, which outlives the processes of the pod
             name: VolumeDirectory(
                 self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
             )

@@ -1,8 +1,8 @@
 """The pods of one Deployment: their probes, their rolling update, and the resulting status.
 
 A new version's pod gets connections only once it is ready; then an old pod gets SIGTERM and finishes its connections.
-A Deployment that a workflow owns has pods only while the workflow runs. A pod whose exit code says that its data or
-configuration is invalid is not restarted until another command applies the object.
+A Deployment that a workflow owns has pods only while the workflow runs. A pod that exits with one of FATAL_EXIT_CODES
+is not restarted until another command applies the Deployment.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from argolocal.state.journal import RunFiles
 
 FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # restarts of a new version's container before the rollout fails
-FAST_PERIOD_S = 0.1  # seconds between probes until the first success; the manifest sets the timeout
+FAST_PERIOD_S = 0.1  # seconds between probes until the first success
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class Progress:
     """The progress of a rollout."""
 
     version: str = ""
-    origin: str = ""  # the annotation ORIGIN
+    origin: str = ""  # value of ORIGIN_ANNOTATION
     counts: tuple = ()
     since: float = field(default_factory=time.monotonic)  # time of the last change of `counts`
     failure: str = ""
@@ -81,7 +81,7 @@ class Rollout:
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN_ANNOTATION, "{}")
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
-        # another command applied the object
+        # after a failed rollout, the Deployment was scaled to 0, or another command applied it
         is_retry = self.progress.failure and (not desired or origin != self.progress.origin)
         if is_retry or version != self.progress.version:
             self.progress = Progress(version, origin)
@@ -90,13 +90,13 @@ class Rollout:
         self.reap()
         new_replicas = [replica for replica in self.replicas if replica.version == version]
         old_replicas = [replica for replica in self.replicas if replica.version != version]
-        if len(new_replicas) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
+        if len(new_replicas) < desired and len(self.replicas) <= desired:  # as with maxSurge: 1, maxUnavailable: 0
             self._add(template, version, run, json.loads(origin))
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
         candidates = sorted(old_replicas, key=lambda replica: replica.ready) if old_replicas else new_replicas[desired:]
         for replica in candidates:
-            # a ready old pod is kept until enough others are ready
+            # a ready old pod is kept until enough other pods are ready
             if surplus > 0 and (
                 ready - replica.ready >= desired or (not replica.ready and len(new_replicas) >= desired)
             ):
@@ -109,16 +109,16 @@ class Rollout:
         self.next_number += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
-            if variable["name"] == "MASTER_ADDR":  # addresses belong to names without a domain
+            if variable["name"] == "MASTER_ADDR":  # the cluster assigns addresses to names without a domain
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
         fields = {key: value for key, value in origin.items() if key != "process"}
         pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**fields))
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Stop new connections to a pod and terminate it, with terminationGracePeriodSeconds."""
+        """Stop new connections to a pod, and terminate the pod within its terminationGracePeriodSeconds."""
         self._stop_probes(replica)
-        self.replicas = [other for other in self.replicas if other is not replica]
+        self.replicas = [item for item in self.replicas if item is not replica]
         replica.pod.end()
         self.terminating.append(replica)
 
@@ -149,7 +149,7 @@ class Rollout:
             replica.probes = None
 
     async def _watch(self, replica: Replica) -> None:
-        """Run the probes of one container: start-up first, then readiness and liveness concurrently."""
+        """Run a container's probes: the start-up probe first, then the readiness and liveness probes concurrently."""
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (Probe(container, kind) if kind in container else None for kind in PROBES)
         if startup:
@@ -205,7 +205,7 @@ class Rollout:
         limit_s = obj["spec"].get("progressDeadlineSeconds", 600)
         if not is_complete and not self.progress.failure and time.monotonic() - self.progress.since > limit_s:
             last_line = next((replica.pod.last_log_line() for replica in new_replicas if not replica.ready), "")
-            self.progress.failure = f"no progress in {limit_s} s. The log ends: {last_line}"
+            self.progress.failure = f"no progress in {limit_s} s. The last line of the log is: {last_line}"
         conditions = [available_condition(ready >= desired), progressing_condition(is_complete, self.progress)]
         nonzero = {key: value for key, value in counts.items() if value}
         old_status = obj.get("status") or {}
@@ -216,20 +216,22 @@ class Rollout:
 
 
 def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
-    """Return the run whose workflow owns the Deployment, or None. The pods exist only while the run has a runner."""
+    """Return the run whose workflow owns the Deployment, or None. Such a Deployment has pods only during the run."""
     references = obj["metadata"].get("ownerReferences") or []
     return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
 
 
 def available_condition(is_available: bool) -> Object:
-    """Return the condition Available."""
-    has, which = ("has", "Available") if is_available else ("does not have", "Unavailable")
-    message = f"Deployment {has} minimum availability."
-    return {"type": "Available", "status": str(is_available), "reason": f"MinimumReplicas{which}", "message": message}
+    """Return the condition `Available` of a Deployment's status."""
+    verb, reason = (
+        ("has", "MinimumReplicasAvailable") if is_available else ("does not have", "MinimumReplicasUnavailable")
+    )
+    message = f"Deployment {verb} minimum availability."
+    return {"type": "Available", "status": str(is_available), "reason": reason, "message": message}
 
 
 def progressing_condition(is_complete: bool, progress: Progress) -> Object:
-    """Return the condition Progressing."""
+    """Return the condition `Progressing` of a Deployment's status."""
     version = progress.version
     if is_complete:
         reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
@@ -245,15 +247,16 @@ def progressing_condition(is_complete: bool, progress: Progress) -> Object:
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions, with the previous times where nothing changed."""
-    previous = {condition["type"]: condition for condition in old_status.get("conditions") or []}
+    """Return the conditions with their times; a condition that did not change keeps the times of `old_status`."""
+    old_conditions = {condition["type"]: condition for condition in old_status.get("conditions") or []}
     dated_conditions = []
     for condition in conditions:
-        old, now = previous.get(condition["type"], {}), timestamp(time.time())
-        is_same, has_flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
+        old_condition, now = old_conditions.get(condition["type"], {}), timestamp(time.time())
+        is_same = condition.items() <= old_condition.items()
+        has_flipped = old_condition.get("status") != condition["status"]
         times = {
-            "lastUpdateTime": old["lastUpdateTime"] if is_same else now,
-            "lastTransitionTime": now if has_flipped else old["lastTransitionTime"],
+            "lastUpdateTime": old_condition["lastUpdateTime"] if is_same else now,
+            "lastTransitionTime": now if has_flipped else old_condition["lastTransitionTime"],
         }
         dated_conditions.append(condition | times)
     return dated_conditions

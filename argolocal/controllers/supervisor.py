@@ -1,10 +1,10 @@
 """The supervisor of a home's Deployments and Services: it reconciles pods with the objects on disk, and listens on the
-ports of the Services. A server that is terminated loses no request: if the server has not read a request
-on a kept-alive connection, the next server gets this request.
+ports of the Services. No request is lost when a pod is terminated: if the pod's server has not read a request on a
+kept-alive connection, the server of another pod gets this request.
 
-The supervisor runs until SIGTERM; the pods die with it. A new selector of a Service applies to new connections; the
-Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first Service
-of an HTTPRoute.
+The supervisor runs until SIGTERM, and then terminates the pods. A new selector of a Service applies to new connections;
+the Service's port stays open. Instead of a Gateway, the supervisor splits and mirrors the connections to the first
+Service of an HTTPRoute among all Services of the HTTPRoute.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from argolocal.pods.containers import port_number
 
 INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
-MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror that is further behind is disconnected
+MAX_MIRROR_BACKLOG_BYTES = 1 << 24  # a mirror with more unsent bytes than this is disconnected
 QUIET_S = 1.0  # an answer counts as complete after this many seconds without bytes
 Address = tuple[str, int]
 
@@ -39,14 +39,14 @@ class Forward:
     server: asyncio.Server
     service: str
     selector: dict[str, str]
-    target: Any  # targetPort: a number or a name
+    target: Any  # `targetPort` of the Service: number or name of a container's port
 
 
 @dataclass
 class Route:
     """The rule of an HTTPRoute for the connections to a Service."""
 
-    weights: dict[str, int]  # Service → weight
+    weights: dict[str, int]  # name of a Service → its weight
     mirrors: list[str]
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
@@ -64,7 +64,7 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    unread_bytes: bytes = b""  # read from the client, but not by a server yet
+    unread_bytes: bytes = b""  # bytes from the client that no server has read
     awaits_answer: bool = False  # True: a server has read bytes that it has not answered
     last_activity: float = field(default_factory=time.monotonic)  # time of the last bytes in either direction
 
@@ -87,7 +87,7 @@ class Supervisor:
         self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
         self.forwards: dict[Address, Forward] = {}
-        self.routes: dict[str, Route] = {}  # Service that clients connect to → route
+        self.routes: dict[str, Route] = {}  # name of the Service that clients connect to → its route
         self.mirror_tasks: set[asyncio.Task] = set()
         self.clients: set[Client] = set()
 
@@ -148,7 +148,7 @@ class Supervisor:
                     lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
                 )
                 self.forwards[address] = Forward(server, name, selector, target)
-            except OSError as error:  # the port is in use: the next round tries again
+            except OSError as error:  # the port may be in use: the next call of `_listen` tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
@@ -164,7 +164,7 @@ class Supervisor:
         self.routes = routes
 
     def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
-        """Return the ready pod with the fewest connections, a random one of several."""
+        """Return the ready pod with the fewest connections (a random pod, if several have equally few), or None."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
         return min(ready, key=lambda replica: (replica.connections, random()), default=None)
@@ -185,7 +185,7 @@ class Supervisor:
             self.clients.discard(client)
 
     async def _serve(self, forward: Forward, client: Client) -> bool:
-        """Connect a client to a server until one of them ends. Return True if the next server must answer."""
+        """Connect a client to a server until one of them disconnects. Return True if another server must answer."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._find_selector(route.next()) or selector
@@ -194,9 +194,9 @@ class Supervisor:
             return False
         replica.connections += 1
         mirrors = [
-            self._choose_replica(selected)
+            self._choose_replica(mirror_selector)
             for name in (route.mirrors if route else ())
-            if (selected := self._find_selector(name))
+            if (mirror_selector := self._find_selector(name))
         ]
         mirror_writers = [writer for mirror in mirrors if mirror and (writer := await self._mirror(forward, mirror))]
         request_task = None
@@ -221,7 +221,7 @@ class Supervisor:
             replica.connections -= 1
 
     async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
-        """Open a connection whose answers are discarded. Return None if that fails."""
+        """Open a connection to a pod whose answers are discarded. Return None if that pod cannot be reached."""
         try:
             answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
         except OSError:
@@ -245,7 +245,7 @@ async def _discard(source: asyncio.StreamReader) -> None:
 async def _copy_requests(
     client: Client, server: asyncio.StreamWriter, mirror_writers: Sequence[asyncio.StreamWriter]
 ) -> None:
-    """Copy bytes from a client to a server until one of them ends; slow `mirror_writers` are disconnected."""
+    """Copy bytes from a client to a server until one of them disconnects; slow `mirror_writers` are disconnected."""
     try:
         while data := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = data
@@ -268,7 +268,7 @@ async def _copy_requests(
 
 
 async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
-    """Copy bytes from a server to a client until the server ends."""
+    """Copy bytes from a server to a client until the server disconnects."""
     while data := await server.read(CHUNK_BYTES):
         client.awaits_answer, client.last_activity = False, time.monotonic()
         client.writer.write(data)
@@ -276,7 +276,7 @@ async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
 
 
 def _has_event(writer: asyncio.StreamWriter, event: int) -> bool:
-    """Return True if a connection has this event or is closed, earlier than asyncio reports it."""
+    """Return True if a connection has the poll `event` or is closed, which asyncio would report later."""
     if writer.is_closing():
         return True
     poll = select.poll()

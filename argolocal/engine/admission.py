@@ -1,7 +1,7 @@
 """Admission of nodes: parallelism limits, locks and memoized outputs.
 
-A node waiting for a lock is Pending and names the lock; a node with a cache hit succeeds without running.
-Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
+A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit succeeds without
+running. Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run
 
 
 def admit(context: Context) -> bool:
-    """Acquire the workflow's locks. Return True if the workflow holds them or is completed."""
+    """Acquire the workflow's locks. Return True if the workflow holds its locks or is completed."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -56,7 +56,7 @@ def synchronize_and_memoize(
             elif template.get("timeout"):
                 context.wake_at(timeout_at(node, template))
             else:
-                context.blocked_reason = message  # another node of this run must release the lock
+                context.blocked_reason = message  # only another node of this run can release the lock
             return context.table.mark(name, node["phase"], message)
         context.lock_holders.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
@@ -104,14 +104,14 @@ def save_outputs(context: Context, node: Node) -> None:
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
-    """Cache the outputs of a DAG or steps template, which in Argo succeeds even if caching fails."""
+    """Cache the outputs of a DAG or steps template; as in Argo, the template succeeds even if caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             save_outputs(context, node)
 
 
 def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
-    """Raise LimitReached if parallelism or failFast forbid running the node."""
+    """Raise LimitReached if `parallelism` or `failFast` forbids running the node."""
     if node and context.table.orphaned_pods:
         return
     limit = context.spec.get("parallelism")
@@ -130,7 +130,7 @@ def _active_pods(context: Context, boundary: str) -> int:
 
 
 def _enforce_limits(context: Context, parent: Node, template: Template, count_active: Callable[[str], int]) -> None:
-    """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbid another child.
+    """Raise LimitReached if `parallelism` or `failFast` of the node `parent` forbids another child.
 
     As in Argo, `count_active` counts pods if `parent` itself is to run, and all active children if a child is to run.
     """

@@ -1,6 +1,7 @@
 """The state of one workflow that the engine's modules share: nodes, inputs, locks and pending actions.
 
-Each module takes a Context. The scheduler is a Context and implements `execute`, so no module imports the scheduler.
+The functions of each module take a Context. The scheduler is a Context and implements `execute`, so
+no module imports the scheduler.
 """
 
 from collections.abc import Mapping
@@ -30,11 +31,11 @@ class Locks(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """Values derived for one node. They are not stored, but computed again after a restart."""
+    """Values that the engine derives for one node; they are not stored, but computed again after a restart."""
 
     template: Template | None = None  # the node's template with all inputs and tags substituted
     members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
-    pending_members: list[Task] | None = None  # members that are not fulfilled yet
+    pending_members: list[Task] | None = None  # the `members` that are not fulfilled yet
     dag: Any = None  # for a DAG template: its dag.Dag
     scope: Scope | None = None  # for a steps template: the scope of its next group
     complete_groups: int = 0  # for a steps template: number of groups whose outputs are in `scope`
@@ -58,8 +59,9 @@ class Context:
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
         self.depth = 0  # nesting level of the template that is being executed
-        self.lock_holders: set[str] = set()  # ids of nodes with locks
-        self.deferred_releases: set[str] = set()  # lock holders that failed before running: released on the next pass
+        self.lock_holders: set[str] = set()  # ids of nodes that hold locks
+        # ids of lock holders that failed before running, whose locks are released on the next pass
+        self.deferred_releases: set[str] = set()
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
@@ -68,7 +70,7 @@ class Context:
         self.blocked_reason = ""  # reason why no node can run
 
     def execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool = False
     ) -> Node:
         """Advance node `name` as far as possible now. Raises LimitReached, or NodeError after marking the node."""
         raise NotImplementedError
@@ -88,8 +90,8 @@ class Context:
         seconds = self.spec.get("activeDeadlineSeconds")
         return parse_time(self.status["startedAt"]) + int(seconds) if seconds is not None else None
 
-    def wake_at(self, when: float) -> None:
-        self.wake = when if self.wake is None else min(self.wake, when)
+    def wake_at(self, unix_time: float) -> None:
+        self.wake = unix_time if self.wake is None else min(self.wake, unix_time)
 
     def may_run(self, on_exit: bool) -> bool:
         return not self.shutdown or (self.shutdown == "Stop" and on_exit)
@@ -117,7 +119,7 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the template's retry strategy, or the workflow's. An empty strategy retries forever."""
+        """Return the retry strategy of the template, or else of the workflow. An empty strategy retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
@@ -128,7 +130,7 @@ class Context:
             for id in {*table.active_pods, *self.daemons}
             if table.nodes[id]["phase"] == "Running" or id in table.restored_pods
         }
-        if running_pods and not is_deadlocked:  # Argo waits for the outputs of these pods, then decides again
+        if running_pods and not is_deadlocked:  # Argo waits for the outputs of these pods before it sets the phase
             if table.needs_requeue or running_pods - self.daemons.keys():
                 return
             # a daemon is killed only when the template that started it completes, which cannot happen now
@@ -136,14 +138,14 @@ class Context:
             message += " (a daemon still runs: Argo would wait for it for ever)"
         root_node = table.get(self.name)
         root_runs = root_node is not None and root_node["phase"] == "Running"
-        if phase == "Error" and root_runs and not is_deadlocked:  # as after an error in a step's exit hook
+        if phase == "Error" and root_runs and not is_deadlocked:  # a step's exit hook failed
             table.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
         if not volumes.keeps_claims(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:
-        """Kill the daemons started by a completed DAG or steps template."""
+        """Kill the daemons that a completed DAG or steps template has started."""
         for node in [self.table.nodes[id] for id in self.daemons]:
             if node.get("boundaryID") == boundary:
                 self.daemons.pop(node["id"], None)

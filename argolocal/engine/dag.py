@@ -1,7 +1,7 @@
-"""DAG templates: which task may run, its scope, and the DAG's phase (assessDAGPhase).
+"""DAG templates: which tasks may run, their scopes, and the DAG's phase (Argo's assessDAGPhase).
 
 A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not satisfy it. The phase
-of a DAG follows from the phases of its targets (the leaves), where an omitted task has the phase of its parents.
+of a DAG follows from the phases of its targets (by default its leaves); an omitted task has the phase of its parents.
 Source: Argo's dag.go and common/ancestry.go.
 """
 
@@ -27,7 +27,7 @@ RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Sk
 
 
 class Dag:
-    """One DAG template at one node."""
+    """The execution of one DAG template, as one node."""
 
     def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
         self.context, self.name, self.template, self.on_exit = context, name, template, options.on_exit
@@ -43,7 +43,8 @@ class Dag:
         if unknown_targets := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown_targets[0]} does not exist")
         self.looping_tasks = {name for name, task in self.tasks.items() if has_loop(task)}
-        self.visible_ancestors: dict[str, list[str]] = {}  # task → ancestors that its fields may reference
+        # name of a task → ancestors that the task's fields may reference
+        self.visible_ancestors: dict[str, list[str]] = {}
         eager_tasks = self.looping_tasks | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager_tasks)
 
@@ -54,7 +55,7 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """Return the scope of `task`: tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
+        """Return the scope of `task`, with tags of its ancestors. Raises ValueError if a loop's result is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
         if task not in self.visible_ancestors:
             self.visible_ancestors[task] = self._visible_ancestors(task)
@@ -87,7 +88,7 @@ class Dag:
         scopes.add_skipped_outputs(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
 
     def visit(self, name: str) -> VisitResult:
-        """Advance a task. Return (its dependents may start, it completed).
+        """Advance a task, and return its VisitResult.
 
         Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a target's hook fails.
         """
@@ -113,7 +114,7 @@ class Dag:
                 self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
             self.context.deferred_releases.discard(node["id"])
-            # before `hooks_completed`, because an exit hook that runs now may complete the hooks of the node
+            # the exit hook runs before `hooks_completed`, because its end may complete the hooks of the node
             completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.hooks_completed(node), completed
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
@@ -127,7 +128,7 @@ class Dag:
         return dependents_may_start, bool(node and node["phase"] in FULFILLED and not has_hooks)
 
     def _no_longer_visited(self, name: str) -> bool:
-        """Return True if Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
+        """Return True if Argo no longer visits a task, because it visits only ancestors of unfinished tasks."""
         dependents = (self.node(dependent) for dependent in self.order.dependents[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in dependents)
 
@@ -149,7 +150,7 @@ class Dag:
         return bool(is_satisfied)
 
     def evaluate_depends(self, name: str) -> bool | None:
-        """Return True if task `name` should run, None while that is undecided. Raises ExprError."""
+        """Return True if task `name` should run, None while one of its dependencies is unfinished. Raises ExprError."""
         scope: dict[str, Any] = {}
         for dependency in self.needs[name]:
             node = self.node(dependency)
@@ -164,7 +165,7 @@ class Dag:
         return evaluate_bool(self.conditions[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
-        """Make node `name` a child of the nodes that `task` depends on."""
+        """Make node `name` a child of node `group`, or else of the nodes that `task` depends on."""
         if group:
             self.table.child(group, name)
         elif not self.needs[task]:
@@ -172,7 +173,7 @@ class Dag:
         else:
             for dependency in self.needs[task]:
                 for id in self.table.outbound_nodes(self.table.ids[f"{self.name}.{dependency}"]):
-                    if id not in self.table.nodes:  # an exit hook that could not start
+                    if id not in self.table.nodes:  # the node of an exit hook that could not start
                         return
                     self.table.child(self.table.nodes[id]["name"], name)
 
@@ -208,7 +209,7 @@ class Dag:
         unfinished_members, is_complete = [], None
         for index, member in enumerate(pending_members):
             is_complete = self._run_member(name, task, member, full_name if group else None)
-            if is_complete is None and not self.table.orphaned_pods:  # other members wait for a later pass
+            if is_complete is None and not self.table.orphaned_pods:  # the remaining members wait for a later pass
                 unfinished_members += pending_members[index:]
                 break
             unfinished_members += [] if is_complete else [member]
@@ -218,7 +219,7 @@ class Dag:
         return is_complete is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
-        """Run one member of a loop. Return True if it and its exit hook completed, None if Argo ends the pass.
+        """Run a task, or one item of a loop. Return True if it and its exit hook completed, None if Argo ends the pass.
 
         The node is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
         """
@@ -251,14 +252,14 @@ class Dag:
         return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Run the exit hook of a completed task. Return True if the hook completed (never, if it cannot run)."""
+        """Run the exit hook of a completed task. Return True if the hook completed, False if it cannot run."""
         try:
             return hooks.run_exit_hook(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
     def assess_phase(self) -> str:
-        """Return the phase of the DAG, from its targets."""
+        """Return the phase of the DAG, which follows from the phases of its targets."""
         live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live_nodes):
             return "Running"
@@ -298,7 +299,7 @@ class Dag:
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """Return the phase of a loop without running items, or "". Items that have not started never start."""
+        """Return the phase of a loop if all started items are fulfilled, else "". The remaining items never start."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not fulfilled(item) for item in nodes):
@@ -315,15 +316,15 @@ class Dag:
 
 
 def _loop_phase(nodes: list[Node]) -> str:
-    """Return the phase of a loop with these items."""
+    """Return the phase of a loop whose items have these nodes."""
     failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED]
     return failed_phases[-1] if failed_phases else "Succeeded"
 
 
-def resolve_references(context: Context, task: Task, scope: scopes.Scope, prefix: str = "") -> Task:
-    """Return a task or step with all tags replaced except loop items (`prefix`: see `resolve_artifact`).
+def resolve_references(context: Context, task: Task, scope: scopes.Scope, message_prefix: str = "") -> Task:
+    """Return a task or step in which all tags are replaced, except the tags of loop items.
 
-    Raises TemplateError, WhenError.
+    Raises TemplateError (`message_prefix`: see `resolve_artifact`), WhenError.
     """
     values = scope.parameters(context.inputs.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}
@@ -339,7 +340,8 @@ def resolve_references(context: Context, task: Task, scope: scopes.Scope, prefix
     body["arguments"] = scopes.mark_absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
     artifacts = [
-        scopes.resolve_artifact(scope, artifact, prefix) for artifact in body["arguments"].get("artifacts") or []
+        scopes.resolve_artifact(scope, artifact, message_prefix)
+        for artifact in body["arguments"].get("artifacts") or []
     ]
     if artifacts:
         body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in artifacts if artifact]}
@@ -375,10 +377,10 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
         except ValueError as error:
             raise NodeError(str(error)) from None
         if outputs:
-            # not exported here: an enclosing DAG exports the outputs of its tasks
+            # these outputs are not exported here, because an enclosing DAG exports the outputs of its tasks
             node["outputs"] = outputs
         admission.try_save_outputs(context, node)
-    node["outboundNodes"] = [  # not set if the DAG's outputs fail to resolve
+    node["outboundNodes"] = [  # this field is not set if the DAG's outputs cannot be resolved
         out
         for target in dag.targets
         if (target_node := dag.node(target))

@@ -37,7 +37,7 @@ def run_workflow_hooks(context: Context) -> bool:
 
 
 def exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of the workflow, a step or a task, or None. Its default arguments are the workflow's."""
+    """Return the exit hook of a workflow, step or task, or None. The hook's default arguments are the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -47,7 +47,7 @@ def exit_hook(context: Context, caller: Task) -> Task | None:
 
 
 def failures(context: Context) -> str:
-    """Return the `workflow.failures` of the exit handler: a JSON list."""
+    """Return the value of `workflow.failures` for the exit handler: a JSON list in a JSON string."""
     failed_nodes = [
         {
             "displayName": node["displayName"],
@@ -55,7 +55,7 @@ def failures(context: Context) -> str:
             "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
             "phase": node["phase"],
             "podName": context.table.pod_name(node["name"], template),
-            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
+            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo stores whole seconds
         }
         for node in context.nodes.values()
         if node["phase"] in FAILED
@@ -97,7 +97,7 @@ def run_exit_hook(context: Context, caller: Task, node: Node, scope: Scope, opti
     try:
         return _run(context, name, hook, arguments, Options(options.boundary, True, "steps", flag=HOOK_FLAG))
     finally:
-        context.table.child(node["name"], name)  # also if the hook cannot start
+        context.table.child(node["name"], name)  # connects the node even if the hook cannot start
 
 
 def _is_true(context: Context, hook: Task, scope: Scope) -> bool:
@@ -114,7 +114,7 @@ def _run(context: Context, name: str, hook: Task, arguments: dict[str, Any], opt
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield each hook of a workflow, step or task, except the exit hook, with its node's name. Raises NodeError."""
+    """Yield node name and fields of a workflow's, step's or task's hooks, except the exit hook. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT_HOOK:
             continue
@@ -127,10 +127,10 @@ def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
 def _resolve_arguments(
     context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of a hook, which can reference its own node's outputs. Raises NodeError."""
+    """Return the arguments of a hook, which can reference outputs of the hook's step or task. Raises NodeError."""
     if not arguments:
         return arguments
-    add_outputs(scope, f"{kind}.{name}", outputs, missing="")
+    add_outputs(scope, f"{kind}.{name}", outputs, default="")
     arguments = mark_absent_arguments(scope, arguments)
     arguments = substitute(arguments, scope.parameters(context.inputs.globals))
     artifacts = [resolve_artifact(scope, artifact, UNRESOLVED_PREFIX) for artifact in arguments.get("artifacts") or []]

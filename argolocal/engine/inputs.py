@@ -27,7 +27,7 @@ class SubstitutedTemplate(dict[str, Any]):
     """A template whose tags are all substituted."""
 
 
-# in the order of Go's struct
+# the fields of a parameter, in the order of Argo's Go struct
 PARAMETER_FIELDS = (
     "name",
     "default",
@@ -40,7 +40,7 @@ PARAMETER_FIELDS = (
 
 
 class Inputs:
-    """The templates of one workflow and the values of their tags. `globals`: tag workflow.* → value."""
+    """The templates of one workflow and the values of their tags. `globals` maps the tags workflow.* to values."""
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
         self.workflow, self.spec, self.status = workflow, workflow["spec"], status
@@ -70,7 +70,7 @@ class Inputs:
             "creationTimestamp": metadata["creationTimestamp"],
             "creationTimestamp.s": str(int(created.timestamp())),
             "creationTimestamp.RFC3339": metadata["creationTimestamp"],
-            "status": self.status["phase"],  # empty before the first pass
+            "status": self.status["phase"],  # the phase is empty before the first pass
             "duration": "0.000000",
         }
         values |= {
@@ -97,12 +97,12 @@ class Inputs:
                 name = output.get("globalName")
                 if not name or (kind == "parameters" and "value" not in output):
                     continue
-                exported = self.status.setdefault("outputs", {}).setdefault(kind, [])
+                global_outputs = self.status.setdefault("outputs", {}).setdefault(kind, [])
                 entry = {
                     **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
                     "name": name,
                 }
-                exported[:] = [other for other in exported if other["name"] != name] + [entry]
+                global_outputs[:] = [item for item in global_outputs if item["name"] != name] + [entry]
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
@@ -147,7 +147,7 @@ class Inputs:
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
     def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
-        """Substitute globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
+        """Substitute global and local values, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local_values}
         inputs, outputs = template["inputs"], template.get("outputs") or {}
         text = replace(json.dumps(template), scope)
@@ -187,7 +187,7 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
         if not isinstance(value, str) or not LABEL_VALUE.fullmatch(value):
             rule = "it must be a string of at most 63 letters, digits, -, _ and ., with a letter or digit at both ends"
-            raise ConfigError(f"{where} gives {value!r}: {rule}.")
+            raise ConfigError(f"{where} evaluates to {value!r}: {rule}.")
         labels[name] = value
     return {**workflow, "metadata": {**metadata, "labels": labels}}
 

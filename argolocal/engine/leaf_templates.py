@@ -1,6 +1,6 @@
 """Leaf templates: templates that run as a pod or an HTTP request.
 
-Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
+Source: Argo's operator.go (executeContainer, executeScript) and workflowpod.go.
 """
 
 import json
@@ -22,7 +22,7 @@ RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
-    """Add a Start of the node's pod to `context.actions`, unless the pod was started before. Raises NodeError."""
+    """Add a Start action for the node's pod to `context.actions`, unless the pod has started. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
@@ -66,7 +66,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 
 def _captures_result(context: Context, name: str, boundary: str) -> bool:
-    """Return True if the parent's template references this step's outputs.result."""
+    """Return True if the parent's template references the outputs.result of step or task `name`."""
     if not boundary:
         return False
     node = context.nodes[boundary]
@@ -82,7 +82,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
 def _container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: Options
 ) -> dict[str, str]:
-    """Create the containers' nodes, or reset them after a runner crash. Return {container: node id}."""
+    """Create the nodes of a containerSet, or reset them after a runner crash. Return {container: node id}."""
     names = {
         container["name"]: f"{node['name']}.{container['name']}" for container in template["containerSet"]["containers"]
     }

@@ -1,7 +1,7 @@
 """The nodes of a workflow, stored as in `status.nodes`: names, ids, phases, messages and edges.
 
 Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
-loop's NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode,
+loop's item NAME(INDEX:ITEM), an attempt NAME(N), an exit hook NAME.onExit. Source: Argo's operator.go (initializeNode,
 markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
@@ -17,7 +17,8 @@ from argolocal.errors import NodeError
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_NODES = 50_000  # of a run; an Argo status cannot hold as many, and this runner creates them in about 10 s
+# number of nodes of a run; Argo's status cannot hold as many nodes, and this runner creates them in about 10 s
+MAX_NODES = 50_000
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
@@ -31,7 +32,7 @@ class LimitReached(Exception):
 
 
 class ControllerCrash(Exception):
-    """Argo's controller would look up a child that could not start, and fail the workflow.
+    """Argo's controller would fail the workflow, because it looks up a child that could not start.
 
     Also raised for a run with more than MAX_NODES nodes.
     """
@@ -43,26 +44,26 @@ class TimedOut(NodeError):
 
 @dataclass(frozen=True)
 class Start:
-    """Run the pod of a node. `deadline`: time at which to kill the pod (unix seconds)."""
+    """The action to run the pod of a node. `deadline`: time at which to kill the pod (unix seconds)."""
 
     id: str
     pod: str
     template: Any
     capture: bool = False  # True: store stdout as outputs.result
     deadline: float | None = None
-    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: container → node id
+    containers: dict[str, str] = field(default_factory=dict)  # for a containerSet: name of a container → id of its node
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill the pod of a node that is already completed."""
+    """The action to kill the pod of a node that is already completed."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class PodStarted:
-    """The pod's process started."""
+    """The event that the process of a pod started."""
 
     id: str
     ip: str = ""
@@ -71,7 +72,7 @@ class PodStarted:
 
 @dataclass(frozen=True)
 class PodEnded:
-    """The pod completed and its outputs are collected."""
+    """The event that a pod completed and its outputs are collected."""
 
     id: str
     phase: str
@@ -93,7 +94,7 @@ class Resources(Protocol):
 
 @dataclass(frozen=True)
 class Resumed:
-    """A suspended node was resumed, with values for its outputs."""
+    """The event that a suspended node was resumed, with values for its outputs."""
 
     id: str
     values: dict[str, str]
@@ -105,14 +106,14 @@ class Options:
 
     boundary: str = ""
     on_exit: bool = False
-    kind: str = "steps"  # prefix of the siblings' tags: tasks or steps
+    kind: str = "steps"  # start of the tags of sibling nodes: tasks or steps
     deadline: float | None = None
     flag: dict[str, bool] = field(default_factory=dict)
 
 
 @lru_cache(65536)
 def fnv32a(name: str) -> int:
-    """Return the 32-bit FNV-1a hash, as in node ids and pod names."""
+    """Return the 32-bit FNV-1a hash of a name, which Argo's node ids and pod names contain."""
     value = 0x811C9DC5
     for byte in name.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -120,7 +121,7 @@ def fnv32a(name: str) -> int:
 
 
 def format_time(now: float) -> str:
-    """Convert unix seconds to RFC 3339 with milliseconds, for durations of local steps (Argo has whole seconds)."""
+    """Convert unix seconds to RFC 3339 with milliseconds: local steps are short (Argo stores whole seconds)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -131,7 +132,7 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since `drain_changes`."""
+    """The nodes of one workflow. `changed_nodes` and `added_children`: the changes since the last `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
@@ -148,7 +149,7 @@ class NodeTable:
         self.restored_pods = frozenset(self.active_pods)  # pods that were active when this process loaded the status
         self.changed_nodes: dict[str, None] = {}
         self.linked_children = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
-        self.added_children: dict[str, list[str]] = {}  # new children of nodes
+        self.added_children: dict[str, list[str]] = {}  # node id → ids of its new children
         # (boundary id, state of the child) → number of children
         self.child_counts: Counter[tuple[str, str]] = Counter()
         for node in self.nodes.values():
@@ -156,7 +157,7 @@ class NodeTable:
         self.now, self.needs_requeue = 0.0, False  # needs_requeue: a node was fulfilled, so walk the templates again
 
     def drain_changes(self) -> dict[str, Any]:
-        """Return the changes since the last call: whole nodes, and new children of otherwise unchanged nodes."""
+        """Return the changes since the last call: changed nodes, and new children of otherwise unchanged nodes."""
         changed_nodes, self.changed_nodes = self.changed_nodes, {}
         added_children, self.added_children = self.added_children, {}
         nodes = {id: self.nodes[id] for id in changed_nodes}
@@ -179,16 +180,16 @@ class NodeTable:
     def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
         """Create a node that starts now, and also ends now if `phase` is fulfilled. Raises ControllerCrash."""
         if len(self.nodes) >= MAX_NODES:
-            hint = "if templates call themselves more than once, end the recursion by a `when`, or use several runs"
+            hint = "end the recursion of templates that call themselves by a `when`, or split the workflow"
             raise ControllerCrash(
-                f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({hint})"
+                f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} nodes are possible ({hint})"
             )
         boundary = self.nodes.get(options.boundary)
-        relative = name[len(boundary["name"]) :] if boundary else name
+        relative_name = name[len(boundary["name"]) :] if boundary else name
         node: Any = {
             "id": self.id(name),
             "name": name,
-            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative) if boundary else name,
+            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative_name) if boundary else name,
             "type": type,
             **_template_fields(caller, f"local/{self.name}"),
             "phase": phase,
@@ -210,7 +211,7 @@ class NodeTable:
     def get_or_create(
         self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
     ) -> Node:
-        """Return the node. A missing node is created with the template's inputs."""
+        """Return node `name`, which is created with the template's inputs if it does not exist."""
         node = self.get(name)
         if not node:
             node = self.create(name, type, phase, caller, options)
@@ -218,7 +219,7 @@ class NodeTable:
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Set phase and message, and `finishedAt` if the phase is fulfilled."""
+        """Set phase and message of node `name`, and `finishedAt` if the phase is fulfilled."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None
@@ -237,7 +238,7 @@ class NodeTable:
         return node
 
     def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
-        """Mark the node as Error. A missing node is created."""
+        """Set the phase of node `name` to Error; the node is created if it does not exist."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -280,7 +281,7 @@ class NodeTable:
         return self.outbound_nodes(child)
 
     def attempts(self, node: Node) -> list[Node]:
-        """Return the attempts of a Retry node, without the other children, which are hooks.
+        """Return the attempts of a Retry node: its children except hooks.
 
         Raises ControllerCrash.
         """
@@ -293,7 +294,7 @@ class NodeTable:
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
     def last_attempt(self, node: Node) -> Node:
-        """Return a Retry node's last attempt, or any other node itself."""
+        """Return the last attempt of a Retry node, or `node` itself if it does not have attempts."""
         attempts = self.attempts(node) if node["type"] == "Retry" else []
         return attempts[-1] if attempts else node
 
@@ -307,12 +308,12 @@ class NodeTable:
             self.child_counts[boundary, state] += change
 
 
-def _template_fields(caller: Task, local: str) -> dict[str, Any]:
-    """Return the fields of a node that name its template; `templateRef` for templates of other objects."""
+def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
+    """Return the fields of a node that name its template: `templateRef` if the template belongs to another object."""
     if reference := caller.get("templateRef"):
-        return {"templateRef": reference, "templateScope": local}
+        return {"templateRef": reference, "templateScope": local_scope}
     scope, _, name = caller.get("template", "").rpartition("/")
-    return {"templateName": name, "templateScope": scope or local}
+    return {"templateName": name, "templateScope": scope or local_scope}
 
 
 def record_inputs(node: Node, template: Template) -> None:

@@ -1,6 +1,6 @@
 """The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can change.
 
-    Order(targets, needs, eager).walk(visit, on_blocked)    # see VisitResult for the result of `visit`
+    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # see VisitResult for the result of `visit`
 
 On every pass Argo visits the ancestors of each target, then the target. A completed task, or a task with unfinished
 dependencies, cannot change, so a pass here costs O(running tasks), not O(tasks).
@@ -15,24 +15,26 @@ from typing import Any
 from argolocal.manifest.types import Task
 
 NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
-VisitResult = tuple[bool | None, bool]  # (dependents may start, the task is completed)
-BLOCKED_BY_LIMIT: VisitResult = (None, False)  # a limit blocks this task and all others that have not started
+VisitResult = tuple[bool | None, bool]  # (dependents of the task may start, the task is completed)
+BLOCKED_BY_LIMIT: VisitResult = (None, False)  # a limit blocks this task and all other tasks that have not started
 
 
 class Order:
-    """The order of one DAG. `eager` tasks are visited even if a limit blocks new tasks: `when` may skip them."""
+    """The order of one DAG. `eager_tasks` are visited even if a limit blocks new tasks: `when` may skip them."""
 
-    def __init__(self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager: Collection[str]) -> None:
+    def __init__(
+        self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager_tasks: Collection[str]
+    ) -> None:
         self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
-        self.eager, self.passed_tasks = eager, set[str]()
+        self.eager_tasks, self.passed_tasks = eager_tasks, set[str]()
         self.unfinished_counts = {name: len(needs[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
         for name in self.names:
             for need in needs[name]:
                 self.dependents[need].append(name)
         self.live_indexes: list[int] = []
-        self.ready_heap: list[int] = []  # a heap of ready tasks
+        self.ready_heap: list[int] = []  # heap of the indexes of ready tasks
         self.new_indexes: list[int] = []
         for name in self.names:
             if not self.unfinished_counts[name]:
@@ -59,7 +61,7 @@ class Order:
             name = self.names[index]
             try:
                 may_continue, is_complete = visit(name)
-            except Exception:  # the next pass visits this task and the following ones
+            except Exception:  # the next pass visits this task and the following tasks
                 if is_new:
                     heappush(self.ready_heap, index)
                 self.live_indexes += live_indexes[position - (not is_new) :]
@@ -81,7 +83,7 @@ class Order:
             on_blocked(self.names[index])
 
     def _push(self, name: str, live_indexes: list[int], position: int) -> None:
-        if name in self.eager:
+        if name in self.eager_tasks:
             insort(live_indexes, self.index[name], position)
         else:
             heappush(self.ready_heap, self.index[name])
@@ -89,15 +91,15 @@ class Order:
 
 
 def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
-    """Return `names` and their ancestors, dependencies first."""
+    """Return `names` and their ancestors, each task after its dependencies."""
     ordered_names: dict[str, None] = {}
     for target in names:
         entered_names = {target}
         stack = [(target, iter(needs[target]))] if target not in ordered_names else []
         while stack:
-            unvisited = stack[-1][1]
+            unvisited_names = stack[-1][1]
             ancestor = next(
-                (need for need in unvisited if need not in ordered_names and need not in entered_names), None
+                (need for need in unvisited_names if need not in ordered_names and need not in entered_names), None
             )
             if ancestor is None:
                 ordered_names[stack.pop()[0]] = None

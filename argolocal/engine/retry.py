@@ -1,4 +1,4 @@
-"""Retry nodes: their attempts, and the decision after each failed attempt; template defaults.
+"""Retry nodes: their attempts, the decision after each failed attempt, and the defaults of templates.
 
 The checks are in Argo's order: shutdown and deadline, maxDuration, backoff, policy, limit, expression. Therefore a
 failure that the policy does not retry still waits for one backoff, and a strategy without a limit never waits.
@@ -32,7 +32,7 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class Decision:
-    """Either the final `phase`, or another attempt from `start_at` until `deadline` (unix seconds)."""
+    """Either the final `phase` of the node, or another attempt from `start_at` until `deadline` (unix seconds)."""
 
     phase: str = ""
     message: str = ""
@@ -51,7 +51,7 @@ def execute(
         record_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
     attempt_node = None
-    for _ in range(2):  # twice if an attempt ends immediately
+    for _ in range(2):  # the second round is for an attempt that ends immediately
         attempts = table.attempts(parent)
         if attempt_node:
             try:
@@ -111,7 +111,7 @@ def _execute_attempt(
     """Run one attempt below its Retry node. Raises LimitReached, NodeError."""
     table = context.table
     try:
-        child = context.execute(attempt, caller, {}, options, retried=True)
+        child = context.execute(attempt, caller, {}, options, is_attempt=True)
     except NodeError:
         if retry_policy == "OnFailure":  # the caller handles this error
             table.child(parent["name"], attempt)
@@ -157,19 +157,19 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
     if limit is not None and len(attempts) > limit:
         return Decision(last_attempt["phase"], "No more retries left")
     if strategy.get("expression"):
-        scope = last_retry_variables(last_attempt, missing="-1") | {"retries": str(len(attempts) - 1)}
+        scope = last_retry_variables(last_attempt, default_exit_code="-1") | {"retries": str(len(attempts) - 1)}
         if not evaluate_bool(strategy["expression"], nest_scope(scope)):
             return Decision(last_attempt["phase"], "retryStrategy.expression evaluated to false")
     return Decision(deadline=deadline)
 
 
 def policy(strategy: dict[str, Any]) -> str:
-    """Return the retry policy, with Argo's default."""
+    """Return the retry policy of a strategy, or Argo's default policy."""
     return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
 def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
-    """Return duration × factor^(attempts-1), at most cap; in seconds."""
+    """Return the seconds to wait before the next attempt: duration × factor^(attempts-1), at most cap."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = gofmt.parse_seconds(str(backoff["duration"]))
@@ -186,14 +186,14 @@ def parse_int(value: Any) -> int:
     return int(value)
 
 
-def last_retry_variables(last_attempt: Node | None, missing: str = "0") -> dict[str, str]:
-    """Return lastRetry.* for the next attempt. All values are strings; before the first attempt they are "0" or ""."""
+def last_retry_variables(last_attempt: Node | None, default_exit_code: str = "0") -> dict[str, str]:
+    """Return the variables lastRetry.* of the next attempt as strings: "0" or "" before the first attempt."""
     if last_attempt is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    # whole seconds
+    # Argo computes the duration from whole seconds
     times = [parse_time(last_attempt[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last_attempt.get(key)]
     return {
-        "lastRetry.exitCode": (last_attempt.get("outputs") or {}).get("exitCode", missing),
+        "lastRetry.exitCode": (last_attempt.get("outputs") or {}).get("exitCode", default_exit_code),
         "lastRetry.duration": gofmt.format_g(times[-1] - times[0]),
         "lastRetry.status": last_attempt["phase"],
         "lastRetry.message": last_attempt.get("message", ""),
@@ -201,7 +201,7 @@ def last_retry_variables(last_attempt: Node | None, missing: str = "0") -> dict[
 
 
 def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """Merge the template over `templateDefaults`, without defaults for other template types."""
+    """Return the template merged over `templateDefaults`, except defaults for other template types."""
     if not defaults:
         return template
     types = {kind for kind in TEMPLATE_TYPES if kind in template}

@@ -34,7 +34,7 @@ from argolocal.manifest import volumes
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
 
-MAX_DEPTH = 100  # levels of nested templates; each takes about a dozen Python calls
+MAX_DEPTH = 100  # levels of nested templates; each level takes about a dozen nested Python calls
 TOO_DEEP_MESSAGE = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
@@ -81,7 +81,7 @@ class Scheduler(Context):
                     self._restart_orphan(node)
         if self.status["phase"] == "Running" and not self._can_progress():
             duration = "until the deadline" if self.deadline else "for ever"
-            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait for it {duration}"
+            message = f"{self.blocked_reason or 'nothing is left to run'}: Argo would wait {duration}"
             self.finish("Error", message, is_deadlocked=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
@@ -98,12 +98,13 @@ class Scheduler(Context):
             with contextlib.suppress(NodeError, LimitReached, ControllerCrash):
                 self.execute(top_node["name"], caller, top_node.get("inputs", {}), options)
         if node["id"] in self.table.orphaned_pods:
-            self.table.mark(node["name"], "Failed", "its runner died")
+            self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
     def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
         waiting_types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active_pods - self.daemons.keys() - excluding)  # a daemon ends only with its template
+            # a daemon is not progress: it ends only when the template that started it completes
+            bool(self.table.active_pods - self.daemons.keys() - excluding)
             or self.wake is not None
             or any(node["type"] in waiting_types and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
@@ -131,7 +132,7 @@ class Scheduler(Context):
         phase, message = event.phase, event.message
         self.daemons.pop(node["id"], None)
         if node.pop("daemoned", None) and phase == "Succeeded":
-            phase = "Failed"  # a daemon must run until its boundary completes
+            phase = "Failed"  # a daemon must run until the template that started it completes
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
                 admission.save_outputs(self, node)
@@ -204,17 +205,17 @@ class Scheduler(Context):
         self.finish(phase, message if phase in FAILED else "")
 
     def execute(
-        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool = False
     ) -> Node:
-        self.depth += not retried
+        self.depth += not is_attempt
         try:
             if self.depth >= MAX_DEPTH:
                 return self.table.error(name, caller, options, TOO_DEEP_MESSAGE)
-            return self._execute(name, caller, arguments, options, retried)
+            return self._execute(name, caller, arguments, options, is_attempt)
         finally:
-            self.depth -= not retried
+            self.depth -= not is_attempt
 
-    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool) -> Node:
+    def _execute(self, name: str, caller: Task, arguments: dict[str, Any], options: Options, is_attempt: bool) -> Node:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
             self.deferred_releases.discard(node["id"])
@@ -224,7 +225,7 @@ class Scheduler(Context):
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
-        if not retried:
+        if not is_attempt:
             pending_node = node if node and node["phase"] == "Pending" and node["id"] not in self.started else None
             if (
                 pending_node
@@ -235,7 +236,7 @@ class Scheduler(Context):
                 raise TimedOut("timeout")
             admission.check_parallelism(self, template, node, options.boundary)
         self.expansion(name).template = template
-        if not retried and ("synchronization" in template or "memoize" in template):
+        if not is_attempt and ("synchronization" in template or "memoize" in template):
             try:
                 node = admission.synchronize_and_memoize(self, name, caller, template, options)
             except NodeError as error:
@@ -244,7 +245,7 @@ class Scheduler(Context):
             if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
                 return node
         strategy = self.strategy(template)
-        if strategy is not None and not retried:
+        if strategy is not None and not is_attempt:
             return retry.execute(self, name, caller, template, strategy, options)
         try:
             return self._run(name, caller, template, options)
@@ -268,7 +269,7 @@ class Scheduler(Context):
             if kind in template:
                 try:
                     return module.execute(self, name, caller, template, options)
-                finally:  # also after an error
+                finally:  # daemons of the template end even after an error
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
                         self.end_daemons(node["id"])
         if "suspend" in template:

@@ -14,21 +14,22 @@ from argolocal.language.expr import evaluate
 from argolocal.language.substitute import TemplateError, nest_scope, substitute
 from argolocal.manifest.types import Node, Template
 
-UNRESOLVED_PREFIX = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
+# start of Argo's error messages about arguments of steps and hooks
+UNRESOLVED_PREFIX = "unable to resolve references: "
 ABSENT_VALUE = "__argo__internal__absent-optional"
-MARK = "\ue000"  # prefix of a path that replaces a tag: the executor moves such paths below the pod's root
+MARK = "\ue000"  # start of a path that replaces a tag: the executor moves such paths below the pod's root
 
 
 class Scope(dict[str, Any]):
-    """Tag → value."""
+    """Maps tags to values."""
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
-        """Return the string and absent values, with `globals` as fallback."""
+        """Return the values that are a string or None; `globals` has the values of further tags."""
         return Texts(self, globals or {})
 
 
 class Texts(Mapping[str, str | None]):
-    """The texts of a scope without copying them, because a step may use only one or two of a thousand tags."""
+    """The string values of a scope, which are not copied: a step may use only one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope, self.globals = scope, globals
@@ -46,7 +47,7 @@ class Texts(Mapping[str, str | None]):
 
 
 def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
-    """Return the inputs of a template and the workflow outputs exported so far."""
+    """Return a scope with the inputs of a template and the workflow outputs exported so far."""
     scope = Scope(
         {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
     )
@@ -61,7 +62,7 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """Add the tags `tasks.NAME.*` of one node, or of the last attempt of a Retry node."""
+    """Add the tags `KIND.NAME.*` (kind: tasks or steps) of a node, or of the last attempt of a Retry node."""
     node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
@@ -85,17 +86,17 @@ def reject_inline(caller: Mapping[str, Any]) -> None:
         raise ValueError("failed to get a template")
 
 
-def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
-    """Add `tasks.NAME.outputs.parameters.*` and artifacts. A hook can read no other outputs of its node."""
+def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], default: str | None = None) -> None:
+    """Add the tags PREFIX.outputs.parameters.* and .artifacts.*; a hook can read no other outputs of its node."""
     for parameter in outputs.get("parameters") or []:
-        if (value := parameter.get("value", missing)) is not None:
+        if (value := parameter.get("value", default)) is not None:
             scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
     for artifact in outputs.get("artifacts") or []:
         scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
 def add_skipped_outputs(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
-    """Add the declared outputs of a node that never ran: their defaults, or None."""
+    """Add the declared outputs of a node that was skipped or omitted: their default values, or None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
     outputs = template.get("outputs") or {}
@@ -156,10 +157,10 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
     return {**arguments, "parameters": [mark(parameter) for parameter in arguments["parameters"]]}
 
 
-def resolve_artifact(scope: Scope, artifact: dict[str, Any], prefix: str = "") -> dict[str, Any] | None:
-    """Return the artifact that `from` or `fromExpression` refers to, or None if it is optional and missing.
+def resolve_artifact(scope: Scope, artifact: dict[str, Any], message_prefix: str = "") -> dict[str, Any] | None:
+    """Return the artifact that `from` or `fromExpression` refers to, or None if that is missing and optional.
 
-    Raises TemplateError, whose message starts with `prefix`.
+    Raises TemplateError, whose message starts with `message_prefix`.
     """
     source, expression = artifact.get("from") or "", artifact.get("fromExpression")
     if not source and not expression:
@@ -169,7 +170,7 @@ def resolve_artifact(scope: Scope, artifact: dict[str, Any], prefix: str = "") -
     except NodeError as error:
         if artifact.get("optional"):
             return None
-        raise TemplateError(f"{prefix}{error}") from None
+        raise TemplateError(f"{message_prefix}{error}") from None
     if not isinstance(resolved_artifact, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
     resolved_artifact = {**resolved_artifact, "name": artifact["name"]}

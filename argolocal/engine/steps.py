@@ -1,4 +1,4 @@
-"""Steps templates: groups run in sequence, the steps of a group in parallel.
+"""Steps templates: groups of steps run in sequence, the steps of a group in parallel.
 
 A group completes when all its steps have completed. A group in phase Failed or Error fails the template, unless
 `continueOn` allows it; the template's phase is Failed in both cases. Source: Argo's steps.go.
@@ -83,7 +83,7 @@ def _outbound_nodes(context: Context, group: Node) -> list[str]:
 
 
 def _add_step_outputs(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
-    """Add a completed step to the scope of later groups."""
+    """Add the outputs of a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
     node = context.table.get(name)
     if node:
@@ -133,7 +133,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # a limit is reached, so the following steps have not started either
+                # a limit is reached, so the following steps cannot start either
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break

@@ -2,8 +2,8 @@
 
     suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; without a value, the default of the output is used, or the
-default of the input of the same name.
+Values fill the outputs with `valueFrom: {supplied: {}}`; an output without a value gets its default, or the default of
+the input with the same name.
 Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go (ResumeWorkflow,
 updateSuspendedNode); v4.1.
 """
@@ -23,7 +23,7 @@ from argolocal.manifest.types import Node, Task, Template
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Advance a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
-    if node["phase"] == "Pending":  # the node waited for a lock
+    if node["phase"] == "Pending":  # the node has waited for a lock
         context.table.mark(name, "Running")
     if "outputs" not in node and (expected_parameters := _expected_parameters(template)):
         node["outputs"] = {"parameters": expected_parameters}
@@ -36,7 +36,7 @@ def execute(context: Context, name: str, caller: Task, template: Template, optio
 
 
 def resume(context: Context, event: Resumed) -> None:
-    """Resume a node that is still suspended."""
+    """Resume the node of `event`, if the node is still suspended."""
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
@@ -127,13 +127,13 @@ def _complete(context: Context, node: Node) -> Node:
 
 
 def check(template: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a supplied output outside a suspend template, or another output in one."""
+    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a suspend template."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):
             rule = (
                 "is only for suspend templates"
                 if is_supplied
-                else "is missing: suspend templates have only such outputs"
+                else "is missing: each output of a suspend template needs this field"
             )
             raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")

@@ -1,9 +1,10 @@
-"""Unpacks untrusted archives: they cannot touch anything outside of one new directory.
+"""Unpacks untrusted archives, which cannot touch anything outside of one new directory.
 
 `tarfile` reads a tarball, and this module writes the files. The data filter of tarfile is not enough: it does not exist
 before Python 3.11.4, a chain of links that is too long to resolve bypasses it in later versions (CVE-2025-4517), and it
-does not limit sizes. Here files and directories are written first, before a link exists that a write could follow; then
-links are made, if every step of their target stays inside. Limits: disk space, number of entries, size of one header.
+does not limit sizes. This module writes files and directories first, while no link exists that a write could follow;
+then it creates the links, if every step of their target stays inside. It limits the disk space, the number of entries
+and the size of one header.
 
 Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194, for negative sizes.
 """
@@ -22,17 +23,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_ENTRIES = 1_000_000  # files, directories and links
+MAX_ENTRIES = 1_000_000  # number of files, directories and links in an archive
 MAX_DISK_SHARE = 0.9  # share of the free disk space that an archive may take
 MAX_HEADER_BYTES = 32 << 10  # size of the headers of one entry (a path has at most 4096 bytes)
-MAX_RECORDS = 100  # global header records
-MAX_DEPTH = 200  # nested directories
+MAX_RECORDS = 100  # number of global header records
+MAX_DEPTH = 200  # number of nested directories
 # maximum number of small gzip members, and the size (packed plus unpacked) below which a member is small
 MAX_SMALL_MEMBERS, SMALL_MEMBER_BYTES = 10_000, 1024
-MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's directory
-CHUNK_BYTES = 128 << 10  # bytes read at once
+MAX_DIRECTORY_BYTES = 256 << 20  # size of a zip's central directory
+CHUNK_BYTES = 128 << 10  # number of bytes that are read at once
 BLOCK_BYTES = 4096  # disk space of an empty file or a directory
-# raised by tarfile and zipfile for invalid archives; RuntimeError: encrypted, or nested too deep
+# errors of tarfile and zipfile for invalid archives; RuntimeError is for archives that are encrypted or nested too deep
 INVALID_ARCHIVE_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
     *(OSError, EOFError, ValueError, OverflowError, RuntimeError, LookupError, struct.error),
@@ -45,13 +46,13 @@ class ArchiveError(Exception):
 
 class _Entry(tarfile.TarInfo):
     def _block(self, count: int) -> int:
-        if count < 0:  # otherwise tarfile reads the same headers for ever
-            raise tarfile.ReadError(f"an entry of {count} bytes")
+        if count < 0:  # without this check, tarfile would read the same headers for ever
+            raise tarfile.ReadError(f"it has an entry of {count} bytes")
         return super()._block(count)  # type: ignore[misc]
 
 
 class _Members(io.RawIOBase):
-    """The decompressed members of a gzip file. Few members may be (almost) empty, to limit the time."""
+    """The decompressed members of a gzip file; to limit the time, only few members may be (almost) empty."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")
@@ -92,7 +93,7 @@ class _Members(io.RawIOBase):
 
 
 class _Headers:
-    """A gzipped file that is only read forwards. `budget`: the number of bytes that may still be read."""
+    """A gzipped tar that is only read forwards. `budget`: number of bytes that `read` may still return."""
 
     def __init__(self, path: Path) -> None:
         self.file = io.BufferedReader(_Members(path), CHUNK_BYTES)
@@ -113,7 +114,7 @@ class _Headers:
     def read(self, size: int | None = -1) -> bytes:
         size = sys.maxsize if size is None or size < 0 else size
         if size > self.budget:
-            raise tarfile.ReadError(f"a header of more than {MAX_HEADER_BYTES} bytes")
+            raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
         self.budget -= size
         data = self.file.read(size)
         self.position += len(data)
@@ -121,15 +122,15 @@ class _Headers:
 
 
 class _Directory(io.BufferedReader):
-    """A zip whose entries are counted before zipfile creates an object per entry."""
+    """A zip file whose entries are counted before zipfile creates an object for each entry."""
 
     def __init__(self, path: Path, max_entries: int) -> None:
         super().__init__(io.FileIO(path))
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        if size and size > MAX_DIRECTORY_BYTES:  # zipfile reads only a zip's directory in one call of this size
-            raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
+        if size and size > MAX_DIRECTORY_BYTES:  # only a central directory is read in one call of this size
+            raise zipfile.BadZipFile(f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB")
         data, offset, count = super().read(size), 0, 0
         while data.startswith(b"PK\1\2", offset) and len(data) >= offset + 46:
             offset += 46 + sum(struct.unpack_from("<3H", data, offset + 28))
@@ -140,7 +141,7 @@ class _Directory(io.BufferedReader):
 
 
 class _Budget:
-    """The remaining bytes and entries that the archive `name` may write below a directory."""
+    """The number of bytes and entries that the archive `name` may still write below a directory."""
 
     def __init__(self, name: str, directory: Path, entries: int, share: float) -> None:
         self.name, self.share, self.max_entries, self.entries = name, share, entries, entries
@@ -169,9 +170,9 @@ def is_tarball(path: Path) -> bool:
 
 
 def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
-    """Replace a gzipped tar by its contents at `path`: a single entry is renamed to `path`, several are below `path`.
+    """Replace a gzipped tar by its contents: its single entry becomes `path`, several entries a folder `path`.
 
-    Owners, setuid bits, devices and hard links are dropped, as Argo does. Raises ArchiveError.
+    Owners, setuid bits, devices and hard links are dropped, as in Argo. Raises ArchiveError.
     """
     with _unpack_directory(archive, path) as directory:
         tree = _Tree(directory, _Budget(path.name, directory, max_entries, share))
@@ -181,7 +182,7 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
                 member = tar.next()
                 if not member:
                     break
-                tar.members.clear()  # type: ignore[attr-defined]  # otherwise tarfile keeps all members in memory
+                tar.members.clear()  # type: ignore[attr-defined]  # without this, tarfile keeps all members
                 if len(tar.pax_headers) > MAX_RECORDS:
                     raise ArchiveError(f"{path.name} has more than {MAX_RECORDS} global header records.")
                 tree.budget.take(member.size)
@@ -191,7 +192,7 @@ def unpack_tar(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
 
 
 def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share: float = MAX_DISK_SHARE) -> None:
-    """Unpack a zip like `unpack_tar`; links in it become files."""
+    """Unpack a zip as `unpack_tar` does; links in the zip become files."""
     with (
         _unpack_directory(archive, path) as directory,
         _Directory(archive, max_entries) as file,
@@ -211,11 +212,11 @@ def unpack_zip(archive: Path, path: Path, max_entries: int = MAX_ENTRIES, share:
 
 
 def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
-    """Raise ArchiveError for entries that exceed the budget or share bytes."""
+    """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor deflated."""
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         budget.take(entry.file_size)
-        # the methods that Go supports; other methods could use unlimited memory
+        # Go supports only these methods; other methods could use unlimited memory
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it with one of these methods.")
         if entry.header_offset < end:
@@ -229,8 +230,8 @@ def _open_tar(file: _Headers) -> tarfile.TarFile:
     return tarfile.open(fileobj=content, mode="r:", tarinfo=_Entry)
 
 
-def _check_sparse(member: Any, stored: int) -> None:
-    """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed the `stored` bytes."""
+def _check_sparse(member: Any, stored_bytes: int) -> None:
+    """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or exceed `stored_bytes`."""
     end = total = 0
     for offset, size in member.sparse or ():
         if size < 0 or offset < end or offset + size > member.size:
@@ -238,9 +239,9 @@ def _check_sparse(member: Any, stored: int) -> None:
                 f"{member.name} has parts that overlap or are not in order: pack the file without --sparse."
             )
         end, total = offset + size, total + size
-    if total > stored:
+    if total > stored_bytes:
         raise ArchiveError(
-            f"{member.name} has parts of {total} bytes, but only {stored} are stored: pack the file again."
+            f"{member.name} has parts of {total} bytes, but only {stored_bytes} are stored: pack the file again."
         )
 
 
@@ -248,7 +249,7 @@ def _check_sparse(member: Any, stored: int) -> None:
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
     """Yield an empty directory; then move its only entry, or the directory itself, to `path`.
 
-    After a failure, nothing remains.
+    After a failure, the directory is deleted.
     """
     directory = path.with_name(path.name + ".tmpdir")
     directory.mkdir()
@@ -268,7 +269,7 @@ class _Tree:
 
     def __init__(self, root: Path, budget: _Budget) -> None:
         self.root, self.budget = root, budget
-        self.links: dict[tuple[str, ...], tuple[str, str]] = {}  # path → name in the archive, target
+        self.links: dict[tuple[str, ...], tuple[str, str]] = {}  # path of a link → its name in the archive, its target
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = os.path.normpath(member.name)
@@ -286,7 +287,7 @@ class _Tree:
             sparse: Any = member.sparse  # type: ignore[attr-defined]
             with self.open(parts, 0o600) as file:
                 for offset, size in ((0, member.size),) if sparse is None else sparse:
-                    file.seek(offset)  # a hole costs neither time nor space
+                    file.seek(offset)  # a hole in a sparse file costs neither time nor space
                     while size > 0:
                         if not (data := content.read(min(size, CHUNK_BYTES))):
                             raise tarfile.ReadError("unexpected end of data")
@@ -296,23 +297,23 @@ class _Tree:
                 os.fchmod(file.fileno(), member.mode & 0o777)
 
     def open(self, parts: tuple[str, ...], mode: int) -> BinaryIO:
-        """Open a new or empty file of this tree."""
+        """Create or empty a file of this tree, and open it for writing."""
         self.make_directory(parts[:-1])
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         return os.fdopen(os.open(self.root.joinpath(*parts), flags, mode), "wb")
 
     def make_directory(self, parts: tuple[str, ...]) -> None:
         if len(parts) > MAX_DEPTH:
-            raise ArchiveError(f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: pack it flatter.")
+            raise ArchiveError(f"{parts[0]}/... has more than {MAX_DEPTH} nested directories: use fewer levels.")
         path = self.root.joinpath(*parts)
-        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # false for a link to a directory
+        if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # a link is not a directory
             self.make_directory(parts[:-1])
             self.budget.take(0)
             path.mkdir()
-            path.chmod(0o755)  # independent of the umask
+            path.chmod(0o755)  # makes the mode independent of the umask
 
     def add_links(self, name: str) -> None:
-        """Create the links, each only if the path to its target never leaves `name`."""
+        """Create the links. Raises ArchiveError for a link whose path to its target leaves the directory `name`."""
         top_names = {*os.listdir(self.root), *(path[0] for path in self.links)}
         final_path = lambda path: (name, *path[len(top_names) == 1 :])  # noqa: E731
         links = {final_path(path): target for path, (_, target) in self.links.items()}
@@ -326,12 +327,12 @@ class _Tree:
 
 def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> bool:
     """Return True if the kernel, following the link at `path`, never leaves the directory `path[0]`."""
-    directory, remaining = list(path[:-1]), links[path].split("/")[::-1]
+    directory, remaining_names = list(path[:-1]), links[path].split("/")[::-1]
     if links[path].startswith("/") or len(path) == 1:
         return False
     for _ in range(40):  # the kernel follows at most 40 links
-        while remaining:
-            name = remaining.pop()
+        while remaining_names:
+            name = remaining_names.pop()
             if name == "..":
                 if not directory:
                     return False
@@ -344,8 +345,8 @@ def _stays_inside(path: tuple[str, ...], links: dict[tuple[str, ...], str]) -> b
                     if target.startswith("/"):
                         return False
                     directory.pop()
-                    remaining += target.split("/")[::-1]
+                    remaining_names += target.split("/")[::-1]
                     break
         else:
             return bool(directory)
-    return False  # a loop: programs that resolve paths themselves may follow it differently
+    return False  # the links form a loop, which programs that resolve paths themselves may follow differently

@@ -1,6 +1,6 @@
-"""Artifacts between a pod's directory and the S3 store, with Argo's keys and archives.
+"""Copies artifacts between a pod's directory and the object store, with Argo's keys and archives.
 
-An artifact without `archive` is unpacked if it is a gzipped tar; a single entry gets the artifact's path.
+An artifact without `archive` is unpacked if it is a gzipped tar; a tar's single entry gets the artifact's path.
 
 Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
@@ -18,11 +18,11 @@ from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.kinds import ARTIFACT_GC
 from argolocal.pods import archives, web
 
-STAGING_PATH = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
+STAGING_PATH = "/tmp/argo/outputs/artifacts"  # Argo's executor copies files into this directory before it zips them
 
 
 class Tar(tarfile.TarFile):
-    """Writes hard links as full files, as Go does."""
+    """A tar that stores hard links as full files, as Go does."""
 
     def gettarinfo(self, *args: Any, **kwargs: Any) -> tarfile.TarInfo:
         self.inodes.clear()  # pyright: ignore
@@ -35,7 +35,7 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # a skipped step's output
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # the artifact is the output of a skipped step
         if artifact.get("optional"):
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
@@ -51,7 +51,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
         except StorageError as error:
             if artifact.get("optional") and isinstance(error, NotFound):
-                path.mkdir(exist_ok=True)  # as the kubelet creates a mount point
+                path.mkdir(exist_ok=True)  # the kubelet would create this directory as a mount point
                 return
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
     archive = artifact.get("archive") or {}
@@ -95,16 +95,17 @@ def save(
     store: Any,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Upload an output artifact. Return it with its key, or None if it is optional and missing. Raises ArtifactError.
+    """Upload an output artifact. Return the artifact with its key, or None if an optional artifact is missing.
 
-    `link`: the path in the template, which may be a link to the file at `path`. `folder`: where to build archives.
-    `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
+    `link`: the path in the template, which may be a link to the file at `path`. `folder`: directory for
+    temporary archives. `location`: the `s3` of the template's archiveLocation, for artifacts without a location.
+    Raises ArtifactError.
     """
     archive = artifact.get("archive") or {}
-    if missing_path := _missing_path(artifact, link, path):
+    if failed_call := _failed_call(artifact, link, path):
         if artifact.get("optional"):
             return None
-        raise ArtifactError(f"{missing_path}: no such file or directory")
+        raise ArtifactError(f"{failed_call}: no such file or directory")
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
     name, file = link.name, path
@@ -133,8 +134,8 @@ def save(
     return {**artifact, "s3": target}
 
 
-def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """Return the path that Argo does not find, or ""; Argo looks for a file to zip by the artifact's name."""
+def _failed_call(artifact: dict[str, Any], link: Path, path: Path) -> str:
+    """Return the call that fails in Argo, or ""; Argo looks for a file to zip by the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -176,7 +177,7 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
     A failure becomes a condition of the status. Workflows are never deleted here, so OnWorkflowDeletion does nothing.
     Source: Argo's artifact_gc.go and the S3 driver, which treats a key with a trailing / as a directory.
     """
-    changed = []
+    changed_ids = []
     for id, node in status["nodes"].items():
         for artifact in ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ():
             if artifact.get("deleted") or strategy(artifact, spec) != ARTIFACT_GC[0] or not artifact.get("s3"):
@@ -191,8 +192,8 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
                 status["conditions"] = [*other_conditions, new_condition]
             else:
                 artifact["deleted"] = True
-                changed.append(id)
-    return changed
+                changed_ids.append(id)
+    return changed_ids
 
 
 def _delete(key: str, store: Any) -> None:
@@ -206,7 +207,7 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for a pod's artifact without a path, another artifact with a path, or an invalid gzip level."""
+    """Raise ConfigError for a pod's artifact without a path, a path outside of pods, or an invalid gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {kind: (template.get(kind) or {}).get("artifacts") or [] for kind in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
@@ -219,7 +220,7 @@ def check(template: dict[str, Any], where: str) -> None:
         if is_pod and not path:
             raise ConfigError(f"{field}.path is missing: set it.")
         if path and not is_pod:
-            raise ConfigError(f"{field}.path is {path!r}, but only pods have files. Remove it.")
+            raise ConfigError(f"{field}.path is {path!r}, but only pods have files. Remove the path.")
         level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
         in_mount = name.startswith("outputs") and any(
             mount and Path(path).is_relative_to(mount) for mount in mount_paths
@@ -235,7 +236,7 @@ def _owner(path: Path) -> int | None:
 
 
 def remove_directory(root: Path) -> None:
-    """Remove a pod's directory. Another thread may do so at the same time."""
+    """Remove a pod's directory, which another thread may be removing at the same time."""
     may_remove = os.getuid() in (0, _owner(root))
 
     def on_error(_function: Any, _path: str, error: Any) -> None:

@@ -1,4 +1,4 @@
-"""Container images on this machine: images are not pulled; each is mapped to a command and an environment."""
+"""Container images on this machine: images are not pulled; each image is mapped to a command and an environment."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ BASE_IMAGES = {  # images with programs that every machine has → the command i
 class Image:
     """An image on this machine. `python`: interpreter for the command `python`; `env`: variables that the image sets.
 
-    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`: its WORKDIR.
+    `command` and `args`: ENTRYPOINT and CMD of the image, the defaults of a container; `directory`: the WORKDIR.
     """
 
     python: str = sys.executable
@@ -32,7 +32,7 @@ class Image:
 
     @classmethod
     def read_table(cls, file: Path) -> "dict[str, Image]":
-        """Return the images of a YAML file: name → fields. Raises ConfigError."""
+        """Return the images that a YAML file maps to their fields, by name. Raises ConfigError."""
         if not file.exists():
             return {}
         from argolocal.language.yaml_text import parse_one, read_text

@@ -19,7 +19,7 @@ Container = Mapping[str, Any]
 
 
 def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
-    """Yield all containers, each with its path in the template."""
+    """Yield (path in the template, container) for each container of a template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
             yield kind, template[kind]
@@ -37,7 +37,7 @@ def port_number(container: Container, port: int | str) -> int:
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raise ConfigError for an image without a command, and for an invalid pod."""
+    """Raise ConfigError for a container without an image or command, or that Kubernetes rejects."""
     for path, container in containers_of(template):
         _check_program(container, f"{where}.{path}", cluster)
         _check_environment(container, f"{where}.{path}.env")
@@ -57,12 +57,12 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
             f"{where}.{path}.image is {image!r}, which this machine does not have: only "
             f"{', '.join(supported_images)} are supported. Use one of these, map "
             f"it to a command in {cluster.home / 'images.yaml'} "
-            f"({image}: {{command: [...]}}), or submit to a cluster."
+            f"({image}: {{command: [...]}}), or submit the workflow to a cluster."
         )
 
 
 def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
-    """Yield a warning for each image `python:X.Y` of a workflow that runs on another Python here."""
+    """Yield a warning for each image `python:X.Y` of a workflow that runs on another version of Python here."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     templates = [template for template, _ in all_templates(spec, "spec")]
     images = (str(container.get("image")) for template in templates for _, container in containers_of(template))
@@ -71,7 +71,7 @@ def python_version_warnings(spec: dict[str, Any], cluster: Any) -> Iterator[str]
         if base_name(image) == "python" and version and version[1] != local_version and image not in cluster.images:
             yield (
                 f"{image} runs here on Python {local_version}, not {version[1]}: code for {version[1]} may fail. "
-                f"Set its interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+                f"Set the image's interpreter in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
             )
 
 
@@ -80,21 +80,22 @@ def _check_program(container: Container, where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.image is missing: set it.")
     image_spec = cluster.image(image)
     if not (container.get("command") or image_spec.command or image_spec.args):
-        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Set it.")
+        raise ConfigError(f"{where}.command is missing, and the default command of {image} is not known here. Add it.")
 
 
 def _check_environment(container: Container, where: str) -> None:
     for index, variable in enumerate(container.get("env") or []):
         if variable.get("value") and variable.get("valueFrom"):
-            raise ConfigError(f"{where}[{index}] has both value and valueFrom, and Kubernetes rejects that: set one.")
+            raise ConfigError(f"{where}[{index}] has both value and valueFrom: Kubernetes accepts only one of them.")
 
 
 def _check_mounts(container: Container, where: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        if (other_index := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
+        if (first_index := index_of_path.setdefault(path := mount["mountPath"], index)) != index:
             raise ConfigError(
-                f"{where}[{index}].mountPath is {path!r}, the path of {where}[{other_index}]. Choose another."
+                f"{where}[{index}].mountPath is {path!r}, which is also the path of {where}[{first_index}]. "
+                "Choose another path."
             )
 
 

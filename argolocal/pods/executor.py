@@ -1,4 +1,4 @@
-"""Pods of one run: load inputs, watch processes, collect outputs, in one event loop without polling.
+"""The pods of one run: loads their inputs, watches their processes and collects their outputs, in one event loop.
 
     executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
 
@@ -112,13 +112,13 @@ class Executor:
                 (work, callback), pod.work = pod.work, None
                 callback(pod, work)
         self._enforce()
-        self.cluster.poll()  # restarts a service that died
+        self.cluster.poll()  # restarts services that died
         self.events += self.resources.poll()
         events, self.events = self.events, []
         return events
 
     def kill(self, id: str, reason: str = "", grace: float | None = None) -> None:
-        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
+        """Terminate a pod: SIGTERM, then SIGKILL after `grace` seconds (default: terminationGracePeriodSeconds)."""
         self.resources.forget(id)
         pod = self.running.get(id)
         if not pod or pod.kill_reason is not None:
@@ -135,7 +135,7 @@ class Executor:
             self._advance(pod)
 
     def halt(self, grace: float) -> None:
-        """Terminate all pods and wait; nothing is recorded, so the run can be resumed."""
+        """Terminate all pods and wait for their end. No node is completed, so the run can be resumed."""
         for id in list(self.running):
             self.kill(id, "", grace)
         self.resources.stop(grace)
@@ -149,14 +149,14 @@ class Executor:
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
-                signal_group(pod.process.pid, signal.SIGKILL)  # kills the other processes of the group
+                signal_group(pod.process.pid, signal.SIGKILL)  # kills the remaining processes of the pod
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
             artifacts.remove_directory(pod.volumes_folder)
         self.running.clear()
 
     def close(self) -> None:
-        """Close descriptors, except for the eventfd that a thread may still write to."""
+        """Close descriptors, except the eventfd if a thread may still write to it."""
         self.selector.close()
         if not any(thread.is_alive() for thread in self.threads):
             os.close(self.wakeup)
@@ -183,12 +183,12 @@ class Executor:
             self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
 
-    # ---- one pod -----------------------------------------------------------------------------------------------------
+    # ---- methods for one pod -----------------------------------------------------------------------------------------
 
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the loop."""
+        """Run slow `work` in a daemon thread, which does not delay Ctrl-C, then `callback` in the event loop."""
         future = Future[Any]()
         pod.work = future, callback
 
@@ -214,12 +214,12 @@ class Executor:
 
     def _on_collected(self, pod: PodRun, work: Future[Any]) -> None:
         """End a pod whose results are collected."""
-        prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
+        message_prefix = "" if pod.template.keys() & {"http", "data"} else "wait: Error (exit code 64): "
         result: tuple[str, str, Outputs | None]
         try:
             result = work.result()
         except (ArgolocalError, OSError, ValueError) as error:
-            result = "Error", f"{prefix}{error}", None
+            result = "Error", f"{message_prefix}{error}", None
         self._end(pod, *result)
 
     def _on_probed(self, pod: PodRun, work: Future[Any]) -> None:
@@ -252,14 +252,15 @@ class Executor:
         if pod.sidecars and pod.sidecars.init_name:
             return
         if pod.template.get("daemon") and run.container.get("readinessProbe"):
-            runs, run = lambda: bool(pod.descriptors), replace(run, root_pid=pod.process.pid)
-            self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, runs), self._on_probed)
+            is_running, run = lambda: bool(pod.descriptors), replace(run, root_pid=pod.process.pid)
+            self._run_in_thread(pod, lambda: daemon.wait_until_ready(run, self.cluster, is_running), self._on_probed)
         else:
             self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _prepare(self, pod: PodRun) -> ContainerRun:
-        """Prepare a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
-        containers.check_images(pod.template, pod.action.pod, self.cluster)  # an image may come from a parameter
+        """Prepare a pod's files, and return the container to run. Raises ConfigError, OSError, ValueError."""
+        # the check before the run does not know images that come from parameters
+        containers.check_images(pod.template, pod.action.pod, self.cluster)
         template = resolve_paths(pod.template, pod.root if pod.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
@@ -300,7 +301,7 @@ class Executor:
         self._end(pod, "Failed", f"{init_name or 'main'}: {reason} (exit code {code}): {cause}", outputs)
 
     def _advance(self, pod: PodRun) -> None:
-        """Start the containers of a set that are ready, and report the containers that ended."""
+        """Start the containers of a containerSet that are ready, and report the containers that ended."""
         group = pod.group
         assert group
         try:
@@ -348,7 +349,7 @@ class Executor:
         process = pod.group.running[name] if pod.group else pod.process
         assert process
         process.wait()
-        signal_group(process.pid, signal.SIGKILL)  # a container ends with its first process
+        signal_group(process.pid, signal.SIGKILL)  # a container's processes end with its first process
         self._unwatch(pod, name)
         if process.log_pipe.error:
             raise process.log_pipe.error
@@ -361,7 +362,7 @@ class Executor:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
-                # Argo assumes that a container with such a code was terminated on request
+                # Argo assumes that a container with one of these exit codes was terminated on request
                 is_terminated = process.code in TERMINATED_EXIT_CODES
                 result = ("Error", INIT_FAILED_MESSAGE) if is_terminated else ("Failed", f"{name}: {process.failure}")
                 self._end(pod, *result, None)

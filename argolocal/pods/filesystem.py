@@ -6,8 +6,9 @@ directory on the machine. In a system directory only the declared path is privat
 
 As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
 overlay (overlayfs, in memory) that is deleted with the pod. If the kernel does not allow an overlay, and on file
-systems mounted below the overlay, the pod can only read. For root, if the kernel allows it, one overlay covers the
-whole machine, and outputs behind links are read from this overlay; otherwise each directory of / has its own overlay.
+systems mounted below the overlay, the pod can only read. If the user is root and the kernel allows it, one overlay
+covers the whole machine, and outputs behind links are read from this overlay; otherwise each directory of / has its
+own overlay.
 /dev/shm is shared with the machine unless a volume is mounted there.
 """
 
@@ -29,20 +30,20 @@ READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep these flags
 DETACH = 2
 MAX_LINKS = 40  # the kernel follows at most 40 links
-MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
+MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # the system call mount_setattr of Linux 5.12
 KERNEL_DIRECTORIES = {"dev", "proc", "sys"}
 SYSTEM_DIRECTORIES = KERNEL_DIRECTORIES | {
     *("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"),
 }
 PACKAGES_FOLDER = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
-OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")  # an escaped space in mountinfo
+OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")  # an escaped character in mountinfo, for example a space
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
 
 def unsupported_path(paths: Iterable[str]) -> str | None:
-    """Return the first path that cannot be private: a system directory, or a path below /dev, /proc or /sys."""
+    """Return the first path that cannot be private (a system directory, or below /dev, /proc or /sys), or None."""
     for path in paths:
         top = _top_level(Path(path))
         if Path(path) != Path(SHM) and (
@@ -65,20 +66,20 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
 
     Raises OSError for a loop of links.
     """
-    resolved, remaining, link_count = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
-    while remaining:
-        name = remaining.pop()
-        file = host_path(resolved / name)
+    resolved_path, remaining_names, link_count = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
+    while remaining_names:
+        name = remaining_names.pop()
+        file = host_path(resolved_path / name)
         if name == ".." or not file.is_symlink():
-            resolved = resolved.parent if name == ".." else resolved / name
+            resolved_path = resolved_path.parent if name == ".." else resolved_path / name
             continue
         link_count += 1
         if link_count > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         target = Path(os.readlink(file))
-        resolved = Path("/") if target.is_absolute() else resolved
-        remaining += reversed([name for name in target.parts if name != "/"])
-    return resolved
+        resolved_path = Path("/") if target.is_absolute() else resolved_path
+        remaining_names += reversed([name for name in target.parts if name != "/"])
+    return resolved_path
 
 
 def _top_level(path: Path) -> str:
@@ -86,7 +87,7 @@ def _top_level(path: Path) -> str:
 
 
 def succeeds_in_child(action: Callable[[], None]) -> bool:
-    """Run `action` in a child process. Return True if it succeeds."""
+    """Run `action` in a child process. Return True if `action` succeeds."""
     child = os.fork()
     if child == 0:
         try:
@@ -120,7 +121,7 @@ def _root_overlay_supported() -> bool:
 class View:
     """The `/` of one container: the declared `paths` below `root`, and all other files of the machine.
 
-    `binds`: (source, mount path, read only) of files and directories.
+    `binds`: (source, mount path, read only) of each mounted file or directory.
     """
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
@@ -153,13 +154,14 @@ class View:
             raise OSError(errno.ENOENT, "a link leads out of the directories that the template names", str(path))
         return path
 
-    def prepare(self, keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function for the new process, which only makes system calls.
+    def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
+        """Prepare the directories. Return a function that the new process calls, and that only makes system calls.
 
-        `keep`: paths that must stay visible. Raises OSError.
+        `paths_to_keep`: paths that must stay visible. Raises OSError.
         """
-        root, kept_paths = self.root, self._make_mount_points(keep)
-        covers_machine = _root_overlay_supported() and self._has_own_top_levels()  # the mount points exist now
+        root, kept_paths = self.root, self._make_mount_points(paths_to_keep)
+        # the mount points must exist before `_has_own_top_levels`
+        covers_machine = _root_overlay_supported() and self._has_own_top_levels()
         scratch, machine_mount_points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private_top_levels]
@@ -208,14 +210,14 @@ class View:
             if covers_machine:
                 socket.send_fds(child_socket, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays still use it
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the overlays use the tmpfs
             os.chroot(view)
             os.chdir("/")
 
         return enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable while this object exists. Must be called after a start, even if it failed."""
+        """Keep the overlay readable while this object exists. Must be called after each attempt to start a process."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(parent_socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -231,20 +233,20 @@ class View:
             top not in SYSTEM_DIRECTORIES and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops
         )
 
-    def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
-        """Make the private directories and the mount points in them. Return the paths of `keep` to mount there."""
+    def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
+        """Make the private directories and the mount points in them. Return the visible paths to mount in them."""
         home = Path(os.environ.get("HOME", "/"))
         # a file directly below / does not need a directory
         tops = {Path("/", _top_level(path)) for path in self.declared_paths if len(path.parts) > 2}
         for name in self.private_top_levels:
-            if (self.root / name).is_symlink():  # left by an earlier attempt of this pod
+            if (self.root / name).is_symlink():  # an earlier attempt of this pod has left the link
                 (self.root / name).unlink()
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
             if _top_level(path) in self.private_top_levels:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
-        visible_paths = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES_FOLDER, *packages}
+        visible_paths = {*paths_to_keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES_FOLDER, *packages}
         paths_to_mount = [path for path in visible_paths if _top_level(path) in self.private_top_levels]
         for source, path in [*(bind[:2] for bind in self.binds), *((path, str(path)) for path in paths_to_mount)]:
             if path == SHM:
@@ -254,8 +256,8 @@ class View:
             for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
-                    resolved = resolve_links(str(inner_path), lambda inner: outer_source / inner.relative_to("/"))  # noqa: B023
-                    if resolved != inner_path:
+                    final_path = resolve_links(str(inner_path), lambda inner: outer_source / inner.relative_to("/"))  # noqa: B023
+                    if final_path != inner_path:
                         raise OSError(errno.ELOOP, "a link leads from the mount path out of the volume", path)
                     _make_mount_point(source, outer_source / Path(path).relative_to(mount_path))
         return paths_to_mount
@@ -281,7 +283,7 @@ def _mount_points() -> set[bytes]:
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """Return the mount points below the overlaid directories, which an overlay does not show."""
+    """Return the mount points below the directories `layers`, which an overlay of a directory does not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mount_points: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
@@ -310,7 +312,7 @@ def _mount_overlay(source: Path, target: Path, layer: Path) -> bool:
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below it."""
+    """Bind-mount `source` at `target`; `recursive`: `read_only` applies to all mounts below `target`."""
     path, recursion = os.fsencode(target), RECURSIVE if recursive else 0
     _raise_on_error(LIBC.mount(os.fsencode(source), path, None, BIND | REC, None), "mount")
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
@@ -320,7 +322,7 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
 
 
 def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[Path]) -> Iterator[Path]:
-    """Make mount points in `root` for the entries of /. Yield the directories to mount there."""
+    """Make mount points in `root` for the entries of /. Yield the directories to mount on them."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
         if _top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
@@ -341,18 +343,18 @@ def _make_top_level(tops: Iterable[Path], root: Path, declared_paths: Iterable[P
 
 
 def _mirror_around(source: Path, target: Path, private_tree: dict[str, Any]) -> Iterator[Path]:
-    """Make mount points for the entries of a system directory, except private ones. Yield the paths to mount."""
+    """Make mount points for the entries of a system directory, except private entries. Yield the paths to mount."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
-        inside = target / entry.name
+        mount_point = target / entry.name
         if entry.name in private_tree:
             if private_tree[entry.name] and entry.is_dir():
-                yield from _mirror_around(source / entry.name, inside, private_tree[entry.name])
+                yield from _mirror_around(source / entry.name, mount_point, private_tree[entry.name])
         elif entry.is_symlink():
-            if not inside.is_symlink():
-                inside.symlink_to(os.readlink(entry))
+            if not mount_point.is_symlink():
+                mount_point.symlink_to(os.readlink(entry))
         else:
-            _make_mount_point(source / entry.name, inside)
+            _make_mount_point(source / entry.name, mount_point)
             yield source / entry.name
 
 
@@ -366,7 +368,7 @@ def _make_mount_point(source: Path, target: Path) -> None:
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
-    if uid or LIBC.unshare(NEWNS):  # not root, or root in a container that may not unshare
+    if uid or LIBC.unshare(NEWNS):  # the user is not root, or is root in a container that may not unshare
         _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)

@@ -2,7 +2,7 @@
 
     memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
     memory.enter()                                    # in the container's process, before exec
-    memory.close()                                    # after its exit; limit_exceeded: True if it was OOM-killed
+    memory.close()                                    # after the exit; then memory.limit_exceeded tells an OOM kill
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
 have children that limit memory, so a new cgroup is a sibling of the runner's cgroup, below a user's systemd app.slice.
@@ -24,15 +24,16 @@ from argolocal.common.processes import start_time
 from argolocal.language.quantity import quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
-LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # `limits` in JSON or YAML
-CGROUP_PREFIX = "argolocal-"  # a cgroup's name also has its creator's pid and start time
+# a `limits` field in JSON or YAML
+LIMITS_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
+CGROUP_PREFIX = "argolocal-"  # a cgroup's name continues with the pid and start time of its creator
 # files that exist only in some kernels → content to write ("": the limit)
 OPTIONAL_FILES = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}
-PAUSES_S = [0.001 * 2**number for number in range(8)]  # pauses while killed processes exit
+PAUSES_S = [0.001 * 2**number for number in range(8)]  # seconds to wait while killed processes exit
 
 
 class MemoryCgroup:
-    """One cgroup; `limit_exceeded` is valid after `close`. Raises OSError."""
+    """A cgroup with a memory limit; `limit_exceeded` is valid after `close`. Raises OSError."""
 
     def __init__(self, folder: Path, version: int, limit: int) -> None:
         self.folder, self.version, self.limit_exceeded = folder, version, False
@@ -57,7 +58,7 @@ class MemoryCgroup:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
                 self.limit_exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
-            except FileNotFoundError:  # the cgroup is removed
+            except FileNotFoundError:  # `rmdir` has removed the cgroup
                 return
             except OSError:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -67,7 +68,7 @@ class MemoryCgroup:
 
 
 def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT
+    descriptor = os.open(path, os.O_WRONLY)  # unlike open(), this does not create a file
     try:
         os.write(descriptor, text.encode())
     finally:
@@ -75,7 +76,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def memory_cgroup(container: Mapping[str, Any], name: str) -> MemoryCgroup | None:
-    """Create a cgroup for one container, or return None. Raises OSError, and ValueError for an invalid quantity."""
+    """Create a cgroup for a container with a memory limit, or return None. Raises OSError, ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
@@ -101,13 +102,13 @@ def limit_names(value: Any) -> Iterator[str]:
 
 
 def available() -> bool:
-    """Return True if memory can be limited here."""
+    """Return True if this system can limit memory."""
     return _cgroup_parent() is not None
 
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups, and their version. Candidates are tested once, in child processes."""
+    """Return the folder for new cgroups, and the cgroup version. Folders are tested once, in child processes."""
     for folder, version in _candidates():
         _remove_abandoned(folder)
         with contextlib.suppress(OSError):

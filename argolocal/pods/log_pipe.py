@@ -1,4 +1,4 @@
-"""Copies container output to logs through pipes, as container runtimes do, so `> /dev/stdout` does not truncate.
+"""Copies container output to logs through pipes, as container runtimes do: `> /dev/stdout` does not empty a log.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
@@ -27,7 +27,8 @@ READER_LOCK = threading.Lock()
 class LogPipe:
     """Copies the output of one process to `log`, and its stdout also to the file `copy`.
 
-    `out` and `err` are the write ends, open until the `with` block ends. `error`: the reason for an incomplete log.
+    `out` and `err`: the write ends of the pipes, open until the `with` block ends.
+    `error`: the reason for an incomplete log.
     """
 
     def __init__(self, log: Path, copy: Path | None = None) -> None:
@@ -63,15 +64,15 @@ class LogPipe:
             return -1
         try:
             for file in self.sinks[read_end] if not self.error else []:
-                remaining = memoryview(chunk)
-                while remaining:
-                    remaining = remaining[file.write(remaining) or 0 :]
+                remaining_bytes = memoryview(chunk)
+                while remaining_bytes:
+                    remaining_bytes = remaining_bytes[file.write(remaining_bytes) or 0 :]
         except OSError as error:  # a full disk does not stop the process, as with containers
             self.error = error
         return len(chunk)
 
     def finish(self) -> None:
-        """Copy the remaining output and close the pipes, although orphans may still have them open."""
+        """Copy the remaining output and close the pipes, although orphaned processes may still have them open."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
@@ -93,7 +94,7 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Copy all output and close the pipes. Several threads may call this."""
+        """Copy all output and close the pipes. Several threads may call this method."""
         with self.lock:
             for read_end in [read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe]:
                 log_pipe.drain(read_end)

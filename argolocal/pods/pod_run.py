@@ -28,7 +28,7 @@ from argolocal.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT_PATH = "/argo/staging/script"
-MAX_RESULT_BYTES = 256 << 10  # outputs.result is cut to the last bytes of stdout
+MAX_RESULT_BYTES = 256 << 10  # size of outputs.result, which has the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 
@@ -41,18 +41,18 @@ class PodRun:
     root: Path
     log: Path
     process: Process | None = None
-    descriptors: dict[str, int] = field(default_factory=dict)  # container → pidfd of its process
+    descriptors: dict[str, int] = field(default_factory=dict)  # name of a container → pidfd of its process
     work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
     working_directory: str = "/"  # working directory of the main container; relative output paths start here
-    expand: Callable[[str], str] = str  # replaces $(NAME) in a text by the main container's variable
+    expand: Callable[[str], str] = str  # replaces $(NAME) in a text by the value of the main container's variable
     kill_reason: str | None = None
     kill_at: float | None = None
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's own files; None without mount namespaces, where all paths come from placeholders."""
+        """The paths of the pod's own files; None without mount namespaces, where all paths come from template tags."""
         if not filesystem.available():
             return None
         own_paths = [os.path.join(self.working_directory, path) for path in declared_paths(self.template)]
@@ -68,7 +68,7 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed. Sidecars are not included: they end last."""
+        """The processes to signal when the pod is killed, without sidecars, which `collect` ends last."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
     @property
@@ -78,7 +78,7 @@ class PodRun:
 
     @property
     def archived_logs(self) -> dict[str, Path]:
-        """The logs that are saved as artifacts, by container."""
+        """The logs that are saved as artifacts, by the name of the container."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
         log_paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
@@ -91,7 +91,7 @@ class PodRun:
         return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
 
     def clean_up(self) -> None:
-        """Remove files and logs of an earlier attempt whose runner died."""
+        """Remove files and logs of an earlier attempt of this pod, whose runner died."""
         for container in [
             *self._members(),
             *(container for kind in KINDS for container in self.template.get(kind) or []),
@@ -120,12 +120,12 @@ class PodRun:
         if not (view := self.view):
             return filesystem.path_in_root(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
-        resolved = (
+        resolved_path = (
             filesystem.resolve_links(parent, view.host_path) / name
             if keep_final_link
             else filesystem.resolve_links(path, view.host_path)
         )
-        return view.host_path(resolved, must_exist=True)
+        return view.host_path(resolved_path, must_exist=True)
 
     def collect(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
         """Return phase, message and outputs of a pod whose processes have exited."""
@@ -217,7 +217,7 @@ def _read_result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raise ConfigError if a template (as written) contains paths that cannot be private to its pods here."""
+    """Raise ConfigError if a template, before tags are replaced, has paths that cannot be private to its pods."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
     literal_paths = [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
     declared_paths = [*literal_paths]
@@ -229,10 +229,10 @@ def check(template: dict[str, Any]) -> None:
                     if path in text or f"{direction}.{kind}.{entry['name']}.path" not in text:
                         literal_paths.append(path)
     if invalid := filesystem.unsupported_path(declared_paths):
-        raise ConfigError(f"{where}: the path {invalid} is in a system directory: use one below /tmp.")
+        raise ConfigError(f"{where}: the path {invalid} is in a system directory: use a path below /tmp.")
     if literal_paths and not filesystem.available():
         raise ConfigError(
             f"{where} contains the path {literal_paths[0]}, which its pods would share, because private mount "
             "namespaces are not available here. "
-            "Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of it."
+            "Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this path."
         )

@@ -12,7 +12,7 @@ from argolocal.pods.containers import port_number
 
 
 class Probe:
-    """One probe of a container, with Kubernetes' defaults; `kind`: its key in the container."""
+    """One probe of a container, with Kubernetes' defaults; `kind`: the key of the probe in `container`."""
 
     def __init__(self, container: Mapping[str, Any], kind: str) -> None:
         probe: Mapping[str, Any] = container[kind]

@@ -45,7 +45,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` overrides its variables; `stdout`: a file for stdout, in addition to the log.
+    """One container to run. `extra_env` overrides the container's variables; `stdout`: file for a copy of stdout.
 
     `volumes`: directories to mount. `root_pid`: a process whose file system tree the container shares.
     """
@@ -61,10 +61,10 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     root_pid: int | None = None
-    origin: Origin | None = None  # default: interpreter and path of this process
+    origin: Origin | None = None  # default: interpreter and import path of this process
 
 
-MAX_MESSAGE_BYTES = 4096  # the kubelet's limit
+MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
@@ -83,7 +83,7 @@ class TerminationMessage:
         self.variable = {program.TERMINATION_LOG: f"/proc/self/fd/{self.file}"}
 
     def read(self) -> None:
-        """Keep the text and close the file."""
+        """Read the text from the file and close the file."""
         if self.file >= 0:
             self.text = os.pread(self.file, MAX_MESSAGE_BYTES, 0).decode(errors="replace")
             os.close(self.file)
@@ -133,9 +133,9 @@ class Process(subprocess.Popen[bytes]):
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
-    """Start the process without waiting for it.
+    """Start the process of a container, without waiting for its end.
 
-    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for its limits.
+    Raises ConfigError or StartError for a container that cannot run, and OSError or ValueError for its memory limit.
     """
     container, origin = run.container, run.origin or Origin(path=cluster.path)
     environment = container_environment(run, cluster)
@@ -144,7 +144,8 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     args = container.get("args") or ([] if container.get("command") else image.args)
     if not (command or args):
         raise ConfigError(
-            f"{run.name}: the command of container {container['name']} is missing, and unknown for its image. Set it."
+            f"{run.name}: the command of container {container['name']} is missing, and the default "
+            "command of its image is not known. Set the command."
         )
     arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
     directory = container.get("workingDir") or image.directory
@@ -199,7 +200,7 @@ def _check_nul(texts: list[tuple[str, str]]) -> None:
 
 
 def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """Return the private paths, and a missing working directory, which container runtimes create.
+    """Return the private paths, with the working directory if it does not exist: container runtimes would create it.
 
     Raises StartError, and ConfigError if pods cannot have private directories.
     """
@@ -210,7 +211,9 @@ def _add_working_directory(run: ContainerRun, directory: str) -> tuple[str, ...]
     if os.path.exists(directory):
         return run.private_paths
     if filesystem.unsupported_path([directory]) or not filesystem.available():
-        raise ConfigError(f"{run.name}: the working directory {directory} cannot be created here. Use one below /tmp.")
+        raise ConfigError(
+            f"{run.name}: the working directory {directory} cannot be created here. Use a path below /tmp."
+        )
     return (*(run.private_paths or ()), directory)
 
 
@@ -236,7 +239,7 @@ def _make_child_setup(
         if enter:
             enter()
             if directory:
-                os.makedirs(directory, exist_ok=True)  # a private directory: see _add_working_directory
+                os.makedirs(directory, exist_ok=True)  # the directory is private: see _add_working_directory
                 os.chdir(directory)
 
     return set_up_child
@@ -267,7 +270,7 @@ def container_environment(run: ContainerRun, cluster: Cluster) -> dict[str, str]
 
 
 def _check_names(run: ContainerRun) -> None:
-    """Raise ConfigError for a variable name that the API server rejects."""
+    """Raise ConfigError for the name of an environment variable that the API server rejects."""
     container = run.container
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
     names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
@@ -285,7 +288,8 @@ def _read_object(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> 
         if reference.get("optional"):
             return {}
         raise ConfigError(
-            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist here. Create it."
+            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which does not exist "
+            "here. Create this object."
         ) from None
 
 
@@ -301,7 +305,8 @@ def _variable_value(run: ContainerRun, variable: Mapping[str, Any], cluster: Clu
             if reference.get("optional"):
                 return None
             raise ConfigError(
-                f"{run.name}: {reference['name']} does not contain {reference['key']!r} (for {variable['name']})."
+                f"{run.name}: {reference['name']} does not contain {reference['key']!r} "
+                f"(for the variable {variable['name']})."
             )
     return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
 
@@ -314,7 +319,7 @@ def field_value(run: ContainerRun, path: str, name: str) -> str:
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` if NAME is known, and `$$` by `$` (kubelet's rule)."""
+    """Replace `$(NAME)` by the variable's value, if the variable exists, and `$$` by `$`, as the kubelet does."""
 
     def substitute(match: re.Match[str]) -> str:
         return "$" if match[1] is None else environment.get(match[1], match[0])

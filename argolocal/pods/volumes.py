@@ -1,6 +1,6 @@
 """Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected, downwardAPI and claims.
 
-A claim is a directory in the home; it outlives pods, and runs that do not delete it. Sources: Argo's
+A claim is a directory in the home; it outlives pods, and also runs unless they delete their claims. Sources: Argo's
 addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
@@ -37,7 +37,7 @@ def delete(cluster: Any, volume: Volume) -> None:
 def create(
     volumes: list[Volume], folder: Path, cluster: Any, field_value: FieldValue, run_claims: Collection[str]
 ) -> dict[str, VolumeDirectory]:
-    """Create the directories of volumes; `run_claims`: the names of the run's claims.
+    """Create the directories of volumes; `run_claims`: the names of the claims that the run creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
@@ -59,7 +59,7 @@ def create(
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
         for file, content, mode in _files(volume, cluster, field_value):
             if not (path / file).resolve().is_relative_to(path.resolve()):
-                raise ConfigError(f"volume {name}: the path {file!r} leads out of the volume. Use a path inside it.")
+                raise ConfigError(f"volume {name}: the path {file!r} leads out of it. Use a path inside the volume.")
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
                 out.write(content)
@@ -70,7 +70,7 @@ def create(
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
 ) -> list[tuple[Path, str, bool]]:
-    """Return (source, mount path, read only) of a container's volume mounts; `expand` is for subPathExpr.
+    """Return (source, mount path, read only) of a container's volume mounts; `expand` evaluates subPathExpr.
 
     Raises ConfigError for a missing subPath in a read-only volume.
     """
@@ -82,7 +82,7 @@ def bind_mounts(
         sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
         path = volume.path / sub_path
         if not path.resolve().is_relative_to(volume.path.resolve()):
-            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of the volume. Use a path inside it.")
+            raise ConfigError(f"volume {mount['name']}: {sub_path!r} leads out of it. Use a path inside the volume.")
         if not path.exists():
             if volume.read_only:
                 raise ConfigError(f"volume {mount['name']}: {sub_path!r} does not exist in the volume.")
@@ -123,7 +123,8 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
         return
     if data is None:
         raise ConfigError(
-            f"volume {volume}: the {kind} {name!r} does not exist here: add it to the Workflow's file, after ---."
+            f"volume {volume}: the {kind} {name!r} does not exist here: add it to the "
+            "Workflow's file, separated by ---."
         )
     items = source.get("items")
     for item in [{"key": key, "path": key} for key in data] if items is None else items:
@@ -143,7 +144,7 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
         for index, volume in enumerate(owner.get("volumes") or []):
             kinds = [key for key in volume if key != "name" and volume[key] is not None]
             if len(kinds) != 1:
-                raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
+                raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one kind.")
         for volume in [*(owner.get("volumes") or []), *(claims if owner is spec else [])]:
             if not NAME_PATTERN.fullmatch(volume["name"]):
                 raise ConfigError(f"{where} has a volume {volume['name']!r}: its name must consist of a-z, 0-9 and -.")

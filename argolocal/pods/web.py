@@ -2,8 +2,8 @@
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
 
-After a redirection to another host that is not a subdomain of the first host, no request has the login headers; ports
-are ignored. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
+After a redirection to another host that is not a subdomain of the first host, no request has LOGIN_HEADERS; the
+comparison ignores ports. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier,
 shouldCopyHeaderOnRedirect, refererForURL).
 """
 
@@ -28,7 +28,7 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request without an answer. `url`: the address that failed, without its password; `cause`: the error."""
+    """A request without a complete answer. `url`: the address that failed, without its password; `cause`: the error."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -45,7 +45,7 @@ def request(
     proxies: bool = True,
     leave_host: bool = True,
 ) -> HTTPResponse:
-    """Send a request and return the answer, with any status. Raises WebError.
+    """Send a request and return the answer, which may have any status. Raises WebError.
 
     Without `leave_host`, return a redirection to another host instead of following it.
     """
@@ -80,7 +80,7 @@ def request(
 
 
 def copy(answer: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
-    """Write the body of an answer to a file. Raises WebError if it is incomplete or too long, OSError."""
+    """Write the body of an answer to a file. Raises OSError, and WebError if the body is incomplete or too long."""
     size = 0
     while data := _read(answer):
         size += file.write(data)
@@ -136,7 +136,7 @@ def _redirect_target(url: str, location: str) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    """Parse an address. Raises WebError if it is not an http or https address."""
+    """Parse a web address. Raises WebError for an address that is neither http nor https."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port  # raises ValueError for an invalid port
@@ -149,9 +149,9 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _is_within(parts: SplitResult, first: SplitResult) -> bool:
-    """Return True for the host of `first` and its subdomains, which IPv6 addresses do not have."""
-    host, parent = parts.hostname or "", first.hostname or ""
+def _is_within(parts: SplitResult, first_parts: SplitResult) -> bool:
+    """Return True if the host of `parts` is the host of `first_parts` or its subdomain (not for IPv6 addresses)."""
+    host, parent = parts.hostname or "", first_parts.hostname or ""
     return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
 
 

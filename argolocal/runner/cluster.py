@@ -1,4 +1,4 @@
-"""This machine as the cluster that a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
+"""This machine as the cluster that a manifest runs on, with ConfigMaps, Secrets, images, addresses and object store.
 
     cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STORABLE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
 NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-MAX_ADDRESSES = 1000  # number of addresses that stay assigned; older addresses are assigned again
+MAX_ADDRESSES = 1000  # number of pods that keep their address; the addresses of older pods are assigned again
 
 
 class LocalCluster:
@@ -44,7 +44,7 @@ class LocalCluster:
     `store` returns an artifact's object store from its `s3` (default: a folder of the home for each bucket).
     """
 
-    bucket = "argolocal"  # the bucket of artifacts that do not name one
+    bucket = "argolocal"  # bucket of artifacts that do not name a bucket
     modules: tuple[str, ...] = ()  # modules that `python -m MODULE` may run here with any image
 
     def __init__(
@@ -61,7 +61,7 @@ class LocalCluster:
 
     @property
     def path(self) -> str:
-        """Folders that pods see at the same path and import from, separated as in PYTHONPATH."""
+        """Folders of modules that pods import, separated as in PYTHONPATH; pods see the folders at the same paths."""
         return os.environ.get(program.variable("PATH"), "")
 
     @cached_property
@@ -79,15 +79,15 @@ class LocalCluster:
 
     def keep_running(self) -> None:
         """Restart supervisors that died."""
-        if (self.home / "objects/Deployment").exists():  # the import of the controller takes 30 ms
+        if (self.home / "objects/Deployment").exists():  # saves the import of the controller (30 ms)
             self.revive()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Map kind and name of each ConfigMap and Secret that is not stored to a function that returns its data."""
+        """Return the ConfigMaps and Secrets that are not stored: (kind, name) → function that returns the data."""
         return {}
 
     def configmap(self, name: str) -> dict[str, str]:
-        """Return the data of a ConfigMap; only volumes use binaryData, as with the kubelet. Raises KeyError."""
+        """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises KeyError."""
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         data = _texts(self.files("ConfigMap", name), name)
         return {key: value for key, value in data.items() if key not in binary}
@@ -112,7 +112,7 @@ class LocalCluster:
         return self.images.get(image) or Image(args=BASE_IMAGES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
-        """Return the object store of an artifact with this `s3` (default: no bucket). Raises ConfigError, KeyError."""
+        """Return the object store of an artifact whose location is `s3` ({}: default). Raises ConfigError, KeyError."""
         if self._stores:
             return self._stores(s3 or {})
         folder = self.home / "store"
@@ -120,22 +120,23 @@ class LocalCluster:
         return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
 
     def address(self, pod: str) -> str:
-        """Return a pod's loopback address: always the same for a name, and never shared by two pods."""
+        """Return a pod's loopback address: a pod keeps its address, and two pods never share an address."""
         homes.make(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            assigned: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+            pod_of_address: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
             digests = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in digests)
-            address = next(candidate for candidate in candidates if assigned.setdefault(candidate, pod) == pod)
-            write_atomically(path, json.dumps(dict(list(assigned.items())[-MAX_ADDRESSES:])))
+            address = next(candidate for candidate in candidates if pod_of_address.setdefault(candidate, pod) == pod)
+            write_atomically(path, json.dumps(dict(list(pod_of_address.items())[-MAX_ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
-        """Return the variables that a kubelet sets in every pod for each Service: HOST is the supervisor's address.
+        """Return the environment variables that a kubelet sets in every pod for each Service.
 
-        Instead of a DNS record, a headless Service has these variables, too, and ENDPOINTS: the addresses of its pods.
+        NAME_SERVICE_HOST is the supervisor's address. Instead of a DNS record, a headless Service has these variables,
+        too, and NAME_SERVICE_ENDPOINTS: the addresses of its pods.
         """
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
@@ -151,7 +152,7 @@ class LocalCluster:
         return variables
 
     def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
-        """Return the addresses of the pods of Deployments that a Service selects."""
+        """Return the addresses of the Deployments' pods that a Service with this `selector` selects."""
         addresses = []
         for path in sorted((self.home / "objects/Deployment").glob("*.json")):
             labels = json.loads(path.read_text())["spec"]["template"]["metadata"]["labels"]
@@ -171,19 +172,19 @@ class LocalCluster:
         return self.deployments.revive()
 
     def down(self) -> list[str]:
-        """Stop the deployments and wait. Return their names. Raises Busy during a run."""
+        """Stop the Deployments, wait until they have ended, and return their names. Raises Busy during a run."""
         from argolocal.controllers.memory import clean_up_shared_memory
 
-        if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
+        if run_names := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
-                f"{', '.join(running)}: still running, and needs the deployments and services that "
-                f"`{program.name} down` stops. Wait for the end, or `{program.name} stop {running[0]}` first."
+                f"{', '.join(run_names)} must end before `{program.name} down` stops the deployments and services. "
+                f"Wait, or run `{program.name} stop {run_names[0]}` first."
             )
         clean_up_shared_memory()
         return [f"deployment {name}" for name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a row per deployment: kind, name, address, running. Restarts the supervisor if it died."""
+        """Return a dict for each Deployment, see `Deployments.overview`. Restarts the supervisor if it died."""
         self.revive()
         return self.deployments.overview()
 
@@ -193,7 +194,7 @@ class LocalCluster:
         return json.loads(path.read_text()) if path.exists() else None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
-        """Return True if the object exists and, if `key` is given, has that key."""
+        """Return True if the object exists and, if `key` is given, contains this key."""
         built_in = (kind, name) in self.built_in()
         obj = {} if built_in else self.find(kind, name)
         keys = {data_key for field in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(field) or {}}
@@ -205,7 +206,8 @@ class LocalCluster:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE_KINDS or not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
                 raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file: it must be a {', '.join(STORABLE_KINDS)} with a name."
+                    f"{kind} {name!r} in the Workflow's file is not supported: use one of "
+                    f"{', '.join(STORABLE_KINDS)}, with a valid name."
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
@@ -215,7 +217,7 @@ class LocalCluster:
 
 
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, such as a copy; forget the processes of the original.
+    """Trust a home that this user did not create at this path, such as a copy; forget the original's processes.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """
@@ -245,5 +247,5 @@ def _check(obj: Mapping[str, Any], where: str) -> None:
             try:
                 base64.b64decode(value if is_encoded else "", validate=True)
             except ValueError:
-                hint = "Encode it, or move the plain text to stringData (of a ConfigMap: data)."
+                hint = "Encode the value, or move the plain text to stringData (of a ConfigMap: data)."
                 raise ConfigError(f"{where}.{key}.{name} is not base64. {hint}") from None

@@ -1,4 +1,4 @@
-"""The supported subset of the Argo API: rejects workflows that would not run as on Argo.
+"""The supported subset of the Argo API: `check` rejects workflows that would not run as they do on Argo.
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and the remedy
 
@@ -28,7 +28,7 @@ POD_TYPES = {*leaf_templates.KINDS} - {"http"}
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """Return notes on ignored fields of a workflow and of its manifest.
+    """Return notes for the user on ignored fields of a workflow or its manifest, and on limits of this machine.
 
     Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
@@ -42,7 +42,9 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     ignored |= dict.fromkeys(_check_templates(workflow["spec"], cluster))
     volumes.check(workflow["spec"], all_templates(workflow["spec"], "spec"))
     _check_objects(workflow["spec"], cluster)
-    notes = [f"ignored, because one machine does not need it: {', '.join(ignored)}"] if ignored else []
+    notes = (
+        [f"fields that are ignored, because one machine does not need them: {', '.join(ignored)}"] if ignored else []
+    )
     names = dict.fromkeys(limits.limit_names(workflow["spec"]))
     if unenforced_limits := [name for name in names if name != "memory" or not limits.available()]:
         notes.append(f"limits of containers that are not enforced here: {', '.join(unenforced_limits)}")
@@ -62,7 +64,7 @@ def _check_objects(spec: dict[str, Any], cluster: Any) -> None:
         if not cluster.has(kind, name, key):
             missing = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
             raise ConfigError(
-                f"{where}: the {missing} does not exist here, and its pods would wait for it. Add it to the "
+                f"{where}: the {missing} does not exist here, and pods would wait for it. Add it to the "
                 "Workflow's file, separated by ---."
             )
 
@@ -73,7 +75,7 @@ def check_referenced(spec: dict[str, Any], cluster: Any, path: str) -> None:
 
 
 def _check_templates(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
-    """Check all templates. Return the ignored fields of pod spec patches."""
+    """Check all templates of a spec. Return the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
     _check_callers(spec)
     for template, path in all_templates(spec, where):
@@ -88,7 +90,7 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if len(template_types) != 1:
         raise ConfigError(
             f"{where} ({template.get('name')}) has {len(template_types)} types {template_types}: it must have "
-            "exactly one."
+            "exactly one type."
         )
     suspend.check(template, where)
     artifacts.check(template, where)
@@ -110,13 +112,13 @@ def _check_template(template: dict[str, Any], where: str, cluster: Any) -> None:
         raise ConfigError(f"{where}.steps is empty, and Argo sees a template without a type: add a step.")
     if "container" in template or "script" in template:
         pod_run.check(template)
-        used_names = {"init", "main", "wait"}  # Argo's own containers
+        used_names = {"init", "main", "wait"}  # names of Argo's own containers
         for kind in sidecars.KINDS:
             for index, container in enumerate(template.get(kind) or []):
                 if container["name"] in used_names:
                     raise ConfigError(
                         f"{where}.{kind}[{index}].name is {container['name']!r}, the name of another container: "
-                        "Kubernetes rejects that. Choose another name."
+                        "Kubernetes rejects such a pod. Choose another name."
                     )
                 used_names.add(container["name"])
         sidecars.check(template, where)
@@ -135,9 +137,9 @@ def _check_paths(template: dict[str, Any], where: str) -> None:
     path_owners = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
     for index, artifact in enumerate(files):
-        if other_owner := path_owners.get(path := posixpath.normpath(artifact["path"])):
+        if path_owner := path_owners.get(path := posixpath.normpath(artifact["path"])):
             raise ConfigError(
-                f"{where}.inputs.artifacts[{index}].path is {path!r}, as is the path of {other_owner}. "
+                f"{where}.inputs.artifacts[{index}].path is {path!r}, which is also the path of {path_owner}. "
                 "Choose another path."
             )
         path_owners[path] = f"inputs.artifacts[{index}]"
@@ -147,7 +149,7 @@ def _check_callers(spec: dict[str, Any]) -> None:
     for caller, path in callers(spec, "spec"):
         is_hook, expression = ".hooks." in path, caller.get("expression") or ""
         if is_hook and not path.endswith(".hooks.exit") and not expression:
-            raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
+            raise ConfigError(f"{path}.expression is missing: only an exit hook runs without an expression.")
         if expression and "{{" not in expression:
             try:
                 expr.find_calls(expression)
@@ -181,7 +183,7 @@ def _check_functions(source: str, where: str) -> None:
     try:
         calls = expr.find_calls(source)
     except ExprError:
-        return  # as on Argo, such an expression is not evaluated or fails its node
+        return  # as on Argo, an expression with a syntax error is not evaluated, or fails its node
     for name, arguments in calls:
         if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
             _check_json_path(path, where)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def reset(status: dict[str, Any]) -> dict[str, Any]:
-    """Return the status to continue a failed or stopped workflow: succeeded nodes stay, all others run again."""
+    """Return the status to continue a failed or stopped workflow: succeeded nodes stay, all other nodes run again."""
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
     removed_ids = {

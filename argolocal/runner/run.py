@@ -1,4 +1,4 @@
-"""Run a manifest on this machine: the clock, the processes and the disk that the scheduler itself does not use.
+"""Run a manifest on this machine: this module uses the clock, processes and files, which the scheduler does not.
 
     status = LocalRun.new(manifest, parameters, LocalCluster()).run(on_change=print)     # → Argo's WorkflowStatus
     status = LocalRun.old("demo-4k2xp", LocalCluster()).run(); stop("demo-4k2xp", LocalCluster())
@@ -49,9 +49,10 @@ OnChange = Callable[[Status], None]
 
 
 def stop(name: str, cluster: Cluster) -> str:
-    """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers. Return the name at the end.
+    """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers.
 
-    If the runner is dead, this process replaces it. Raises ConfigError for a completed run.
+    Return the run's name after its end. If the run's runner is dead, this process replaces it.
+    Raises ConfigError for a completed run.
     """
     files = RunFiles(cluster.home, name)
     files.workflow()
@@ -76,9 +77,10 @@ def stop(name: str, cluster: Cluster) -> str:
 
 
 def resume_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
-    """Resume the suspended steps of a running workflow, with `values` as outputs. Return False if no process runs it.
+    """Resume the suspended steps of a running workflow, with `values` as outputs.
 
-    The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
+    Return False if no process runs the workflow. The request stays on disk until the runner has journaled it.
+    Raises ConfigError, or Busy if no step is suspended.
     """
     files = RunFiles(home, name)
     workflow, runs = files.workflow(), files.runner() is not None
@@ -130,7 +132,7 @@ class LocalRun:
 
     @classmethod
     def old(cls, name: str, cluster: Cluster) -> "LocalRun":
-        """Load a run from disk; kills processes left over from its last runner. Raises ConfigError, Busy."""
+        """Load a run from disk, and kill the processes that its last runner has left. Raises ConfigError, Busy."""
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
         try:
@@ -144,7 +146,7 @@ class LocalRun:
                 status = reset_interrupted(status, now)
             try:
                 files.snapshot(status)
-            except DiskFull:  # perhaps because of the files of failed steps
+            except DiskFull:  # the files of failed steps may have filled the disk
                 artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
@@ -153,7 +155,7 @@ class LocalRun:
         return cls(files, workflow, status, cluster)
 
     def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
-        """Run to the end and return the status. KeyboardInterrupt stops all pods; the run can be resumed.
+        """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods; `old` continues the run.
 
         `interrupts`: an object whose `with` block the caller has entered (default: a new object).
         """
@@ -180,12 +182,13 @@ class LocalRun:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise write_error(error, self.files.root) from error
-                    if isinstance(error, ArgolocalError):  # a service may have exited because of a full disk
+                    # the cause may be a service that exited because of a full disk
+                    if isinstance(error, ArgolocalError):
                         self.files.check_space()
                     raise
                 finally:
                     executor.close()
-                    _kill_left_over(self.files, {})  # processes that left their session or just started
+                    _kill_left_over(self.files, {})  # kills processes that left their session or had just started
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -193,7 +196,7 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            # delete the request, unless a newer request has replaced it
+            # delete the resume request, unless a newer request has replaced it
             if self.resume_request and self.files.resume_request.read_text() == self.resume_request:
                 self.files.resume_request.unlink()
             self.resume_request = ""
@@ -210,7 +213,7 @@ class LocalRun:
             events = [*executor.wait(timeout), *self._resumed_nodes()]
 
     def _resumed_nodes(self) -> list[Resumed]:
-        """Return the events of a request by `resume_suspended`."""
+        """Return an event for each node that a request of `resume_suspended` resumes."""
         if not self.files.resume_request.exists():
             return []
         self.resume_request = self.files.resume_request.read_text()
@@ -219,7 +222,7 @@ class LocalRun:
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _delete_leftovers(self, scheduler: Scheduler) -> None:
-        """Delete claims and artifacts that do not outlive the workflow; done again when a completed run is resumed."""
+        """Delete claims and artifacts that do not outlive the workflow; resuming a completed run does this again."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -240,7 +243,7 @@ class LocalRun:
 
 
 def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFiles:
-    """Create the run on disk; a CronWorkflow's run is named after the next unused second. Raises ConfigError."""
+    """Create the run on disk; the name of a CronWorkflow's run ends with the next unused second. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -254,7 +257,7 @@ def _create(home: Path, workflow: dict[str, Any], is_scheduled: bool) -> RunFile
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Kill processes left by pods: in their sessions, with a pod's root as `/`, or with its environment variable."""
+    """Kill the processes of pods: each has a pod's session, a pod's root as `/`, or the variable program.POD."""
     sessions, pods_folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     left_over = (pid for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, pods_folder))

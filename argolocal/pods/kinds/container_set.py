@@ -27,11 +27,11 @@ RESERVED_NAMES = ("wait", "supervisor")
 
 
 def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the containers, each with the shared volume mounts."""
+    """Return the containers of a containerSet template, each with the shared volume mounts."""
     group = template["containerSet"]
-    shared = group.get("volumeMounts") or []
+    shared_mounts = group.get("volumeMounts") or []
     return [
-        {**container, "volumeMounts": [*(container.get("volumeMounts") or []), *shared]}
+        {**container, "volumeMounts": [*(container.get("volumeMounts") or []), *shared_mounts]}
         for container in group["containers"]
     ]
 
@@ -44,7 +44,7 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContainerSet(Sidecars):
-    """The containers of one pod."""
+    """The containers of the pod of one containerSet template."""
 
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         super().__init__({}, run, cluster)
@@ -54,9 +54,9 @@ class ContainerSet(Sidecars):
         strategy = template["containerSet"].get("retryStrategy") or {}
         self.retry_delay = gofmt.parse_seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
-        self.retry_at: dict[str, float] = {}  # container → time of the next attempt
+        self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
         self.codes: dict[str, int] = {}  # exit codes of completed containers
-        self.visible_codes: dict[str, int] = {}  # exit codes that dependents of the containers see
+        self.visible_codes: dict[str, int] = {}  # exit codes of completed containers as their dependents see them
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # file system of the container `main`
@@ -71,7 +71,7 @@ class ContainerSet(Sidecars):
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Start the containers that are ready. Raises ConfigError, OSError."""
+        """Start the containers that are ready, and yield their names and processes. Raises ConfigError, OSError."""
         has_changed = True
         while has_changed:
             has_changed = False
@@ -81,7 +81,7 @@ class ContainerSet(Sidecars):
                     continue
                 self.retry_at.pop(name, None)
                 self.attempts_left[name] -= 1
-                if self.attempts_left[name] < 0:  # with `retries: 0`
+                if self.attempts_left[name] < 0:  # this happens only with `retries: 0`
                     self._end(name, 0)
                 else:
                     self._try_start(name)
@@ -156,17 +156,19 @@ class ContainerSet(Sidecars):
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError for sets that Argo rejects or that this system does not support."""
+    """Raise ConfigError for a containerSet that Argo rejects or that this system does not support."""
     group, where = template["containerSet"], f"{where}.containerSet"
     dependencies = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
     if not dependencies or len(dependencies) != len(group["containers"]):
-        raise ConfigError(f"{where}.containers must be at least one, each with a different name.")
+        raise ConfigError(f"{where}.containers must have at least one container, each with a different name.")
     for index, container in enumerate(group["containers"]):
         if container["name"] in RESERVED_NAMES or container["name"].startswith("artifact-plugin-"):
             name = f"{where}.containers[{index}].name is {container['name']!r}"
-            raise ConfigError(f"{name}, the name of a container of Argo. Choose another.")
+            raise ConfigError(f"{name}, which is a name of Argo's own containers. Choose another name.")
         if unknown := next((need for need in dependencies[container["name"]] if need not in dependencies), None):
-            raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
+            raise ConfigError(
+                f"{where}.containers[{index}].dependencies names {unknown!r}, which is not a container of the set."
+            )
     try:
         TopologicalSorter(dependencies).prepare()
     except CycleError as error:
@@ -177,8 +179,10 @@ def check(template: dict[str, Any], where: str) -> None:
     if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
         raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would not run any container. 1 means one attempt.")
     if template.get("daemon"):
-        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a template for its server.")
+        raise ConfigError(f"{where} as a daemon is not supported by the local runner: use a container.")
     if other_kinds := [kind for kind in KINDS if template.get(kind)]:
-        raise ConfigError(f"{where} with {other_kinds[0]} is not supported by the local runner: add them to the set.")
+        raise ConfigError(
+            f"{where} with {other_kinds[0]} is not supported by the local runner: move their containers to the set."
+        )
     if not filesystem.available():
         raise ConfigError(f"{where} needs private mount namespaces, which are not available on this system.")

@@ -1,6 +1,6 @@
 """Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-A failed probe is repeated after `periodSeconds`, at most one second, because the kubelet probes more often while a
+A failed probe is repeated after `periodSeconds`, but at most one second, because the kubelet probes more often while a
 container is not ready. Source: Argo's operator.go (assessNodeStatus).
 """
 
@@ -25,11 +25,11 @@ KINDS = ("exec", "httpGet", "tcpSocket")
 
 def wait_until_ready(run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]) -> bool:
     """Wait until the probe passes. Return False if the container exits first."""
-    probe, passed = Probe(run.container, "readinessProbe"), 0
+    probe, success_count = Probe(run.container, "readinessProbe"), 0
     time.sleep(probe.delay)
     while is_running():
-        passed = passed + 1 if _passes(probe, run, cluster) else 0
-        if passed >= probe.success_threshold:
+        success_count = success_count + 1 if _passes(probe, run, cluster) else 0
+        if success_count >= probe.success_threshold:
             return is_running()
         time.sleep(min(probe.period, 1.0))
     return False
@@ -70,7 +70,7 @@ def check(template: dict[str, Any], where: str) -> None:
         try:
             port_number(container, (probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"])
         except ValueError:
-            raise ConfigError(f"{where}.{kinds[0]}.port must be a number or the name of one of its ports.") from None
+            raise ConfigError(f"{where}.{kinds[0]}.port must be a number or the name of a container port.") from None
     for index, sidecar in enumerate(template.get("sidecars") or []):
         if sidecar.get("readinessProbe"):
             raise ConfigError(

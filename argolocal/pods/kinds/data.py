@@ -13,11 +13,11 @@ from argolocal.errors import ConfigError, StorageError
 from argolocal.language import gofmt
 from argolocal.language.expr import ExprError, evaluate
 
-Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
 
 
 def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Result:
-    """List the keys and apply the transformations. A missing bucket fails the node, too."""
+    """List the keys and apply the transformations. Any error fails the node, even a missing bucket."""
     try:
         result = _keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
@@ -31,7 +31,7 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
 
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """Return all keys below a key. Raises StorageError, also if no key exists."""
+    """Return all keys below the key of `s3`. Raises StorageError, also if no such key exists."""
     if not s3.get("bucket"):  # Argo does not use the artifact repository's bucket here
         raise StorageError("Bucket name cannot be empty")
     key, bucket = s3.get("key") or "", store(s3)

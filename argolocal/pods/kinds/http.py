@@ -17,7 +17,7 @@ from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
 MAX_BODY_BYTES = 10_000_000  # a cluster stores fewer than two million bytes for a whole workflow
-Result = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+Result = tuple[str, str, dict[str, Any] | None]  # phase, message and outputs of a node
 Secret = Callable[[str], Mapping[str, str]]
 
 
@@ -57,7 +57,7 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
 
 
 def _go_error(web_error: web.WebError) -> str:
-    """Return Go's message for a failed connection: retry policies match it."""
+    """Return Go's message for a failed connection, which retry policies match."""
     error = web_error.cause
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)

@@ -21,7 +21,7 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-TERMINATED_EXIT_CODES = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
+TERMINATED_EXIT_CODES = (0, 137, 143)  # exit codes of a sidecar that ended on request, perhaps by SIGTERM or SIGKILL
 KINDS = ("initContainers", "sidecars")
 
 
@@ -54,24 +54,24 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed by itself, else ""."""
-        running = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
-        for process in running.values():
+        """Terminate the sidecars and wait. Return Argo's message if a sidecar had failed before, else ""."""
+        processes = dict(self.running)  # two threads may call `stop`: to collect outputs, and to stop the run
+        for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
         kill_at = time.monotonic() + grace
-        for process in running.values():
+        for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, kill_at - time.monotonic()))
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         self.running.clear()
         self.log_error = next(
-            (process.log_pipe.error for process in running.values() if process.log_pipe.error), self.log_error
+            (process.log_pipe.error for process in processes.values() if process.log_pipe.error), self.log_error
         )
         for container in (*self.sidecar_specs, *self.init_specs):
             artifacts.remove_directory(self._root(container))
         failed_sidecars = (
-            (name, process) for name, process in running.items() if process.code not in TERMINATED_EXIT_CODES
+            (name, process) for name, process in processes.items() if process.code not in TERMINATED_EXIT_CODES
         )
         return next((f"{name}: {process.failure}" for name, process in failed_sidecars), "")
 
@@ -101,7 +101,7 @@ class Sidecars:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raise ConfigError if pods of several containers are not supported on this system."""
+    """Raise ConfigError for a pod with several containers if this system does not support such pods."""
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not filesystem.available():
         raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which is not available on this system.")

@@ -256,7 +256,7 @@ def test_the_error_for_a_port_of_another_model_names_that_model(kinds: dict[str,
     kinds["Service"].apply(service(port))
     other = service(port)
     other["metadata"] = {"name": "digits"}
-    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by fraud of this home"):
+    with pytest.raises(ConfigError, match=f"Service digits: port {port} is used by Service fraud of this home"):
         kinds["Service"].apply(other)
 
 

@@ -369,7 +369,9 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
-    assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # an inline template cannot be restarted
+    assert (
+        s.nodes[s.table.id("w[0].b")]["message"] == "the runner of the pod died"
+    )  # an inline template cannot be restarted
     s.advance(1003.0, [PodStarted(first.id), PodEnded(first.id, "Succeeded", "", {"result": "1"})])
     assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
 

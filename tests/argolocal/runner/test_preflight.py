@@ -84,7 +84,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates.0.container.volumeMounts",
             [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}, {"name": "b", "mountPath": "/a"}],
-            r"volumeMounts\[2\]\.mountPath is '/a', the path of .*volumeMounts\[0\]",
+            r"volumeMounts\[2\]\.mountPath is '/a', which is also the path of .*volumeMounts\[0\]",
         ),
         ("spec.templates.0.activeDeadlineSeconds", 0, r"templates\[0\]\.activeDeadlineSeconds is 0.*below 1"),
         ("spec.templateDefaults", {"activeDeadlineSeconds": "0"}, r"templates\[0\]\.activeDeadlineSeconds is 0"),
@@ -219,7 +219,7 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
         (
             [{"name": "v", "mountPath": "/in/x"}],
             IN,
-            r"artifacts\[0\]\.path is '/in/x', as is the path of container\.volumeMounts\[0\]",
+            r"artifacts\[0\]\.path is '/in/x', which is also the path of container\.volumeMounts\[0\]",
         ),
         ([{"name": "v", "mountPath": "/in"}], IN, ""),
     ],

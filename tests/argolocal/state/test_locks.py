@@ -79,7 +79,7 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
     s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
     play(s)
     assert (s.status["phase"], s.table.now) == ("Error", 1000.0)
-    assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait for it until the deadline")
+    assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait until the deadline")
 
 
 def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:

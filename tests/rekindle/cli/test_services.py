@@ -46,9 +46,7 @@ def test_down_is_refused_during_a_run(tmp_path: Path) -> None:
         until("the step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
         refused = rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
-        assert (
-            "four: still running, and needs the deployments and services that `rekindle down` stops" in refused.stderr
-        )
+        assert "four must end before `rekindle down` stops the deployments and services." in refused.stderr
         assert "`rekindle stop four` first" in refused.stderr
     finally:
         run.send_signal(signal.SIGINT)

@@ -139,7 +139,7 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"containers": []}, r"containers must be at least one"),
+        ({"containers": []}, r"containers must have at least one container"),
         ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a different name"),
         ({"containers": [shell("a", "", "z")]}, r"containers\[0\]\.dependencies names 'z'"),
         ({"containers": [shell("a", "", "b"), shell("b", "", "a")]}, r"containers depend on each other: "),

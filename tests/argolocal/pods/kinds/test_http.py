@@ -219,5 +219,5 @@ def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int)
 def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
         ran(tmp_path, daemon(1, {"periodSeconds": 1}))
-    with pytest.raises(ConfigError, match=r"tcpSocket\.port must be a number or the name of one of its ports"):
+    with pytest.raises(ConfigError, match=r"tcpSocket\.port must be a number or the name of a container port"):
         ran(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))

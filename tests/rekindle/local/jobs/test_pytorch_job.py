@@ -121,7 +121,7 @@ def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
     victim, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
     os.kill(victim, signal.SIGKILL)
     status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
-    assert "ended with code 137, is restarted\n" in log(jobs, "job-worker-0")
+    assert "ended with code 137 and is restarted\n" in log(jobs, "job-worker-0")
     assert (pid(jobs, "job-worker-0") != victim, pid(jobs, "job-worker-1")) == (True, other)
     assert condition_types(status) == ["Created", "Running"]
 
