@@ -57,7 +57,7 @@ class TrainConfig(Section):
     )
     validation: float | str = Field(
         0.0,
-        description='held-out share of the training samples, or "workload": the workload has a split (0: no validation)',
+        description='held-out share of the training samples, or "workload": split of the workload (0: no validation)',
     )
     validation_epochs: float = Field(
         1.0, gt=0, description="number of passes over the training data between two validations"
