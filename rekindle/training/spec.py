@@ -22,17 +22,25 @@ class TrainConfig(Section):
     )
 
     workers: int = Field(2, ge=1, description="number of processes to start; does not change the weights")
-    min_workers: int = Field(1, ge=1, description="minimum number of live workers; training waits for them")
-    max_workers: int = Field(
-        0, ge=0, description="maximum number of workers that train; others are spares (0: `workers`)"
+    min_workers: int = Field(
+        1, ge=1, description="minimum number of live workers; training waits while fewer are alive"
     )
-    virtual_workers: int = Field(8, ge=1, le=4096, description="fixed shares of each step's batch; changes the result")
-    threads: int = Field(1, ge=1, description="CPU threads per worker; changes the bits of the result")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the machine has one")
+    max_workers: int = Field(
+        0,
+        ge=0,
+        description="maximum number of training workers; further workers are spares (0: the value of `workers`)",
+    )
+    virtual_workers: int = Field(
+        8, ge=1, le=4096, description="number of fixed shares of each step's batch; changes the result"
+    )
+    threads: int = Field(1, ge=1, description="number of CPU threads per worker; changes the bits of the result")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device of the workers; auto: a GPU if the machine has one"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the initial weights, data order and dropout")
-    batch_size: int = Field(32, ge=1, description="samples per virtual worker and step")
-    epochs: float = Field(1.0, gt=0, description="passes over the training data")
-    steps: int = Field(0, ge=0, description="optimizer updates, instead of `epochs` (0: use `epochs`)")
+    batch_size: int = Field(32, ge=1, description="number of samples per virtual worker and step")
+    epochs: float = Field(1.0, gt=0, description="number of passes over the training data")
+    steps: int = Field(0, ge=0, description="number of optimizer updates, instead of `epochs` (0: use `epochs`)")
     learning_rate: float = Field(1e-3, gt=0, description="highest learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field(
         "linear", description="shape of the learning rate's decay to 0 after the warm-up"
@@ -44,29 +52,42 @@ class TrainConfig(Section):
     clip: float = Field(1.0, ge=0, description="maximum norm of the gradient (0: no limit)")
     average: float = Field(0.0, ge=0, lt=1, description="decay of a running average of the weights to release (0: off)")
     precision: Literal["float32", "bf16"] = Field(
-        "float32", description="bf16: compute in bfloat16 (torch.autocast); weights and their updates stay float32"
+        "float32",
+        description="precision of the computation; with bf16 (torch.autocast), weights and updates stay float32",
     )
     validation: float | str = Field(
-        0.0, description='share of the training samples to hold out, or "workload": its own split (0: no validation)'
+        0.0,
+        description='held-out share of the training samples, or "workload": split of the workload (0: no validation)',
     )
-    validation_epochs: float = Field(1.0, gt=0, description="passes over the training data between two validations")
-    validation_steps: int = Field(0, ge=0, description="updates between two validations (0: use validation_epochs)")
+    validation_epochs: float = Field(
+        1.0, gt=0, description="number of passes over the training data between two validations"
+    )
+    validation_steps: int = Field(
+        0, ge=0, description="number of updates between two validations (0: use `validation_epochs`)"
+    )
     patience: int = Field(
         0, ge=0, description="number of validations without a lower loss until training stops (0: never)"
     )
-    keep_best: bool = Field(False, description="release the weights with the lowest validation loss, not the last")
+    keep_best: bool = Field(
+        False, description="release the weights with the lowest validation loss, not the last weights"
+    )
     reduction: Literal["exact", "fast"] = Field(
-        "exact", description="fast: a plain all-reduce, whose bits depend on the number of workers"
+        "exact",
+        description="sum of the gradients; fast: a plain all-reduce, whose bits depend on the number of workers",
     )
     silence_seconds: float = Field(
-        1.0, ge=0.5, description="silence until a worker is dropped, if its group makes no step"
+        1.0, ge=0.5, description="seconds without a message until a worker is dropped, if its group makes no step"
     )
-    hung_seconds: float = Field(600.0, gt=0, description="time without a step until a live worker is dropped")
-    checkpoint_seconds: float = Field(0.0, ge=0, description="time between durable checkpoints (0: automatic)")
-    hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
-    checkpoint_steps: int = Field(0, ge=0, description="most steps between durable checkpoints (0: no limit)")
+    hung_seconds: float = Field(600.0, gt=0, description="seconds without a step until a live worker is dropped")
+    checkpoint_seconds: float = Field(0.0, ge=0, description="seconds between durable checkpoints (0: automatic)")
+    hot_seconds: float = Field(0.0, ge=0, description="seconds between snapshots in shared memory (0: automatic)")
+    checkpoint_steps: int = Field(
+        0, ge=0, description="maximum number of steps between durable checkpoints (0: no limit)"
+    )
     keep_checkpoints: int = Field(3, ge=2, description="number of durable checkpoints to keep")
-    keep_hours: float = Field(0.0, ge=0, description="maximum age of checkpoints, except the newest (0: unlimited)")
+    keep_hours: float = Field(
+        0.0, ge=0, description="maximum age of durable checkpoints in hours, except the newest (0: unlimited)"
+    )
     fingerprint: dict[Literal["torch", "instruction set", "device", "bfloat16"], str] = Field(
         default_factory=dict,
         description="values that the fingerprint of a worker must have (empty: any)",
