@@ -34,7 +34,7 @@ def load_step(module: Any) -> Any:
 def reject_unknown(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo], options: Collection[str] = ()
 ) -> None:
-    """Raise WiringError for unknown or missing inputs; `options`: names of other arguments, for suggestions."""
+    """Raise WiringError for unknown or missing inputs; `options`: names of arguments to suggest."""
     for name in sorted(values.keys() - fields.keys()):
         if name in OPTIONS:
             refuse(f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.")
@@ -92,7 +92,7 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def validate_inputs(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """Return the values that are not None, each of the type of its input. Raises WiringError."""
+    """Validate the values that are not None against the types of their inputs; return them. Raises WiringError."""
     return {
         name: _validate(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()
@@ -129,7 +129,7 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Raise WiringError if the text of an output would not be a valid value; a text input accepts every output."""
+    """Raise WiringError if an input of type `annotation` cannot have the value of this output; text accepts any."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _fits(value.kind, annotation):
@@ -139,10 +139,10 @@ def _check_type(label: str, annotation: Any, value: Value) -> None:
 
 def _fits(kind: Any, annotation: Any) -> bool:
     """Return whether the text of an output of type `kind` may be a value of type `annotation`."""
-    for union, other in ((kind, annotation), (annotation, kind)):
+    for union, opposite in ((kind, annotation), (annotation, kind)):
         if get_origin(union) in (Union, UnionType):
             options = [option for option in get_args(union) if option is not type(None)]
-            return any(_fits(option, other) if union is kind else _fits(other, option) for option in options)
+            return any(_fits(option, opposite) if union is kind else _fits(opposite, option) for option in options)
     if Any in (kind, annotation) or None in (kind, annotation) or annotation is str:
         return True
     if get_origin(annotation) is Literal:
@@ -155,7 +155,7 @@ def _fits(kind: Any, annotation: Any) -> bool:
     if (outer in LISTS) != (inner in LISTS):
         return False
     pairs = zip(get_args(kind), get_args(annotation), strict=False) if outer in (list, dict) and outer is inner else ()
-    return all(_fits(one, other) for one, other in pairs)
+    return all(_fits(item_kind, item_annotation) for item_kind, item_annotation in pairs)
 
 
 def _is_json(kind: Any) -> bool:

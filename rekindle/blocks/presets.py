@@ -19,7 +19,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
     """Return the preset called `name`; `setting` is the config key that selected it, for errors.
 
-    Raises ValueError with a suggestion if it does not exist.
+    Raises ValueError with a suggestion if the preset does not exist.
     """
     if name not in available:
         if reason := presets()["refused"].get(name):

@@ -15,7 +15,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import cached
 
 ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
-NUMBERS = {float: "asFloat", int: "asInt"}  # conversions in Argo's expressions, where every parameter is text
+NUMBERS = {float: "asFloat", int: "asInt"}  # conversion functions of Argo's expressions, where every parameter is text
 MAX_SHOWN = 100  # maximum number of characters of a value in a message
 LINE: ContextVar[str] = ContextVar("line", default="")  # line of the task that is checked now, see `blame`
 
@@ -55,7 +55,7 @@ def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
 
 
 class Condition:
-    """An expression over outputs, for `when`; combine with `&`, `|` and `~`, each operand in parentheses."""
+    """An expression over outputs, for `when`; `&`, `|` and `~` combine conditions, each of them in parentheses."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -226,7 +226,7 @@ class Block(Task):
 
     outputs: Outputs
     inputs: dict[str, Any]
-    predecessor: "Block | None" = None  # the block whose outputs this one uses
+    predecessor: "Block | None" = None  # the block whose outputs this block uses
 
     def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
@@ -240,7 +240,7 @@ class Block(Task):
 
 
 def resolve(block: Any, name: str) -> Any:
-    """Return `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
+    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
     if not isinstance(block, Block):
         refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
     current: Block | None = block
@@ -251,11 +251,11 @@ def resolve(block: Any, name: str) -> Any:
             return current.inputs[name]
         current = current.predecessor
     hint = did_you_mean(name, set(dir(block.outputs)))
-    refuse(f'{block.name} does not provide "{name}", which is needed here: pass it as {name}=...{hint}')
+    refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
 
 
 def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Resolve the `names` that are not in `inputs`."""
+    """Return the values of the `names` that are not in `inputs`, from `block` or its predecessors."""
     return {name: resolve(block, name) for name in names if name not in inputs}
 
 

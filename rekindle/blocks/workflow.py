@@ -65,7 +65,7 @@ class Pipeline(References):
         return {metric.name for metric in load_workload(self.config.workload).metrics}
 
     def scope(self) -> Scope:
-        """Return the DAG whose `with` is active. Raises WiringError outside of one."""
+        """Return the DAG whose `with` is active. Raises WiringError outside of a DAG."""
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
@@ -75,15 +75,15 @@ class Pipeline(References):
         return self.scopes.setdefault(id(dag), Scope(dag))
 
     def name(self, requested: str, default: str) -> str:
-        """Reserve the name of a new task: `requested`, or the default with its group's name or a number.
+        """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or number if necessary.
 
-        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, it gets this name only if the
-        name `release` is already in use.
+        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release` is called
+        `release-wide` only if the name `release` is already in use.
         """
         if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
             refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
         if requested in self.names:
-            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another one.')
+            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another name.')
         group, suffix = self._group()
         default += suffix if suffix not in default else ""
         name = requested or default
@@ -111,7 +111,7 @@ class Pipeline(References):
         return name
 
     def container(self, module: str, kind: str, looped: bool) -> Container:
-        """Return the template of a step; its tasks share it."""
+        """Return the template of a step, which all tasks of the step share."""
         key = (module, kind, looped)
         if key not in self.templates:
             self.kinds.add(kind)
@@ -121,7 +121,7 @@ class Pipeline(References):
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:
-        """Return the name of the object that `task` applies. Raises WiringError if its pods' names are too long."""
+        """Return the name of the object that `task` applies. Raises WiringError if the name is too long for pods."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
             refuse(f'the task name "{task}" must have at most {limit} characters: the names of its pods contain it.')
@@ -135,7 +135,7 @@ class Pipeline(References):
         options: Mapping[str, Any] | None = None,
         after: Iterable[str] = (),
     ) -> Block:
-        """Add a task to the active DAG; it depends on the tasks in its inputs and options, and on `after`."""
+        """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it uses."""
         scope, needed = self.scope(), [after] if isinstance(after, (str, Task)) else [*after]
         needed = [task.name if isinstance(task, Task) else task for task in needed]
         if missing := [task for task in needed if not scope.contains(task)]:
@@ -227,7 +227,7 @@ CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
 
 
 def current() -> Pipeline:
-    """Return the pipeline whose `with` is active. Raises WiringError outside of one."""
+    """Return the pipeline whose `with` is active. Raises WiringError outside of a pipeline."""
     pipeline = CURRENT.get()
     if pipeline is None:
         refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
@@ -238,7 +238,8 @@ def current() -> Pipeline:
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG `main`.
 
-    `options` are fields of Hera's Workflow that override the defaults; labels and arguments are added to them.
+    `options` are fields of Hera's Workflow that override the defaults; its labels and arguments are added to
+    the default ones.
     """
     if not hasattr(config, "cluster"):
         refuse(f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of build(config).")
@@ -296,7 +297,7 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
 
 @contextmanager
 def at_exit() -> Iterator[None]:
-    """Tasks created in this context run at the end of the workflow, whether it succeeded or failed.
+    """Run the tasks created in this context at the end of the workflow, whether it succeeded or failed.
 
     The tag `{{workflow.status}}` has the outcome.
     """

@@ -20,7 +20,7 @@ from rekindle.errors import without_user
 
 Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
-WATCH_SECONDS = 45  # duration of one watch request; soon afterwards, a dead connection is detected
+WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 BACKOFF_S = 0.3  # pause before the second retry of a request; doubled before each further retry
 CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
@@ -80,7 +80,7 @@ class Cluster:
         return self.call("GET", resource.path(self.namespace, name))
 
     def find(self, resource: Resource, name: str) -> Object | None:
-        """Return the object, None if it does not exist."""
+        """Return the object, or None if it does not exist."""
         try:
             return self.get(resource, name)
         except ApiError as error:
@@ -114,7 +114,7 @@ class Cluster:
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
         """Delete an object if it exists.
 
-        With `propagationPolicy="Foreground"` it exists until all objects that it owns are deleted.
+        With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are deleted.
         """
         try:
             self.call("DELETE", resource.path(self.namespace, name), options)
@@ -155,7 +155,7 @@ class Cluster:
         """Yield ("ADDED" | "MODIFIED" | "DELETED", object) without end, existing objects first.
 
         Resumes after an expired resource version, a server restart and a lost connection; calls `on_lost` while the
-        server is unreachable. Raises ApiError for permanent errors: no permission, no such kind.
+        server is unreachable. Raises ApiError for permanent errors, such as a missing permission or an unknown kind.
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
         selectors |= {"labelSelector": labels} if labels else {}

@@ -1,4 +1,4 @@
-"""Submits through an Argo server, for users who cannot reach the Kubernetes API.
+"""Submits workflows through an Argo server, for users who cannot reach the Kubernetes API.
 
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
@@ -32,12 +32,12 @@ class ArgoServer:
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """Return the server at `url` or ARGO_SERVER, None if neither is set."""
+        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None without an address."""
         url = url or os.environ.get("ARGO_SERVER")
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if it fails."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if the server fails."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:
@@ -53,7 +53,7 @@ class ArgoServer:
         from requests import RequestException
 
         try:
-            # REQUESTS_CA_BUNDLE would override `verify` of the session
+            # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
             url = f"{self.address}/api/v1/workflows/{self.namespace}"
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
@@ -72,7 +72,7 @@ class ArgoServer:
             raise RekindleError(f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one).")
         if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} failed: {message}. Submit again when it works; without "
+                f"the Argo server {self.url} failed: {message}. Submit again when the server works; without "
                 "--argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
         raise ConfigError(f"{self.url} refuses the workflow: {message}")

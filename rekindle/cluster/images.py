@@ -36,7 +36,7 @@ TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 @dataclass(frozen=True)
 class Image:
-    """A built image; `digest` names it in its registry once it is pushed."""
+    """A built image; `digest` identifies a pushed image in its registry."""
 
     tag: str
     id: str
@@ -49,7 +49,7 @@ class Image:
 
     @property
     def pinned(self) -> str:
-        """The name of exactly this image for a manifest, "" if it is not pushed."""
+        """The name with the digest, for manifests; "" if the image is not pushed."""
         return f"{self.repository}@{self.digest}" if self.digest else ""
 
 

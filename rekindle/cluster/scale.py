@@ -1,4 +1,4 @@
-"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on that number."""
+"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on it."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run; returns the change.
+    """Set the number of workers of the training `task` of a run; returns the old and the new number.
 
     Scales the Deployment of additional workers (cluster.harvest) if it exists, else the PyTorchJob.
     Raises ConfigError if the training does not run, or may not have this number of workers.

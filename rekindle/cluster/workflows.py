@@ -3,7 +3,7 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in its database are missing.
+Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in Argo's database are missing.
 """
 
 import base64
@@ -40,8 +40,8 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
-    kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return order_keys(workflow | {"metadata": kept | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+    nonempty = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
+    return order_keys(workflow | {"metadata": nonempty | {"namespace": namespace}, "spec": workflow["spec"] | reference})
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
@@ -102,7 +102,7 @@ def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(cluster: Cluster, name: str) -> Object:
-    """Return a workflow with its nodes. Raises ConfigError if it does not exist."""
+    """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist."""
     return decompress_nodes(_existing(cluster, WORKFLOWS, "workflow", name))
 
 
@@ -111,13 +111,13 @@ def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Obj
         return found
     existing = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
     raise ConfigError(
-        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
+        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all {kind}s."
         + did_you_mean(name, existing)
     )
 
 
 def newest(cluster: Cluster) -> str:
-    """Return the name of the newest run. Raises ConfigError without runs."""
+    """Return the name of the newest run. Raises ConfigError if no run exists."""
     runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not runs:
         raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
@@ -152,7 +152,7 @@ def is_offloaded(workflow: Mapping[str, Any]) -> bool:
 
 
 def stop(cluster: Cluster, name: str) -> None:
-    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if it has completed."""
+    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if the run has completed."""
     status = read(cluster, name).get("status") or {}
     if status.get("phase") in COMPLETED:
         raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
@@ -187,7 +187,7 @@ def resume(cluster: Cluster, name: str) -> str:
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow without its suspension. Raises ConfigError if it is not suspended."""
+    """Return the workflow without its suspension. Raises ConfigError if the run is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
     waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
     name = workflow["metadata"]["name"]
@@ -258,7 +258,7 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 
 
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if it does not exist."""
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no schedule has this name."""
     cron = _existing(cluster, CRONS, "schedule", name)
     manifest = {
         "apiVersion": cron["apiVersion"],
@@ -274,7 +274,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if it does not exist."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if the schedule does not exist."""
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") == name:
@@ -303,7 +303,7 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`, list items by name or index."""
+    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; paths have list items by name or index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")

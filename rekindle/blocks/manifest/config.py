@@ -53,7 +53,7 @@ class ScheduleConfig(Section):
     @classmethod
     def _cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
-            raise ValueError("it must have five fields; the time zone is schedule.timezone")
+            raise ValueError("it must have five fields; schedule.timezone sets the time zone")
         if reason := crontab.schedule_error(text):
             raise ValueError(reason)
         return text
@@ -90,7 +90,7 @@ class Config(Section):
     @field_validator("notify", mode="before")
     @classmethod
     def _turn_off(cls, notify: Any) -> Any:
-        """Let `notify: null` turn off the notifications in a file."""
+        """Let `notify: null` mean the default, without notifications."""
         return NotifyConfig() if notify is None else notify
 
     @field_validator("data")
@@ -121,7 +121,7 @@ class Loaded:
             yield path, value, derived or self._origin(path)
 
     def origin_below(self, path: str) -> str:
-        """Return the origin of a value below `path`; empty if no value is set there."""
+        """Return the origin of a value below `path`; "" if no such value is set."""
         return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
     def _origin(self, path: str) -> str:
@@ -133,7 +133,7 @@ class Loaded:
 
 
 def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`. With `loaded`, the keys of its workload and its pipeline are included.
+    """Describe the keys at and below `key`. With `loaded`, the keys that its workload and pipeline add are included.
 
     Raises ConfigError if no config has such a key.
     """
@@ -199,7 +199,7 @@ def _prefixed(origin: str) -> Iterator[None]:
 
 @cache
 def _schema(workload: str, pipeline: str) -> type[Config]:
-    """Return the model of a config: `Config` or the pipeline's subclass, with the two sections of the workload."""
+    """Return the pydantic model of a config: `Config`, or the pipeline's subclass, with the workload's sections."""
     module, base = load(workload), Config
     if pipeline != DEFAULT_PIPELINE:
         base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)

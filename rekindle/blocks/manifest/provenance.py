@@ -12,7 +12,7 @@ from rekindle.keys import CACHED
 RELEASED = ("git_sha", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
 PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # the parameter `manifest` is encoded by `pack`
 SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # parameters that only scheduled runs and runs of `backfill` set
-RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # their values are not part of the manifest's hash
+RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # parameters whose values are not part of the manifest's hash
 
 
 def parameter(name: str) -> str:
@@ -28,7 +28,7 @@ def git_sha() -> str:
     settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
     listed = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
     for scope, name in zip(listed[::2], listed[1::2], strict=False):
-        if scope in ("local", "worktree"):  # filters in the user's own configuration stay
+        if scope in ("local", "worktree"):  # filters in the user's own git configuration are kept
             settings[name] = "false" if name.endswith(".required") else ""
     flags = ["--porcelain=2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--ignore-submodules=dirty"]
     lines = _git(["--no-optional-locks", "status", *flags], settings).splitlines()

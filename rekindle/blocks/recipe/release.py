@@ -23,11 +23,11 @@ from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, group, 
 from rekindle.release.config import PORT, ServeConfig
 from rekindle.step import load
 
-OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates, both with the same name
+OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
-    """Evaluate a model on the test rows, compared with the champion. Outputs: verdict, reason, metrics, report, ..."""
+    """Compare a model with the champion on the test rows. Outputs: verdict, reason, metrics, report, ..."""
     config = current().config
     values = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
@@ -151,7 +151,7 @@ def _canary(pipeline: Pipeline, model: str, serve: Any, server: str, verified: B
 
 
 def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: list[str], **options: Any) -> None:
-    """End the candidate's share of the requests, or the shares of all candidates of this workflow without `server`."""
+    """End the share of the candidate `server`; if `server` is empty, the shares of all candidates of this workflow."""
     if serve.canary.gateway:
         key = ("unshare", model)
         if key not in pipeline.templates:
@@ -180,7 +180,7 @@ def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Blo
 
 
 def _withdraw(pipeline: Pipeline, server: str, tasks: list[str]) -> None:
-    """Delete the new servers if one of these tasks fails."""
+    """Delete the new servers if one of `tasks` fails."""
     withdraw = pipeline.delete("withdraw", OBJECTS, server)
     withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
 
@@ -198,7 +198,7 @@ def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None
 def decide(model: Block, **inputs: Any) -> Block:
     """Evaluate and ship a model, one run at a time, so that the champion does not change in between; return `evaluate`.
 
-    `inputs`: inputs of `evaluate`. A pipeline with several models writes the group itself.
+    `inputs`: inputs of `evaluate`. A pipeline with several models creates the group itself.
     """
     with group("decide", mutex=current().config.name):
         evaluation = evaluate(model, **inputs)

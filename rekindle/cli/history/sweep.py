@@ -18,7 +18,7 @@ from rekindle.errors import ConfigError
 
 
 def check_sweep(config: Any) -> None:
-    """Raise ConfigError if the config is not a sweep, its data does not exist, or it cannot be trained."""
+    """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload cannot be trained."""
     from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
@@ -31,7 +31,7 @@ def check_sweep(config: Any) -> None:
 
 @command
 @configured
-@click.option("--of", "name", type=Name(), metavar="RUN", help="Run whose trials to show instead of starting one.")
+@click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of this run; start no sweep.")
 @cluster_flag
 @output_option("text", "json")
 @ask_option
