@@ -167,7 +167,8 @@ class ClusterConfig(Section):
         """Check the settings with their presets when the config is read, not only when it is rendered."""
         if self.restart_job and self.backend != "jobset":
             raise ValueError(
-                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}. Remove one of these settings"
+                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}. Remove one of these "
+                "settings"
             )
         if self.harvest_priority and not self.harvest:
             raise ValueError(

@@ -55,8 +55,8 @@ def submit(
     with errors_as_json(as_json):
         main_manifest, other_objects = source.manifests()
         _print_warnings(main_manifest, source.config or source.manifest, other_objects)
-        for other_object in other_objects:
-            click.echo(f"note: the {other_object.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
+        for manifest in other_objects:
+            click.echo(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
         namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
@@ -92,7 +92,8 @@ def _print_warnings(manifest: dict[str, Any], file: Path | None, other_objects: 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:
     if running_workflow:
-        remedy = f"follow it with `rekindle status {running_workflow} --cluster --watch`, or start another run with --yes."
+        command = f"rekindle status {running_workflow} --cluster --watch"
+        remedy = f"follow it with `{command}`, or start another run with --yes."
         problem = f"{running_workflow} is already running with the same manifest and parameters"
         _confirm(problem, remedy, "Start another run?")
 

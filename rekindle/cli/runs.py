@@ -75,7 +75,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
         from rekindle.cluster import workflows
 
         if parameters:
-            raise click.UsageError("-p needs a run on this machine; on a cluster, use argo node set NAME -p NAME=VALUE.")
+            raise click.UsageError("-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`.")
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
@@ -129,8 +129,8 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
     """Print the logs of the steps and the training replicas of a run.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain STEP. With -o json, each line is
-    a JSON object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are missing,
-    stderr shows the cause.
+    a JSON object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are
+    missing, stderr shows the cause.
 
     Example:
       rekindle logs -f

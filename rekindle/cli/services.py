@@ -112,10 +112,10 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
     """Roll model NAME back to an earlier release.
 
-    VERSION is a version of the registered model (default: the version before the champion). The Deployment of an earlier
-    release still exists, with its weights, image, flags and resources: the command starts its pods, makes the version
-    the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it. On a
-    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
+    VERSION is a version of the registered model (default: the version before the champion). The Deployment of an
+    earlier release still exists, with its weights, image, flags and resources: the command starts its pods, makes the
+    version the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it.
+    On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
     receives notifications.
 
     Example:

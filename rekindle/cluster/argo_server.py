@@ -37,7 +37,7 @@ class ArgoServer:
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if the server fails."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:

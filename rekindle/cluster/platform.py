@@ -68,13 +68,13 @@ class Platform:
                     f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
                 )
         if self.endpoint and "minio" in self.components:
-            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds another endpoint: choose one of them.")
+            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds one: choose one endpoint.")
         if self.mlflow and "mlflow" in self.components:
-            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds another server: choose one of them.")
+            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds a server: choose one of them.")
         if not self.mlflow and "mlflow" not in self.components:
             raise ConfigError("MLflow is missing: give its address (--mlflow URL), or add a server (--with mlflow).")
         if self.iam and "minio" in self.components:
-            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create the Secret with its keys.")
+            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create a Secret with keys.")
 
     @property
     def values(self) -> dict[str, str]:

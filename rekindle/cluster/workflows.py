@@ -40,8 +40,8 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
-    nonempty = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return order_keys(workflow | {"metadata": nonempty | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+    fields = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
+    return order_keys(workflow | {"metadata": fields | {"namespace": namespace}, "spec": workflow["spec"] | reference})
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
@@ -258,7 +258,7 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 
 
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no schedule has this name."""
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such schedule exists."""
     cron = _existing(cluster, CRONS, "schedule", name)
     manifest = {
         "apiVersion": cron["apiVersion"],
@@ -274,7 +274,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if the schedule does not exist."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if no such schedule exists."""
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") == name:
@@ -303,7 +303,7 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; paths have list items by name or index."""
+    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; list items have their name or index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")

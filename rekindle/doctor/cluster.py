@@ -63,13 +63,13 @@ USER_RULES = (
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
-CLOUD_ROLE_NOTE = " Not needed if pods have a cloud role."
+CLOUD_ROLE_NOTE = " The Secret is not needed if pods have a cloud role."
 RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S) -> list[Check]:
-    """Run all checks, in order. An error of one check is its result; the others still run.
+    """Run all checks, in order. If a check raises an error, the error is its result, and the other checks still run.
 
     `seconds`: time limit of the pod, which takes minutes to start if its image must be pulled.
     """
@@ -127,7 +127,7 @@ def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
         defined_kinds = _kinds(cluster, api)
         missing = [kind for kind in required if kind not in defined_kinds]
         detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
-        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
+        yield Check(api, not missing, detail, f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
 
 
 def _kinds(cluster: Cluster, api: str) -> set[str]:
@@ -147,7 +147,7 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
             continue
         controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not controller_pod:
-            remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
+            remedy = f"See the log of the pod (kubectl get pods -A -l {label}), or {remedy}."
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
         container, own_namespace = controller_pod["spec"]["containers"][0], controller_pod["metadata"]["namespace"]
@@ -159,12 +159,12 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         sees_namespace = watched_namespace in ("", cluster.namespace)
         detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
         detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
-        remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
+        remedy = f"Let the controller watch {cluster.namespace}." if supported else f"{remedy}."
         yield Check(name, supported and sees_namespace, detail, remedy)
 
 
 def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
-    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` asks for it."""
+    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` requires this."""
     if scheduler == "kueue":
         apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
         api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
@@ -173,7 +173,7 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
         if api:
             queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
             queue_spec = queues.get(queue_name, {}).get("spec")
-            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "it is not in this namespace"
+            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "no such queue in this namespace"
             remedy = (
                 f"Set cluster.queue to a LocalQueue of the namespace ({', '.join(sorted(queues)) or 'none exist'}), or "
                 f"ask the platform team for a LocalQueue {queue_name}."
@@ -201,7 +201,7 @@ def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
     denied = _denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
-    yield Check("your rights", not denied, denied or f"all {len(rules)} granted", remedy)
+    yield Check("your rights", not denied, denied or f"all {len(rules)} permissions granted", remedy)
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
@@ -282,7 +282,7 @@ def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
             cluster.create(PODS, pod, dry_run=True)
         except ApiError as error:
             yield Check(
-                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses it."
+                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses the pod."
             )
         else:
             yield Check(f"pod of {name}", True, "would be admitted")
@@ -299,7 +299,7 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
             cluster.create(JOBS, invalid_job, dry_run=True)
         except ApiError as error:
             ok = "webhook" in str(error)
-            detail = "admits a valid job and refuses an invalid one" if ok else str(error)
+            detail = "admits a valid job and refuses an invalid job" if ok else str(error)
     except ApiError as error:
         detail = str(error)
     remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
@@ -312,7 +312,7 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
     try:
         cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
     except ApiError as error:
-        remedy = f"Change the policy that refuses it, or cluster.backend ({kind})."
+        remedy = f"Change the policy that refuses the job, or cluster.backend ({kind})."
         if config.restart_job:
             remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
         yield Check("job", False, str(error), remedy)
@@ -321,7 +321,7 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config, or its runtime, with placeholder labels instead of a workflow's."""
+    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
     of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
@@ -346,7 +346,7 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
 
 
 def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
-    """Return the rules that are not granted, as text."""
+    """Return the permissions that are not granted, as text."""
     denied: dict[str, list[str]] = {}
     for group, resource, verb in rules:
         plural, _, subresource = resource.partition("/")

@@ -3,7 +3,7 @@
     python -m rekindle.doctor.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
     python -m rekindle.doctor.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
 
-`rekindle doctor` runs it on this machine and in a pod.
+`rekindle doctor` runs this module on this machine and in a pod.
 """
 
 import json
@@ -48,11 +48,11 @@ def check_store(objects: Store) -> Finding:
 
 
 def check_mlflow() -> Finding:
-    """Search for a run, with the credentials of a step."""
+    """Test MLflow: search for a run, with the credentials of a step."""
     from rekindle import tracking
 
     tracking.find_run("rekindle-doctor", "none")
-    return True, "it answers"
+    return True, "MLflow answers"
 
 
 def make_bucket(objects: Store) -> None:

@@ -48,7 +48,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and the success condition of a kind of job. The leading pod of a job never runs on preemptible nodes."""
+    """The roles and success condition of one kind of job. The leading pod of a job is never on preemptible nodes."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"

@@ -34,13 +34,13 @@ def pods_of(obj: Object) -> dict[str, PodIndex]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures`: for each Job, the number of failed pods that count."""
+    """The controller of JobSets. `Job.failures`: for each Job, the number of failed pods, up to the backoffLimit."""
 
     kind = "JobSet"
     pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot run here."""
+        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that argolocal cannot run."""
         Controller.check(self, obj)
         reject_invalid(obj)
         name, spec = obj["metadata"]["name"], obj["spec"]
@@ -49,7 +49,8 @@ class JobSets(TrainingJobs):
         for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
             if len(pod) > 63:
                 raise ConfigError(
-                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten metadata.name to get 63."
+                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten metadata.name, so that the "
+                    "pod name has at most 63."
                 )
         for job in spec["replicatedJobs"]:
             sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
@@ -170,15 +171,15 @@ def _job_statuses(obj: Object, job: Job, succeeded_pods: set[str]) -> list[Objec
         counts[role]["active"] += bool(running)
         counts[role]["ready"] += len(running) + sum(pod in succeeded_pods for pod in pods) == len(pods)
         counts[role]["suspended"] += bool(obj["spec"].get("suspend"))
-    kinds = ("active", "failed", "ready", "succeeded", "suspended")
-    return [{"name": name, **{kind: count[kind] for kind in kinds}} for name, count in sorted(counts.items())]
+    states = ("active", "failed", "ready", "succeeded", "suspended")
+    return [{"name": name, **{state: count[state] for state in states}} for name, count in sorted(counts.items())]
 
 
-def _set_condition(status: Object, kind: str, reason: str, message: str, value: str = "True") -> None:
-    current = condition(status, kind)
+def _set_condition(status: Object, condition_type: str, reason: str, message: str, value: str = "True") -> None:
+    current = condition(status, condition_type)
     if current and (current["status"], current["reason"]) == (value, reason):
         return
-    entry = {"type": kind, "status": value, "reason": reason, "message": message}
+    entry = {"type": condition_type, "status": value, "reason": reason, "message": message}
     entry["lastTransitionTime"] = timestamp(time.time())
     conditions = status.setdefault("conditions", [])
     if current:
@@ -187,9 +188,9 @@ def _set_condition(status: Object, kind: str, reason: str, message: str, value: 
         conditions.append(entry)
 
 
-def _end(status: Object, kind: str, reason: str, message: str) -> None:
-    _set_condition(status, kind, reason, message)
-    status["terminalState"] = kind
+def _end(status: Object, state: str, reason: str, message: str) -> None:
+    _set_condition(status, state, reason, message)
+    status["terminalState"] = state
 
 
 class TrainJobs(Controller):
@@ -241,7 +242,10 @@ class TrainJobs(Controller):
 
 
 def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
-    """Return a job of the runtime; set nodes, command and image of the trainer's. Source: plugins/torch/torch.go."""
+    """Return a job of the runtime; the job of the trainer gets the nodes, command and image of `trainer`.
+
+    Source: plugins/torch/torch.go.
+    """
     labels = ((entry.get("template") or {}).get("metadata") or {}).get("labels") or {}
     if labels.get("trainer.kubeflow.org/trainjob-ancestor-step") != "trainer":
         return entry

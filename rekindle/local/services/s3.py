@@ -5,8 +5,8 @@
 No installable server both honours conditions and keeps files: moto holds everything in memory, rclone, s3rver and
 localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This server
 supports the requests of boto3, polars and MLflow (path style): objects, ranges, conditions, checksums, aws-chunked
-bodies, multipart, ListObjectsV2; it answers all others with 501. s3_files.py has the format on disk. Clients sign
-(signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
+bodies, multipart, ListObjectsV2; it answers all other requests with 501. s3_files.py has the format on disk. Clients
+sign (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class Handler(Request):
         return self.files.write(self.receive(hashes, names), finish)
 
     def parse_xml(self) -> ElementTree.Element:
-        """Parse the request's body as XML; remove the namespace from its tags."""
+        """Parse the request's body as XML; remove the XML namespace from its tags."""
         if self.unread_bytes > MAX_XML_BYTES:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
         text = b"".join(bytes(block) for block in self.receive({}, {}))
@@ -110,7 +110,7 @@ class Handler(Request):
         if match and not current:
             raise S3Error(404, "NoSuchKey", f"If-Match is {match}, but the object does not exist.")
         if match and current and match != "*" and match.strip('"') != current["etag"]:
-            raise S3Error(412, "PreconditionFailed", f'If-Match is {match}, the object is "{current["etag"]}".')
+            raise S3Error(412, "PreconditionFailed", f'If-Match is {match}, the ETag is "{current["etag"]}".')
         if none_match and current and (none_match == "*" or none_match.strip('"') == current["etag"]):
             status = 304 if self.command in ("GET", "HEAD") else 412
             raise S3Error(status, "PreconditionFailed", f"If-None-Match is {none_match}, but the object exists.")
@@ -182,9 +182,10 @@ class Handler(Request):
             raise S3Error(501, "NotImplemented", "copying a version or into a multipart upload is not supported.")
         file, meta = self.files.open(bucket, key)
         replace = self.headers.get("x-amz-metadata-directive", "").upper() == "REPLACE"
-        new = {"key": self.key, "etag": meta["etag"], "headers": self.attributes() if replace else meta["headers"]}
+        headers = self.attributes() if replace else meta["headers"]
+        copied_meta = {"key": self.key, "etag": meta["etag"], "headers": headers}
         with file:
-            path = self.files.write(blocks([(file, meta["size"])]), lambda _: new)
+            path = self.files.write(blocks([(file, meta["size"])]), lambda _: copied_meta)
         meta = self.files.commit(self.bucket, self.key, path, self.check_conditions)
         self.answer(
             200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso_time(meta["modified"]))
@@ -271,7 +272,7 @@ ROUTES: dict[tuple[str, str, str], Callable[[Handler], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.s3", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="directory of the objects")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free port)")
     parser.add_argument("--fd", type=int, help="descriptor of a listening socket to use instead of --port")
     parser.add_argument("--bucket", action="append", default=[], help="bucket to create if it does not exist")
     parser.add_argument("--record", type=Path, help="exit when this JSON file is missing or has another pid")

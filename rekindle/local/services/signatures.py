@@ -1,6 +1,7 @@
 """Verify the signatures of S3 requests: version 4 in headers, URLs and chunks, version 2 in URLs (used by MLflow).
 
-Sources: AWS, Authenticating Requests (AWS Signature Version 4); Signing and authenticating REST requests, for 2.
+Sources: AWS, Authenticating Requests (AWS Signature Version 4); for version 2, Signing and authenticating REST
+requests.
 """
 
 import base64
@@ -21,7 +22,7 @@ AUTHORIZATION = re.compile(
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
 MAX_SKEW_S = 900  # maximum difference between the time of a signature and our clock
-MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a presigned URL of version 4
+MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
 SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
@@ -37,7 +38,7 @@ class Signature:
     last: str = ""
 
     def next(self, kind: str, *lines: str) -> str:
-        """Sign these lines and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
+        """Sign `lines` and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
         text = "\n".join([ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines])
         self.last = hmac.digest(self.key, text.encode(), "sha256").hex()
         return self.last
@@ -74,7 +75,7 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
     signed = names.split(";")
     unsigned = [name for name in {name.lower() for name in headers} - set(signed) if name.startswith("x-amz-")]
     if "host" not in signed or unsigned:
-        raise S3Error(403, "AccessDenied", f"not signed: {', '.join(unsigned or ['host'])}.")
+        raise S3Error(403, "AccessDenied", f"headers are not signed: {', '.join(unsigned or ['host'])}.")
     _check_time(date, scope, int(query.get("X-Amz-Expires", "-1")) if presigned else None, now)
     values = [f"{name}:{','.join(' '.join(value.split()) for value in headers.get_all(name, ['']))}" for name in signed]
     canonical = [
@@ -102,9 +103,9 @@ def _compare(signature: str, expected: str) -> None:
 
 
 def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
-    """`life`: validity of a URL in seconds."""
+    """Raise S3Error unless a signature of `date` is valid now; `life`: validity of a URL in seconds."""
     if not re.fullmatch(r"\d{8}T\d{6}Z", date) or not scope.startswith(date[:8]):
-        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal that in the credential.")
+        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal the day in the credential.")
     age = now - datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     if life is None and abs(age) > MAX_SKEW_S:
         raise S3Error(403, "RequestTimeTooSkewed", f"signed at {date}, {age:.0f} seconds ago: set the clock.")
@@ -117,7 +118,7 @@ def _canonical(pairs: list[tuple[str, str]]) -> str:
 
 
 def signing_key(secret: str, scope: str) -> bytes:
-    """Return the key for one day, region and service."""
+    """Return the signing key for one day, region and service."""
     key = f"AWS4{secret}".encode()
     for component in scope.split("/"):
         key = hmac.digest(key, component.encode(), "sha256")
