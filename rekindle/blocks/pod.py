@@ -96,8 +96,8 @@ def affinity(pod: "PodConfig") -> Manifest:
     if not pod.avoid:
         return {}
     excluded_labels = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
-    required = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    node_selector = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_selector}}
 
 
 def tolerations(pod: "PodConfig") -> list[Manifest]:

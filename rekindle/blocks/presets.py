@@ -34,8 +34,10 @@ def merge_mappings(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            current = result.get(key)
-            if isinstance(current, list) and isinstance(value, list):
-                value = current + [item for item in value if item not in current]
-            result[key] = current | value if isinstance(current, dict) and isinstance(value, dict) else value
+            earlier_value = result.get(key)
+            if isinstance(earlier_value, list) and isinstance(value, list):
+                value = earlier_value + [item for item in value if item not in earlier_value]
+            result[key] = (
+                earlier_value | value if isinstance(earlier_value, dict) and isinstance(value, dict) else value
+            )
     return result

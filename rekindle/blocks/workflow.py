@@ -259,9 +259,13 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
     labels = pods.labels(config.name) | options.pop("labels", {})
-    more = options.pop("arguments", [])
-    more = [Parameter(name=name, value=more[name]) for name in more] if isinstance(more, Mapping) else [*more]
-    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *more]
+    parameters = options.pop("arguments", [])
+    parameters = (
+        [Parameter(name=name, value=parameters[name]) for name in parameters]
+        if isinstance(parameters, Mapping)
+        else [*parameters]
+    )
+    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *parameters]
     with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)

@@ -64,8 +64,8 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
-        listed = bucket(parts.netloc).list(prefix)
-        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in listed]
+        objects = bucket(parts.netloc).list(prefix)
+        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

@@ -60,8 +60,8 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
         return
     width = max(len(path) for path, _, _ in rows)
     for path, value, origin in rows:
-        shown = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{path:{width}}  {shown:24}  {origin}")
+        value_text = value if isinstance(value, str) else json.dumps(value)
+        click.echo(f"{path:{width}}  {value_text:24}  {origin}")
 
 
 def _explain(source: Source, key: str, as_json: bool) -> None:
@@ -133,9 +133,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
 @command
 @configured
-@click.option(
-    "--cluster", is_flag=True, help="Check a namespace of a cluster, as `rekindle platform check` does."
-)
+@click.option("--cluster", is_flag=True, help="Check a namespace of a cluster, as `rekindle platform check` does.")
 @cluster_options
 @output_option("text", "json")
 def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:

@@ -45,11 +45,11 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         check_training(valid_config)
 
     with run_output(as_json):
-        workflow, others = source.manifests(begin)
+        workflow, other_objects = source.manifests(begin)
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
         return foreground.run(
-            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=others
+            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )
 
 

@@ -172,12 +172,12 @@ class Cluster:
                 query = {**selectors, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
                          "timeoutSeconds": str(WATCH_SECONDS)}  # fmt: skip
                 for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
-                    kind, changed = _parse_event(line)
+                    kind, obj = _parse_event(line)
                     last_success, pause = time.monotonic(), 0.1
-                    version = changed["metadata"]["resourceVersion"]
+                    version = obj["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
-                        _record_event(known_objects, kind, changed)
-                        yield kind, changed
+                        _record_event(known_objects, kind, obj)
+                        yield kind, obj
             except ApiError as error:
                 if error.code == 410:
                     version = ""
@@ -197,16 +197,16 @@ class Cluster:
     ) -> tuple[str, list[tuple[str, Object]]]:
         """List the objects; returns the resource version and the events since `known_objects`, which is updated."""
         page = self.call("GET", resource.path(self.namespace), query=selectors)
-        current = {listed["metadata"]["uid"]: listed for listed in page["items"] or []}
-        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current]
+        current_objects = {item["metadata"]["uid"]: item for item in page["items"] or []}
+        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects]
         changes += [
-            ("MODIFIED" if uid in known_objects else "ADDED", listed)
-            for uid, listed in current.items()
+            ("MODIFIED" if uid in known_objects else "ADDED", item)
+            for uid, item in current_objects.items()
             if uid not in known_objects
-            or listed["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
+            or item["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
         ]
         known_objects.clear()
-        known_objects.update(current)
+        known_objects.update(current_objects)
         return page["metadata"]["resourceVersion"], changes
 
     def _request(
@@ -250,11 +250,11 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
     return event["type"], event["object"]
 
 
-def _record_event(known_objects: dict[str, Object], kind: str, changed: Object) -> None:
+def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> None:
     if kind == "DELETED":
-        known_objects.pop(changed["metadata"]["uid"], None)
+        known_objects.pop(obj["metadata"]["uid"], None)
     else:
-        known_objects[changed["metadata"]["uid"]] = changed
+        known_objects[obj["metadata"]["uid"]] = obj
 
 
 def _cause(error: Exception) -> str:

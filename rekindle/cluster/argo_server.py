@@ -42,10 +42,10 @@ class ArgoServer:
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        active = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
-        for running in active.get("items") or []:
-            if same_manifest(running, workflow) and arguments(running) == arguments(workflow):
-                return str(running["metadata"]["name"])
+        active_runs = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
+        for active_run in active_runs.get("items") or []:
+            if same_manifest(active_run, workflow) and arguments(active_run) == arguments(workflow):
+                return str(active_run["metadata"]["name"])
         return None
 
     def _request(self, method: str, **options: Any) -> Object:

@@ -33,7 +33,7 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         )
     if deployment:
         kind, pods = "Deployment", (workers - minimum) // per_pod
-        previous, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
+        previous_workers, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
     elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
         raise ConfigError(
             f"{name} is queued by Kueue, which would stop the whole job to add a worker: set cluster.harvest, so that "
@@ -41,10 +41,10 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         )
     else:
         kind, pods = "PyTorchJob", workers // per_pod
-        previous = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
+        previous_workers = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
         change = {REPLICAS_FIELD: {"Worker": {"replicas": pods}}}
     objects.patch(kind, name, {"spec": change})
-    return {"workflow": run, "task": task, "workers": workers, "before": previous}
+    return {"workflow": run, "task": task, "workers": workers, "before": previous_workers}
 
 
 def _template(obj: Object, *path: str) -> Object:

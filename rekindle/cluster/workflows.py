@@ -56,8 +56,8 @@ def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str
     parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
     names_declared = {parameter["name"] for parameter in parameter_specs}
     parameter_specs += [{"name": name} for name in parameters if name not in names_declared]
-    changed = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
-    return changed, {"workflowTemplateRef": reference}
+    changed_manifest = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
+    return changed_manifest, {"workflowTemplateRef": reference}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
@@ -76,23 +76,23 @@ def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
     for metadata_entry in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
         if same_manifest(metadata_entry, workflow) and (
-            running := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
+            active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
-            phase = (running.get("status") or {}).get("phase")
-            if phase not in COMPLETED and arguments(running) == arguments(workflow):
-                return str(running["metadata"]["name"])
+            phase = (active_run.get("status") or {}).get("phase")
+            if phase not in COMPLETED and arguments(active_run) == arguments(workflow):
+                return str(active_run["metadata"]["name"])
     return None
 
 
-def same_manifest(workflow: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
     sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256)
-    return sha256 is not None and sha256 == (other["metadata"].get("annotations") or {}).get(SHA256)
+    return sha256 is not None and sha256 == (second_workflow["metadata"].get("annotations") or {}).get(SHA256)
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
     """Return the spec of a run, with the spec of its WorkflowTemplate if it has one."""
-    stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
-    return workflow["spec"] | stored
+    template_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
+    return workflow["spec"] | template_spec
 
 
 def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def read(cluster: Cluster, name: str) -> Object:
 
 
 def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
-    if found := cluster.find(resource, name):
-        return found
-    existing = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
+    if obj := cluster.find(resource, name):
+        return obj
+    existing_names = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
     raise ConfigError(
         f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all {kind}s."
-        + did_you_mean(name, existing)
+        + did_you_mean(name, existing_names)
     )
 
 
@@ -179,23 +179,27 @@ def resume(cluster: Cluster, name: str) -> str:
     change, description = (
         (_retry, "retries its failed steps") if phase in FAILED else (_continue_suspended, "continues")
     )
-    changed = change(nodes)
+    changed_workflow = change(nodes)
     if phase in FAILED:
-        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
-    cluster.replace(WORKFLOWS, compress_nodes(changed) if "compressedNodes" in workflow["status"] else changed)
+        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed_workflow["status"]["nodes"]))
+    cluster.replace(
+        WORKFLOWS, compress_nodes(changed_workflow) if "compressedNodes" in workflow["status"] else changed_workflow
+    )
     return description
 
 
 def _continue_suspended(workflow: Object) -> Object:
     """Return the workflow without its suspension. Raises ConfigError if the run is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
-    waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
+    suspended_nodes = [
+        n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"
+    ]
     name = workflow["metadata"]["name"]
-    if not spec.pop("suspend", None) and not waiting:
+    if not spec.pop("suspend", None) and not suspended_nodes:
         raise ConfigError(
             f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to resume."
         )
-    for node in waiting:
+    for node in suspended_nodes:
         for output in (node.get("outputs") or {}).get("parameters") or []:
             if output.get("value") is None and "default" not in (output.get("valueFrom") or {}):
                 raise ConfigError(
@@ -217,7 +221,7 @@ def _retry(workflow: Object) -> Object:
     spec.pop("shutdown", None)
     if spec.get("activeDeadlineSeconds") == 0:  # `argo terminate` sets the deadline to 0
         spec.pop("activeDeadlineSeconds")
-    stored = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
+    template_spec = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
     conditions = [condition for condition in status.get("conditions") or [] if condition["type"] != "Completed"]
     remaining = reset({"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")})
     task_results = status.get("taskResultsCompletionStatus") or {}
@@ -233,8 +237,8 @@ def _retry(workflow: Object) -> Object:
         "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],
     }
-    if stored:
-        status["storedWorkflowTemplateSpec"] = stored
+    if template_spec:
+        status["storedWorkflowTemplateSpec"] = template_spec
     new_status = {key: value for key, value in status.items() if value is not None}
     return workflow | {"metadata": metadata, "spec": spec, "status": new_status}
 
@@ -290,12 +294,14 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
         cluster.create(resource, manifest | {"metadata": metadata})
         yield f"{title} created"
         return
-    merged = {k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")}
+    merged_metadata = {
+        k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")
+    }
     changes = list(differences(existing["spec"], manifest["spec"], "spec"))
-    if not changes and all(merged[key] == (existing["metadata"].get(key) or {}) for key in merged):
+    if not changes and all(merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata):
         yield f"{title} unchanged"
         return
-    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged, "spec": manifest["spec"]})
+    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged_metadata, "spec": manifest["spec"]})
     yield f"{title} updated"
     yield from (f"  {change}" for change in changes[:20])
     if len(changes) > 20:

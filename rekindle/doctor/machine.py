@@ -37,11 +37,11 @@ MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
 def check(home: Path) -> list[Check]:
     """Run all checks, in order. The checks of services take seconds."""
-    machine: list[Callable[[Path], Check]] = [
+    machine_checks: list[Callable[[Path], Check]] = [
         *(check_python, check_packages, check_system, check_home, check_disk, check_memory, check_shared_memory),
         *(check_open_files, check_clock),
     ]
-    results = [check_one(home) for check_one in machine]
+    results = [check_one(home) for check_one in machine_checks]
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
         # each local pod has its own address
@@ -49,14 +49,14 @@ def check(home: Path) -> list[Check]:
         check_namespaces(),
     ]
     if not all(result.ok for result in results if result.required):
-        skipped = "not checked: fix the failures above first"
-        return [*results, Check("object store", False, skipped), Check("MLflow", False, skipped)]
+        skip_reason = "not checked: fix the failures above first"
+        return [*results, Check("object store", False, skip_reason), Check("MLflow", False, skip_reason)]
     cluster = LocalCluster(home)
-    running = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
+    running_services = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
     try:
         return [*results, check_store(cluster), check_mlflow(cluster)]
     finally:
-        if not running:
+        if not running_services:
             cluster.services.down()
 
 
@@ -76,16 +76,16 @@ def check_packages(_: Path) -> Check:
     groups = [package.extras for package in requirements if package.name == "rekindle" and _applies(package, "all")]
     extras = {""}.union(*groups)
     third_party = [package for package in requirements if package.name != "rekindle"]
-    expected = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
+    expected_packages = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
     problems = []
-    for package in expected:
+    for package in expected_packages:
         try:
             version = metadata.version(package.name)
             if not package.specifier.contains(version, prereleases=True):
                 problems.append(f"{package.name} {version} (needs {package.specifier})")
         except metadata.PackageNotFoundError:
             problems.append(f"{package.name} is missing")
-    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected})} found"
+    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected_packages})} found"
     return Check("packages", not problems, detail, "Install the packages: make install, or pip install -e '.[all]'")
 
 
@@ -114,17 +114,17 @@ def check_home(home: Path) -> Check:
 
 
 def check_disk(home: Path) -> Check:
-    existing = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
-    free = shutil.disk_usage(existing).free
+    existing_folder = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
+    free_bytes = shutil.disk_usage(existing_folder).free
     remedy = f"Free {MIN_DISK // GIB} GiB on the disk (`rekindle down`, then remove old runs from {home}/runs)."
-    return Check("disk", free >= MIN_DISK, f"{free / GIB:.1f} GiB free", remedy)
+    return Check("disk", free_bytes >= MIN_DISK, f"{free_bytes / GIB:.1f} GiB free", remedy)
 
 
 def check_memory(_: Path) -> Check:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free_bytes = int(lines["MemAvailable"].split()[0]) * 1024
     remedy = f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
-    return Check("memory", free >= MIN_MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
+    return Check("memory", free_bytes >= MIN_MEMORY, f"{free_bytes / GIB:.1f} GiB available", remedy, required=False)
 
 
 def check_shared_memory(_: Path) -> Check:
@@ -132,14 +132,14 @@ def check_shared_memory(_: Path) -> Check:
     from rekindle.training.checkpoint import snapshot_file
 
     directory = snapshot_file.directory()
-    free = shutil.disk_usage(directory).free if directory.exists() else 0
-    detail = f"{free / GIB:.1f} GiB free in {directory}"
+    free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
+    detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
     remedy = (
         "Without this memory, a run that loses all its processes resumes from an older step in the object store. "
         f"Enlarge {directory}: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}; in Docker: "
         f"docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
-    return Check("shared memory", free >= MIN_SHARED_MEMORY, detail, remedy, required=False)
+    return Check("shared memory", free_bytes >= MIN_SHARED_MEMORY, detail, remedy, required=False)
 
 
 def check_open_files(_: Path) -> Check:

@@ -35,16 +35,16 @@ def check_store(objects: Store) -> Finding:
             winners = sum(pool.map(create, range(WRITERS)))
         stale_etag = objects.get_with_etag(key)[1]
         objects.put(key, b"newer")
-        overwritten = True
+        is_overwritten = True
         try:
             objects.put(key, b"stale", if_match=stale_etag)
         except Conflict:
-            overwritten = objects.get(key) != b"newer"
+            is_overwritten = objects.get(key) != b"newer"
     finally:
         objects.delete([key])
-    stale_write = f"a stale write was {'accepted' if overwritten else 'refused'}"
+    stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
     message = f"{objects.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
-    return winners == 1 and not overwritten, message
+    return winners == 1 and not is_overwritten, message
 
 
 def check_mlflow() -> Finding:

@@ -177,8 +177,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         lines = dict.fromkeys(
             _sentence(model, e, loaded._origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
         )
-        more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
-        raise ConfigError("\n".join([*lines, *more])) from error
+        remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
+        raise ConfigError("\n".join([*lines, *remainder])) from error
     loaded = Loaded(config, origins)
     with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
@@ -275,20 +275,20 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
-    loc = [str(key) for key in error["loc"] if key != "[key]"]
-    path, value = ".".join(loc), error["input"]
+    keys = [str(key) for key in error["loc"] if key != "[key]"]
+    path, value = ".".join(keys), error["input"]
     source = origin(path)
-    where = file if source == "default" else source
+    location = file if source == "default" else source
     if error["type"] == "extra_forbidden":
-        where = origins(path) or where
-        valid = known_keys(model, loc[:-1])
-        hint = did_you_mean(loc[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
-        return f"{where}: {path} is not a known key.{hint}"
+        location = origins(path) or location
+        valid = known_keys(model, keys[:-1])
+        hint = did_you_mean(keys[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
+        return f"{location}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
-        return f"{where}: {path} is missing: it is required."
+        return f"{location}: {path} is missing: it is required."
     if error["type"] in ("model_type", "dict_type") and value is None:
-        return f"{where}: {path} is empty: give it keys, or remove it."
-    shown = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
+        return f"{location}: {path} is empty: give it keys, or remove it."
+    value_text = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(value), choices)
-    return f"{where}: {path or 'the config'}{shown}: {broken_rule(model, error)}{hint}"
+    return f"{location}: {path or 'the config'}{value_text}: {broken_rule(model, error)}{hint}"

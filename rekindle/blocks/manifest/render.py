@@ -41,18 +41,18 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         manifest["metadata"]["name"] = config.name
     manifest = order_keys(manifest)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
-    resolved = config.model_dump(mode="json")
-    provenance = {"git_sha": git_sha(), "config": json.dumps(resolved), "config_hash": _sha256(resolved)}
+    config_values = config.model_dump(mode="json")
+    provenance = {"git_sha": git_sha(), "config": json.dumps(config_values), "config_hash": _sha256(config_values)}
     provenance["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
+    packed_manifest = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
-            parameter["value"] = packed
+            parameter["value"] = packed_manifest
     size = len(json.dumps(manifest))
     if size > MAX_BYTES:
         sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n")

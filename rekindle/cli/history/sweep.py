@@ -53,9 +53,9 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         raise click.UsageError("give a config with a section `sweep`, or --of RUN to show the trials of a run.")
     if name:
         with run_output(as_json):
-            listed = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
-        table = "\n".join(listed["table"])
-        click.echo(json.dumps({"workflow": name, "trials": listed["trials"]}, indent=2) if as_json else table)
+            sweep_trials = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
+        table = "\n".join(sweep_trials["table"])
+        click.echo(json.dumps({"workflow": name, "trials": sweep_trials["trials"]}, indent=2) if as_json else table)
         return 0
     if cluster:
         raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
@@ -69,7 +69,7 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         with redirect_stdout(out) if as_json else nullcontext():
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
         result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
-        listed = trials.trials_here(home(), result["workflow"])
-    listing = json.dumps(result | {"trials": listed["trials"]})
-    click.echo(listing if as_json else "\n".join(["", *listed["table"]]))
+        sweep_trials = trials.trials_here(home(), result["workflow"])
+    listing = json.dumps(result | {"trials": sweep_trials["trials"]})
+    click.echo(listing if as_json else "\n".join(["", *sweep_trials["table"]]))
     return code

@@ -54,9 +54,13 @@ class JobSets(TrainingJobs):
                 )
         for job in spec["replicatedJobs"]:
             sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
-        current = self.read(name)
-        status = (current or {}).get("status") or {}
-        if current and not is_finished(status) and current["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+        current_job_set = self.read(name)
+        status = (current_job_set or {}).get("status") or {}
+        if (
+            current_job_set
+            and not is_finished(status)
+            and current_job_set["spec"].get("replicatedJobs") != spec["replicatedJobs"]
+        ):
             raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
     def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
@@ -75,9 +79,9 @@ class JobSets(TrainingJobs):
 
     def _run(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success policies."""
-        pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
+        pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
-            if pod not in {*job.pods, *succeeded_pods, *terminating}:
+            if pod not in {*job.pods, *succeeded_pods, *terminating_names}:
                 job.pods[pod] = self._start_pod(obj, pod, role, index)
         jobs = {entry["name"]: entry for entry in obj["spec"]["replicatedJobs"]}
         for pod in list(job.pods.values()):
@@ -118,10 +122,10 @@ class JobSets(TrainingJobs):
         only_this_job = action.startswith("RestartJobAnd")
         if not only_this_job:
             status["restarts"] += 1
-        restarted = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
-        self._remove(job, [name for name in restarted if name in job.pods])
-        succeeded_pods -= set(restarted)
-        for name in restarted:
+        restarted_pods = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
+        self._remove(job, [name for name in restarted_pods if name in job.pods])
+        succeeded_pods -= set(restarted_pods)
+        for name in restarted_pods:
             job.failures.pop(pods[name][1], None)
 
     def _start_pod(self, obj: Object, name: str, role: str, index: int) -> Pod:

@@ -168,12 +168,12 @@ class TrainingJobs(Controller):
 
     def _sync_pods(self, obj: Object, job: Job, succeeded_pods: set[str]) -> None:
         """Create missing pods, and delete surplus pods."""
-        desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
-        for pod, (role, index) in desired.items():
-            waits = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
-            if not waits and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating}:
+        desired_pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
+        for pod, (role, index) in desired_pods.items():
+            must_wait = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
+            if not must_wait and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating_names}:
                 job.pods[pod] = self._pod(obj, pod, role, index)
-        self._remove(job, [pod for pod in job.pods if pod not in desired])
+        self._remove(job, [pod for pod in job.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
             mpi.write_processes(self._files(obj), job.pods)
 
@@ -277,8 +277,11 @@ def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"
-    started = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
-    if policy.get("activeDeadlineSeconds") is not None and time.time() - started >= policy["activeDeadlineSeconds"]:
+    start_seconds = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    if (
+        policy.get("activeDeadlineSeconds") is not None
+        and time.time() - start_seconds >= policy["activeDeadlineSeconds"]
+    ):
         return "was active longer than specified deadline"
     return ""
 

@@ -65,9 +65,9 @@ class Connections:
                 last_progress = time.monotonic()
             if time.monotonic() - last_cleanup > IDLE_TIMEOUT_S / 10:
                 last_cleanup = time.monotonic()
-                oldest = last_cleanup - IDLE_TIMEOUT_S
+                start_limit = last_cleanup - IDLE_TIMEOUT_S
                 self._close(
-                    *(connection for connection, since in list(self.silent_connections.values()) if since < oldest)
+                    *(connection for connection, since in list(self.silent_connections.values()) if since < start_limit)
                 )
 
     def _accept(self) -> None:
@@ -115,9 +115,9 @@ class Connections:
     def _should_stay(self) -> bool:
         """Return True if this thread should wait for another request."""
         with self.lock:
-            stays = self.threads <= THREADS or not self.ready_connections.empty()
-            self.threads -= not stays
-            return stays
+            should_stay = self.threads <= THREADS or not self.ready_connections.empty()
+            self.threads -= not should_stay
+            return should_stay
 
     def _work(self) -> None:
         while self._should_stay():
@@ -173,8 +173,8 @@ def find_fault(head: bytes) -> str:
     first, *lines = head.removesuffix(HEAD_END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(first):
         return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
-    invalid = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
-    return "" if invalid is None else f"a header line is {invalid[:80]!r}: it must be NAME: VALUE."
+    invalid_line = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
+    return "" if invalid_line is None else f"a header line is {invalid_line[:80]!r}: it must be NAME: VALUE."
 
 
 def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:

@@ -140,8 +140,8 @@ def main() -> None:
     confine(args.artifacts)
     create_database(args.store)
     initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
-    listening = socket.socket(fileno=args.fd)
-    port = listening.getsockname()[1]
+    listening_socket = socket.socket(fileno=args.fd)
+    port = listening_socket.getsockname()[1]
     # used only as data for Handler: this server is never started
     server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
     login = Login(token, port)
@@ -153,7 +153,7 @@ def main() -> None:
             Handler(connection, head)
         return False
 
-    Connections(listening, answer).serve_forever()
+    Connections(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ class Handler(Request):
 
     def act(self) -> None:
         kind = "object" if self.key else "bucket" if self.bucket else "service"
-        unknown = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
-        parameter = next(iter([*unknown, *(name for name in SUBRESOURCES if name in self.query)]), "")
+        unknown_parameters = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
+        parameter = next(iter([*unknown_parameters, *(name for name in SUBRESOURCES if name in self.query)]), "")
         action = ROUTES.get((self.command, kind, parameter))
         if not action:
             raise S3Error(501, "NotImplemented", f"{self.command} {kind} {parameter} is not supported here.")
@@ -60,9 +60,9 @@ class Handler(Request):
 
     def attributes(self) -> dict[str, str]:
         """Return the request's headers that are stored with an object."""
-        lower = {name.lower(): value for name, value in self.headers.items()}
-        coding = lower.get("content-encoding", "").replace("aws-chunked", "").strip(", ")
-        headers = {k: v for k, v in lower.items() if k in STORED_HEADERS or k.startswith("x-amz-meta-")}
+        values = {name.lower(): value for name, value in self.headers.items()}
+        coding = values.get("content-encoding", "").replace("aws-chunked", "").strip(", ")
+        headers = {k: v for k, v in values.items() if k in STORED_HEADERS or k.startswith("x-amz-meta-")}
         return headers | ({"content-encoding": coding} if coding else {})
 
     def save(self) -> Path:
@@ -71,8 +71,10 @@ class Handler(Request):
         checksum_names = [
             name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")
         ]
-        if unknown := [name for name in checksum_names if name.rpartition("-")[2] not in CHECKSUMS]:
-            raise S3Error(501, "NotImplemented", f"{unknown[0]} is not supported: use {', '.join(CHECKSUMS)}.")
+        if unknown_checksums := [name for name in checksum_names if name.rpartition("-")[2] not in CHECKSUMS]:
+            raise S3Error(
+                501, "NotImplemented", f"{unknown_checksums[0]} is not supported: use {', '.join(CHECKSUMS)}."
+            )
         hashes: dict[str, Hash] = {name: CHECKSUMS[name.rpartition("-")[2]]() for name in checksum_names}
         hashes["content-md5"] = hashlib.md5(usedforsecurity=False)
 
@@ -120,9 +122,17 @@ class Handler(Request):
         with_checksums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get(
             "range"
         )
-        stored = {k: v for k, v in meta["headers"].items() if with_checksums or not k.startswith("x-amz-checksum-")}
-        requested = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
-        return {"content-type": "binary/octet-stream", **stored, **requested, **fields, "Accept-Ranges": "bytes"}
+        stored_headers = {
+            k: v for k, v in meta["headers"].items() if with_checksums or not k.startswith("x-amz-checksum-")
+        }
+        requested_headers = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
+        return {
+            "content-type": "binary/octet-stream",
+            **stored_headers,
+            **requested_headers,
+            **fields,
+            "Accept-Ranges": "bytes",
+        }
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -146,16 +156,16 @@ class Handler(Request):
         token = base64.urlsafe_b64decode(query.get("continuation-token", "")).decode() or query.get("start-after", "")
         page = self.files.page(self.bucket, prefix, delimiter, token, min(1000, int(limit)))
         next_token = base64.urlsafe_b64encode(page.next_after.encode()).decode()
-        optional = {"NextContinuationToken": next_token} if next_token else {}
+        optional_fields = {"NextContinuationToken": next_token} if next_token else {}
         items = [
             xml("Contents", Key=encode(meta["key"]), LastModified=iso_time(meta["modified"]),
                 ETag=f'"{meta["etag"]}"', Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
         ]  # fmt: skip
         items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common_prefixes]
-        optional |= {"EncodingType": "url"} if encode is quote else {}
+        optional_fields |= {"EncodingType": "url"} if encode is quote else {}
         body = xml("ListBucketResult", *items, Name=self.bucket, Prefix=encode(prefix), Delimiter=encode(delimiter),
                    MaxKeys=limit, KeyCount=len(items), IsTruncated=str(bool(next_token)).lower(),
-                   **optional)  # fmt: skip
+                   **optional_fields)  # fmt: skip
         self.answer(200, body=body)
 
     def delete_objects(self) -> None:
@@ -163,8 +173,8 @@ class Handler(Request):
         keys = [element.findtext("Key") or "" for element in request.iter("Object")]
         for key in keys:
             self.files.delete(self.bucket, key)
-        quiet = (request.findtext("Quiet") or "").lower() == "true"
-        self.answer(200, body=xml("DeleteResult", *([] if quiet else [xml("Deleted", Key=key) for key in keys])))
+        is_quiet = (request.findtext("Quiet") or "").lower() == "true"
+        self.answer(200, body=xml("DeleteResult", *([] if is_quiet else [xml("Deleted", Key=key) for key in keys])))
 
     def put_object(self) -> None:
         if self.headers.get("x-amz-copy-source"):
@@ -282,22 +292,26 @@ def main() -> None:
         raise SystemExit(
             "AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY is not set: clients must sign with them. Set both."
         )
-    listening = socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
-    listening.listen(4096)
+    listening_socket = (
+        socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
+    )
+    listening_socket.listen(4096)
     if args.record:
         end_unless_recorded(args.record)
     files = Files(args.root.resolve())
     for bucket in args.bucket:
         files.create(bucket)
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    local = threading.local()
+    print(f"http://127.0.0.1:{listening_socket.getsockname()[1]}", flush=True)
+    thread_data = threading.local()
 
     def answer(connection: socket.socket, head: bytes) -> bool:
-        if not hasattr(local, "buffer"):
-            local.buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # memory is allocated only when it is written to
-        return not Handler(connection, head, (access_key, secret_key), local.buffer, files).close_connection
+        if not hasattr(thread_data, "buffer"):
+            thread_data.buffer = memoryview(
+                mmap.mmap(-1, BLOCK_BYTES)
+            )  # memory is allocated only when it is written to
+        return not Handler(connection, head, (access_key, secret_key), thread_data.buffer, files).close_connection
 
-    Connections(listening, answer).serve_forever()
+    Connections(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

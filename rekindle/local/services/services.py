@@ -95,9 +95,9 @@ class Services:
 
         Raises StorageError or TrackingError if a real service is down.
         """
-        if real := self.environ.get(ADDRESS_VARIABLES[name]):
-            _check_reachable(name, real)
-            return real
+        if real_url := self.environ.get(ADDRESS_VARIABLES[name]):
+            _check_reachable(name, real_url)
+            return real_url
         self.start(name)
         record = self.find(name)
         if not record:
@@ -178,8 +178,8 @@ class Services:
         if not self.folder.exists():
             return []
         with self._locked():
-            running = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
-            for record in running:
+            running_services = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
+            for record in running_services:
                 end_group(record.pid, record.since, GRACE_S)
                 try:
                     self._write(replace(record, pid=0, since=0))  # the record keeps the port for the next start
@@ -188,7 +188,7 @@ class Services:
             self._forget_token()
             for child in self.children.values():
                 child.wait()
-            return [record.name for record in running]
+            return [record.name for record in running_services]
 
     def _forget_token(self) -> None:
         """Delete the token: clients of the stopped MLflow may send it to another process on the same port."""
@@ -200,20 +200,20 @@ class Services:
         return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
 
     def _launch(self, name: str) -> None:
-        previous = self.find(name)
-        if previous and previous.alive:
+        previous_record = self.find(name)
+        if previous_record and previous_record.alive:
             return  # another command has started the service
-        listening = _listen(previous.port if previous else 0)
-        if name == "mlflow" and previous and listening.getsockname()[1] != previous.port:
+        listening_socket = _listen(previous_record.port if previous_record else 0)
+        if name == "mlflow" and previous_record and listening_socket.getsockname()[1] != previous_record.port:
             self._forget_token()
-        with listening, open(self.folder / f"{name}.log", "ab") as log:
+        with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                python("-m", *self._command(name, listening.fileno())),
-                pass_fds=[listening.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
+                python("-m", *self._command(name, listening_socket.fileno())),
+                pass_fds=[listening_socket.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
-            record = Record(name, listening.getsockname()[1], child.pid, start_time(child.pid) or 0)
+            record = Record(name, listening_socket.getsockname()[1], child.pid, start_time(child.pid) or 0)
         self._write(record)
         confirm_recorded(child)
 
@@ -221,12 +221,12 @@ class Services:
         write_atomically(self.folder / f"{record.name}.json", json.dumps(asdict(record)))
 
     def _command(self, name: str, fd: int) -> list[str]:
-        common = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
+        common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
         if name == "s3":
-            return ["rekindle.local.services.s3", *common, "--root", str(self.home / "s3"), "--bucket", BUCKET]
+            return ["rekindle.local.services.s3", *common_flags, "--root", str(self.home / "s3"), "--bucket", BUCKET]
         bucket = self.environ.get("S3_BUCKET", BUCKET)
         store, artifacts = f"sqlite:///{self.home / 'mlflow.db'}", f"s3://{bucket}/mlflow"
-        return ["rekindle.local.services.mlflow", *common, "--store", store, "--artifacts", artifacts]
+        return ["rekindle.local.services.mlflow", *common_flags, "--store", store, "--artifacts", artifacts]
 
     def _environment(self, name: str) -> dict[str, str]:
         env = {**self.environ, **self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}

@@ -87,7 +87,7 @@ WRONG = {
     "scored().outputs.verdict == 3": "verdict is text: it cannot be compared with 3.",
     "scored().outputs.metrics['accuracy'] > 'much'": "is a number: it cannot be compared with 'much'.",
     "blocks.prepare(experiment='{{tasks.chose.outputs.result}}')": 'has no task "chose" before this one.',
-    "with blocks.group('one'):\n    data = blocks.prepare()\nblocks.train(data)": "prepare is in one: use its outputs in one.",
+    "with blocks.group('one'):\n    data = blocks.prepare()\nblocks.train(data)": "prepare is in one: use its outputs",
     "with Steps(name='s'):\n    blocks.prepare()": "not in Steps: create it in the `with` of the pipeline",
     "with blocks.group('one', wen=True):  #!\n    pass": "got an unexpected keyword argument 'wen'",
     "with blocks.group('Ship it'):  #!\n    pass": 'the task name "Ship it" is invalid',
