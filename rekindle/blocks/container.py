@@ -23,7 +23,7 @@ RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a strategy to retry every failure, also an eviction (Failed) or a deleted pod (Error), by `expression`."""
+    """Return a strategy to retry while `expression` holds, also after evictions (Failed) and deletions (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
@@ -46,8 +46,8 @@ def retry_watcher(limit: int) -> RetryStrategy:
     return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy)
 
 
-def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
-    """Return the template `name` that runs the step `module`; `looped`: the tasks of the template have loops."""
+def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in_loop: bool = False) -> Container:
+    """Return the template `name` that runs the step `module`; `in_loop`: its tasks are in loops."""
     definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
@@ -66,14 +66,14 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
         path = f"/tmp/outputs/{field}"
         if is_artifact(info):
-            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if looped else field)
+            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if in_loop else field)
             outputs.append(S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy()))
         else:
             outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
     if needs_task_name(module):
         inputs.append(Parameter(name=TASK))
     env: list[Any] = []
-    if hasattr(definition, "REUSE") and not looped:
+    if hasattr(definition, "REUSE") and not in_loop:
         args += [f"--entry={{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}", f"--reuse={reuse()}"]
         env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
     return Container(
@@ -98,7 +98,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Give plain Hera templates without security contexts those that PodSecurity `restricted` requires."""
+    """Give plain Hera templates the security contexts that PodSecurity `restricted` requires, unless already set."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)

@@ -110,14 +110,14 @@ class Pipeline(References):
             name = f"{requested}-{number}"
         return name
 
-    def container(self, module: str, kind: str, looped: bool) -> Container:
+    def container(self, module: str, kind: str, in_loop: bool) -> Container:
         """Return the template of a step, which all tasks of the step share."""
-        key = (module, kind, looped)
+        key = (module, kind, in_loop)
         if key not in self.templates:
             self.kinds.add(kind)
             cluster = self.config.cluster
             name = self.template_name(short_name(module))
-            self.templates[key] = container(name, module, cluster, cluster.pod(kind), looped)
+            self.templates[key] = container(name, module, cluster, cluster.pod(kind), in_loop)
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:
@@ -325,15 +325,15 @@ def step(
     if not isinstance(pod, str):
         refuse(f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train.")
     options = {name: more.pop(name) for name in OPTIONS if name in more}
-    looped = any(options.get(name) is not None for name in LOOPS)
+    in_loop = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
     values = {**(inputs or {}), **more}
     reject_unknown(name, values, fields := definition.Inputs.model_fields, (*OPTIONS, *ARGUMENTS))
     arguments = validate_inputs(name, values, fields)
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
-    cacheable = hasattr(definition, "REUSE") and not looped and is_known_early
+    cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
     options |= pipeline.reuse(name) if cacheable else {}
-    template = pipeline.container(module, pod or short_name(module), looped)
+    template = pipeline.container(module, pod or short_name(module), in_loop)
     unchanged = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
     texts = {field: unchanged.get(field) or to_text(value) for field, value in arguments.items()}
     texts |= {TASK: name} if needs_task_name(module) else {}
@@ -341,13 +341,13 @@ def step(
     scope = pipeline.scope()
     outputs: dict[str, Any] = {}
     for field_name, info in definition.Outputs.model_fields.items():
-        if looped and is_artifact(info):
+        if in_loop and is_artifact(info):
             continue  # Argo cannot pass the artifacts of a loop to other tasks
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
             outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
             continue
-        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
+        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if in_loop else info.annotation
         outputs[field_name] = value = Value(field_name, path, kind)
         if cacheable:
             outputs[field_name] = self_or_cached(value, name, values.get("experiment"))

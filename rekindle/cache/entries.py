@@ -36,7 +36,7 @@ class Entry:
     artifacts: dict[str, dict[str, Any]]
     facts: dict[str, Any]  # the key is a hash of these values
     seconds: float  # duration of the step
-    made: float = field(default_factory=time.time)  # Unix time at which the entry was made, in seconds
+    made: float = field(default_factory=time.time)  # Unix time of the entry, in seconds
 
     @property
     def workflow(self) -> str:

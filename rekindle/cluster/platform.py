@@ -68,7 +68,7 @@ class Platform:
                     f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
                 )
         if self.endpoint and "minio" in self.components:
-            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds one: choose one endpoint.")
+            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds an endpoint: choose one.")
         if self.mlflow and "mlflow" in self.components:
             raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds a server: choose one of them.")
         if not self.mlflow and "mlflow" not in self.components:

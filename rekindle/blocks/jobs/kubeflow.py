@@ -20,7 +20,7 @@ from rekindle.errors import ConfigError, did_you_mean
 # Restarting replace each other.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
-RESTARTS_PER_POD = 10  # average number of container restarts per pod after which the job fails
+RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _train_families(data: Block, names: list[str], section: TrainConfig, task: s
 def _fit(data: Block, family: str, section: TrainConfig, task: str, model: Any, **inputs: Any) -> Block:
     """Fit a family that is not trained step by step, in one pod."""
     config = current().config
-    # the excluded inputs are inputs of a training only
+    # only a training has these inputs
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
     values = {"workload": config.workload, "family": family, "train": section.identity()}
     values |= {"model": (model or config.model).model_dump(mode="json")}

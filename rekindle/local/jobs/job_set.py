@@ -34,13 +34,13 @@ def pods_of(obj: Object) -> dict[str, PodIndex]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures`: for each Job, the number of failed pods, up to the backoffLimit."""
+    """The controller of JobSets. `Job.failures`: number of failed pods by Job, for the Job's backoffLimit."""
 
     kind = "JobSet"
     pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that argolocal cannot run."""
+        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot run locally."""
         Controller.check(self, obj)
         reject_invalid(obj)
         name, spec = obj["metadata"]["name"], obj["spec"]

@@ -89,7 +89,7 @@ class Connections:
                 self._close_oldest()
 
     def _check(self, connection: socket.socket) -> None:
-        """Pass a connection with a complete head to a thread; close it if the client did or the head is too long."""
+        """Pass a connection to a thread if its head is complete; close it if the client left or its head is long."""
         try:
             data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:

@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 20
 MAX_METADATA_BYTES = 16 << 10  # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_PART_BYTES = 5 << 20
-UPLOAD_LIFE_S = 7 * 86400.0  # age from which multipart uploads are removed when the server starts
+UPLOAD_LIFE_S = 7 * 86400.0  # maximum age of a multipart upload when the server starts
 
 
 class S3Error(Exception):

@@ -274,7 +274,7 @@ def test_ephemeral_services_need_no_volumes(objects: dict[Any, Any]) -> None:
         ({"namespace": "My_Models", "mlflow": "http://m"}, 'the namespace is "My_Models": it must be lower-case'),
         ({"mlflow": "m:5000"}, "it must be http"),
         ({"mlflow": "http://m", "endpoint": "https://s3.example.com/bucket"}, "it must not have a path"),
-        ({"endpoint": "http://s", "components": ("minio", "mlflow")}, "choose one endpoint"),
+        ({"endpoint": "http://s", "components": ("minio", "mlflow")}, "adds an endpoint: choose one"),
         ({"mlflow": "http://m", "components": ("mlflow",)}, "choose one of them"),
         ({"components": ("minio", "mlflow"), "iam": True}, "MinIO does not support cloud roles"),
         ({"mlflow": "http://m", "images": {"minoi": "x"}}, 'Did you mean "minio"'),
