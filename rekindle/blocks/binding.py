@@ -19,8 +19,8 @@ from rekindle.workload import load as load_workload
 # options of Hera's Task
 OPTIONS = ("when", "with_items", "with_param", "with_sequence", "continue_on", "hooks", "on_exit")
 ARGUMENTS = ("task", "pod", "after", "inputs")  # arguments of blocks.step
-LISTS = (list, tuple, set, frozenset)
-NAMES = {dict: "a mapping", list: "a list", float: "a number", int: "an integer", bool: "true or false"}
+LIST_TYPES = (list, tuple, set, frozenset)
+TYPE_NAMES = {dict: "a mapping", list: "a list", float: "a number", int: "an integer", bool: "true or false"}
 
 
 def load_step(module: Any) -> Any:
@@ -34,7 +34,7 @@ def load_step(module: Any) -> Any:
 def reject_unknown(
     task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo], options: Collection[str] = ()
 ) -> None:
-    """Raise WiringError for unknown or missing inputs; `options`: names of other arguments, for suggestions."""
+    """Raise WiringError for unknown or missing inputs; `options`: names of arguments to suggest."""
     for name in sorted(values.keys() - fields.keys()):
         if name in OPTIONS:
             refuse(f"{task} does not accept `{name}`: it is an option of blocks.step, and `when` also of blocks.group.")
@@ -83,8 +83,10 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
     if options.get("when") is not None:
         check_condition(f"`when` of {task}", options["when"])
     if isinstance(items, (str, Mapping)) or not hasattr(items or [], "__iter__"):
-        way = "pass an output, which is known only at run time, as with_param" if isinstance(items, Value) else ""
-        refuse(f"with_items of {task} is {describe(items)}: {way or 'it must be a list'}.")
+        suggestion = (
+            "pass an output, which is known only at run time, as with_param" if isinstance(items, Value) else ""
+        )
+        refuse(f"with_items of {task} is {describe(items)}: {suggestion or 'it must be a list'}.")
     if isinstance(parameter, Value) and not _fits(parameter.kind, list):
         refuse(f"with_param of {task} is {describe(parameter)}, which is not a list: pass an output of type list.")
     if parameter is not None and not isinstance(parameter, (str, list, tuple, Parameter)):
@@ -92,7 +94,7 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def validate_inputs(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """Return the values that are not None, each of the type of its input. Raises WiringError."""
+    """Validate the values that are not None against the types of their inputs; return them. Raises WiringError."""
     return {
         name: _validate(f'the input "{name}" of {task}', name, fields[name], value)
         for name, value in values.items()
@@ -104,8 +106,8 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
     if isinstance(value, Task):
         outputs = list(value.outputs) if isinstance(value, Block) else []
         listing = f": {', '.join(outputs)}" if outputs else ""
-        way = f", as in TASK.outputs.{name}" if name in outputs else listing + did_you_mean(name, outputs)
-        refuse(f"{label} is {describe(value)}: pass one of its outputs{way}.")
+        suggestion = f", as in TASK.outputs.{name}" if name in outputs else listing + did_you_mean(name, outputs)
+        refuse(f"{label} is {describe(value)}: pass one of its outputs{suggestion}.")
     if is_artifact(info):
         if isinstance(value, (Artifact, m.Artifact)):
             return value
@@ -121,28 +123,28 @@ def _validate(label: str, name: str, info: FieldInfo, value: Any) -> Any:
         try:
             TypeAdapter[Any](Annotated[info.annotation or Any, info]).validate_python(value)  # pyright: ignore
         except ValidationError as error:
-            first = error.errors()[0]
+            first_error = error.errors()[0]
             choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
-            hint = did_you_mean(str(value), choices) if first["type"] == "literal_error" else ""
-            refuse(f"{label} is {describe(value)}: {rule(first['msg'])}{hint}")
+            hint = did_you_mean(str(value), choices) if first_error["type"] == "literal_error" else ""
+            refuse(f"{label} is {describe(value)}: {rule(first_error['msg'])}{hint}")
     return value
 
 
 def _check_type(label: str, annotation: Any, value: Value) -> None:
-    """Raise WiringError if the text of an output would not be a valid value; a text input accepts every output."""
+    """Raise WiringError if an input of type `annotation` cannot have the value of this output; text accepts any."""
     if annotation is int and value.kind is float:
         refuse(f"{label} is an integer, and the output {value.name} may have a fraction.")
     if not _fits(value.kind, annotation):
-        kinds = [NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)]
+        kinds = [TYPE_NAMES.get(get_origin(kind) or kind, "text") for kind in (annotation, value.kind)]
         refuse(f"{label} is {kinds[0]}, and the output {value.name} is {kinds[1]}.")
 
 
 def _fits(kind: Any, annotation: Any) -> bool:
     """Return whether the text of an output of type `kind` may be a value of type `annotation`."""
-    for union, other in ((kind, annotation), (annotation, kind)):
+    for union, opposite in ((kind, annotation), (annotation, kind)):
         if get_origin(union) in (Union, UnionType):
             options = [option for option in get_args(union) if option is not type(None)]
-            return any(_fits(option, other) if union is kind else _fits(other, option) for option in options)
+            return any(_fits(option, opposite) if union is kind else _fits(opposite, option) for option in options)
     if Any in (kind, annotation) or None in (kind, annotation) or annotation is str:
         return True
     if get_origin(annotation) is Literal:
@@ -152,12 +154,12 @@ def _fits(kind: Any, annotation: Any) -> bool:
     outer, inner = (get_origin(each) or each for each in (annotation, kind))
     if not (is_json := _is_json(outer)) or not _is_json(inner):
         return not is_json or inner not in (str, int, float, bool, Literal)
-    if (outer in LISTS) != (inner in LISTS):
+    if (outer in LIST_TYPES) != (inner in LIST_TYPES):
         return False
     pairs = zip(get_args(kind), get_args(annotation), strict=False) if outer in (list, dict) and outer is inner else ()
-    return all(_fits(one, other) for one, other in pairs)
+    return all(_fits(item_kind, item_annotation) for item_kind, item_annotation in pairs)
 
 
 def _is_json(kind: Any) -> bool:
     """Return whether a type is a mapping or a list, which a step reads as JSON."""
-    return kind in (dict, *LISTS) or (isinstance(kind, type) and issubclass(kind, BaseModel))
+    return kind in (dict, *LIST_TYPES) or (isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -18,18 +18,18 @@ from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
 TASK = "task-name"  # an input of the template; the fields of steps cannot have this name, because it contains a hyphen
-# excludes invalid data, code or configuration: rekindle/errors.py
+# excludes the exit codes for invalid data, code or configuration (rekindle/errors.py)
 RETRY_CONDITION = "lastRetry.exitCode not in ['65', '70', '78']"
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Retry after every failure, including evictions (Failed) and deleted pods (Error), while `expression` holds."""
+    """Return a strategy to retry while `expression` holds, also after evictions (Failed) and deletions (Error)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
 def retry_watcher(limit: int) -> RetryStrategy:
-    """Restart the pod that watches a job for as long as the job has not failed: a new pod finds the job again.
+    """Return a strategy to restart the pod that watches a job until the job fails: a new pod finds the job again.
 
     A failed job is not retried, because it has used its own retries. A request that the API server rejects
     permanently is retried `limit` times.
@@ -42,12 +42,12 @@ def retry_watcher(limit: int) -> RetryStrategy:
         f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {limit} || {transient_failure})"
     )
     backoff = m.Backoff(duration="10s")
-    # Argo applies the backoff only if there is a limit
+    # Argo applies the backoff only if the strategy has a limit
     return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy)
 
 
-def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
-    """Return the template `name` that runs the step `module`; `looped`: the tasks of the template have loops."""
+def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, in_loop: bool = False) -> Container:
+    """Return the template `name` that runs the step `module`; `in_loop`: its tasks are in loops."""
     definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
@@ -56,7 +56,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
-        # None cannot be passed as text: without the flag, the step uses the default
+        # None cannot be passed as text: the flag is left out, and the step uses its default, None
         if default is not None or info.is_required():
             value = Parameter(name=field) if info.is_required() else Parameter(name=field, default=to_text(default))
             inputs.append(value)
@@ -66,14 +66,14 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
         path = f"/tmp/outputs/{field}"
         if is_artifact(info):
-            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if looped else field)
+            object_key = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if in_loop else field)
             outputs.append(S3Artifact(name=field, path=path, key=object_key, archive=NoneArchiveStrategy()))
         else:
             outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
     if needs_task_name(module):
         inputs.append(Parameter(name=TASK))
     env: list[Any] = []
-    if hasattr(definition, "REUSE") and not looped:
+    if hasattr(definition, "REUSE") and not in_loop:
         args += [f"--entry={{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}", f"--reuse={reuse()}"]
         env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
     return Container(
@@ -98,7 +98,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
 
 
 def restrict(templates: Iterable[Any]) -> None:
-    """Set the security contexts that PodSecurity `restricted` requires on plain Hera templates that have none."""
+    """Give plain Hera templates the security contexts that PodSecurity `restricted` requires, unless already set."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)

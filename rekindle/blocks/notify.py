@@ -9,14 +9,14 @@ from rekindle.blocks.pod import environment
 from rekindle.notify import SECRET, NotifyConfig
 from rekindle.step import to_text
 
-PHASES = ("Succeeded", "Failed", "Errored")  # final phases of the preceding task: the notification is always sent
+PHASES = ("Succeeded", "Failed", "Errored")  # final phases of a task: a task that follows all of them always runs
 NOTIFY = "steps.monitoring.notify"
 
 
 def notification(name: str, notify: Container, config: NotifyConfig, inputs: Mapping[str, str]) -> DAG:
     """Return a DAG with one task of the template `notify`: a task cannot have both `continueOn` and `depends`.
 
-    `inputs` are added to the inputs of the step that the config has.
+    The inputs of the task are the fields of `config`, and `inputs`.
     """
     notify.env_from = [m.EnvFromSource.model_validate(source) for source in environment(SECRET)]
     arguments = {field: to_text(value) for field, value in dict(config).items()} | dict(inputs)

@@ -29,7 +29,7 @@ RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }  # required by the PodSecurity standard `restricted`
-CONTAINER_SECURITY = {  # the order matters: it is part of the hash that identifies servers
+CONTAINER_SECURITY = {  # the order of the fields is part of the hash that identifies servers
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -96,8 +96,8 @@ def affinity(pod: "PodConfig") -> Manifest:
     if not pod.avoid:
         return {}
     excluded_labels = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
-    required = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    node_selector = {"nodeSelectorTerms": [{"matchExpressions": excluded_labels}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_selector}}
 
 
 def tolerations(pod: "PodConfig") -> list[Manifest]:
@@ -114,7 +114,7 @@ def pod_spec(
     labels: Mapping[str, str] = OF_WORKFLOW,
     **spec_fields: Any,
 ) -> Manifest:
-    """Return a PodSpec without access to the Kubernetes API; `labels`: labels of its pods."""
+    """Return a PodSpec without access to the Kubernetes API; `labels`: labels of the pods."""
     spread_constraint = {
         "maxSkew": 1,
         "whenUnsatisfiable": "ScheduleAnyway",
@@ -137,5 +137,5 @@ def pod_spec(
 
 
 def labels(name: str) -> dict[str, str]:
-    """Return the labels of the workflow of the pipeline `name`; commands find runs by them."""
+    """Return the labels of the workflow of the pipeline `name`; commands find runs by these labels."""
     return {"app.kubernetes.io/part-of": "rekindle", "app.kubernetes.io/name": name}

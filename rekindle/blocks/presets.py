@@ -19,7 +19,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def find(name: str, setting: str, available: Mapping[str, Any]) -> Any:
     """Return the preset called `name`; `setting` is the config key that selected it, for errors.
 
-    Raises ValueError with a suggestion if it does not exist.
+    Raises ValueError with a suggestion if the preset does not exist.
     """
     if name not in available:
         if reason := presets()["refused"].get(name):
@@ -34,8 +34,10 @@ def merge_mappings(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            current = result.get(key)
-            if isinstance(current, list) and isinstance(value, list):
-                value = current + [item for item in value if item not in current]
-            result[key] = current | value if isinstance(current, dict) and isinstance(value, dict) else value
+            earlier_value = result.get(key)
+            if isinstance(earlier_value, list) and isinstance(value, list):
+                value = earlier_value + [item for item in value if item not in earlier_value]
+            result[key] = (
+                earlier_value | value if isinstance(earlier_value, dict) and isinstance(value, dict) else value
+            )
     return result

@@ -1,4 +1,4 @@
-"""Rewrites the references of a task to outputs of other tasks for the task's DAG, and adds dependencies."""
+"""Rewrites references to outputs of other tasks so that they are valid in a task's DAG, and adds dependencies."""
 
 import re
 from typing import Any
@@ -42,7 +42,7 @@ class References:
         return value
 
     def _depend_on(self, scope: Scope, producer: tuple[Scope, str], needed: list[str]) -> None:
-        """Let a task in `scope` depend on `producer`. In their innermost common DAG, a group stands for its tasks."""
+        """Let a task in `scope` depend on `producer`. A group stands for its tasks in outer DAGs."""
         names: dict[Scope, str] = {}  # DAG → the task in it that is or contains the producer
         name = producer[1]
         for outer in producer[0].path():
@@ -95,7 +95,7 @@ class References:
         if owner is None:
             names = {other.name for other in path[-1].dag.tasks}
             dag = next((s.dag.name for s in self.scopes.values() if task in s.predecessors), None)
-            hint = f" {task} is in {dag}: use it there." if dag else did_you_mean(task, names)
+            hint = f" {task} is in {dag}: use its outputs in {dag}." if dag else did_you_mean(task, names)
             refuse(f'the DAG {path[-1].dag.name} has no task "{task}" before this one.{hint}')
         self._depend_on(scope, (owner, task), needed)
         value = match[0]

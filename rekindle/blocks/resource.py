@@ -48,9 +48,10 @@ def apply(
     flags: list[str] | None = None,
     retry: RetryStrategy,
 ) -> Resource:
-    """Apply `manifest` and wait for `success` or one of `failure`; an `owned` object is deleted with the workflow.
+    """Return a template that applies `manifest` and waits for the condition `success` or one of `failure`.
 
-    If the pod that waits is lost, its replacement applies the unchanged object and waits again: nothing starts twice.
+    An `owned` object is deleted with the workflow. If the pod that waits is lost, its replacement applies the unchanged
+    object and waits again: nothing starts twice.
     """
     return Resource(
         name=name,
@@ -73,7 +74,7 @@ def arguments(template: Resource, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def delete(name: str, retry: RetryStrategy) -> Resource:
-    """Delete the object given by the inputs `kind` and `object` if it exists.
+    """Return a template that deletes the object given by the inputs `kind` and `object`, if the object exists.
 
     The deletion is in the foreground: otherwise a new job of the same name would adopt the pods of the old job.
     """

@@ -35,7 +35,7 @@ class Scope:
     order: dict[str, int] = field(default_factory=dict)  # block → its position in the order of creation
 
     def path(self) -> Iterator["Scope"]:
-        """Yield this DAG, then the outer ones."""
+        """Yield this DAG, then each outer DAG."""
         scope: Scope | None = self
         while scope:
             yield scope
@@ -48,14 +48,14 @@ class Scope:
     def add_dependencies(self, task: str, needed: Iterable[str]) -> str | None:
         """Let `task` depend on `needed`; return Argo's `depends`, without transitive dependencies."""
         names = list(dict.fromkeys(needed))
-        direct = [name for name in names if not any(self._precedes(name, other) for other in names if other != name)]
+        direct = [name for name in names if not any(self._precedes(name, later) for later in names if later != name)]
         self.predecessors[task] = direct
         self.order.setdefault(task, len(self.order))
         return " && ".join(direct) or None
 
-    def _precedes(self, name: str, other: str) -> bool:
-        """Return whether `other` depends on `name`, directly or not. Blocks depend only on blocks created earlier."""
-        lowest, seen, pending = self.order.get(name, 0), {other}, [other]
+    def _precedes(self, name: str, successor: str) -> bool:
+        """Return whether `successor` depends on `name`, also indirectly: blocks depend only on earlier blocks."""
+        lowest, seen, pending = self.order.get(name, 0), {successor}, [successor]
         while pending:
             for earlier in self.predecessors.get(pending.pop(), ()):
                 if earlier == name:

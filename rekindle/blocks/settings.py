@@ -1,4 +1,4 @@
-"""The `cluster:` section of a config: settings for Kubernetes. A run on this machine ignores all of it."""
+"""The `cluster:` section of a config: settings for Kubernetes. A run on this machine ignores this section."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +32,7 @@ class PodConfig(Section):
     disk: str = Field("2Gi", pattern=MEMORY, description="local disk request and size limit of /tmp, such as 20Gi")
     gpus: int = Field(0, ge=0, description="number of NVIDIA GPUs")
     gpu_resource: str = Field(
-        "nvidia.com/gpu", description="resource name of a GPU or a part of one, such as nvidia.com/mig-1g.10gb"
+        "nvidia.com/gpu", description="resource name of a GPU or of a part of a GPU, such as nvidia.com/mig-1g.10gb"
     )
     node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes to run on")
     preemptible: dict[str, str] = Field(
@@ -54,12 +54,12 @@ class PodConfig(Section):
         60, ge=1, description="pods of jobs: seconds from SIGTERM to SIGKILL; preemptible nodes may grant less"
     )
     notice: Literal["", "aws", "azure"] = Field(
-        "", description="cloud whose metadata service workers poll for interruption notices; they leave before SIGTERM"
+        "", description="cloud whose notices of interruption the workers poll, so that they leave before SIGTERM"
     )
     deadline_minutes: int = Field(120, ge=1, description="time limit of one attempt, excluding time waiting for nodes")
 
     def on_demand(self) -> "PodConfig":
-        """Return these settings for the leading pod of a job: never on preemptible nodes."""
+        """Return these settings for the leading pod of a job, which never runs on preemptible nodes."""
         nodes = {key: value for key, value in self.node_selector.items() if key not in self.preemptible}
         changes = {"node_selector": nodes, "preemptible": {}, "avoid": self.avoid | self.preemptible}
         return self.model_copy(update=changes)
@@ -69,7 +69,7 @@ SPREADABLE_KINDS = (
     "train",
     "coordinator",
     "serve",
-)  # kinds of pods that can be spread: several pods, or pods of one job
+)  # kinds of pods that can be spread over nodes: each is one of several pods of a job or Deployment
 ON_DEMAND_KINDS = ("coordinator", "executor")  # kinds of pods that must outlive the workers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
@@ -117,7 +117,7 @@ class ClusterConfig(Section):
         "", description="gang scheduler: volcano, coscheduling or kueue (empty: pods of a job start one by one)"
     )
     queue: str = Field("", pattern=LABEL, description="queue of Volcano or Kueue for the jobs: a DNS label")
-    queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: its default)")
+    queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: Kueue's default)")
     harvest: bool = Field(
         False, description="run the workers beyond train.min_workers as extra pods on idle capacity, outside the job"
     )
@@ -167,12 +167,13 @@ class ClusterConfig(Section):
         """Check the settings with their presets when the config is read, not only when it is rendered."""
         if self.restart_job and self.backend != "jobset":
             raise ValueError(
-                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}. Remove one of them"
+                f"cluster.restart_job requires JobSet, but cluster.backend is {self.backend}. Remove one of these "
+                "settings"
             )
         if self.harvest_priority and not self.harvest:
             raise ValueError(
-                f"cluster.harvest_priority is {self.harvest_priority}, but cluster.harvest is off. Set it to true, or "
-                "remove the priority"
+                f"cluster.harvest_priority is {self.harvest_priority}, but cluster.harvest is off. Set cluster.harvest "
+                "to true, or remove the priority"
             )
         if self.harvest and self.gang not in ("", "kueue"):
             raise ValueError(
@@ -181,8 +182,8 @@ class ClusterConfig(Section):
             )
         if self.queue_priority and self.gang != "kueue":
             raise ValueError(
-                f"cluster.queue_priority is {self.queue_priority}: it is for Kueue. Set cluster.gang to kueue, or use "
-                "cluster.pods.train.priority_class, the PriorityClass of the pods"
+                f"cluster.queue_priority is {self.queue_priority}: only Kueue has such priorities. Set cluster.gang to "
+                "kueue, or use cluster.pods.train.priority_class, the PriorityClass of the pods"
             )
         if self.gang and "labels" in find(self.gang, "cluster.gang", presets()["gang"]) and not self.queue:
             raise ValueError(f"cluster.gang is {self.gang}: it requires cluster.queue, the name of the queue")
@@ -194,7 +195,7 @@ class ClusterConfig(Section):
             if pod.gpus > 1 and is_shared:
                 raise ValueError(
                     f"cluster.pods.{name}.gpus is {pod.gpus}: a pod can have only one {pod.gpu_resource}, which is a "
-                    "part of a GPU. Set it to 1, and start more workers"
+                    "part of a GPU. Set gpus to 1, and start more workers"
                 )
             # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
             if name == "train" and pod.node_selector.get(SHARING) == "mps":

@@ -1,7 +1,7 @@
 """A shared volume that caches datasets: only the first pod downloads a dataset from S3 (`cluster.cache`).
 
 A dataset is stored under its digest, written under a lock and renamed when complete (rekindle/training/data.py), so
-pods of several runs can share the volume. A lost volume costs a download; results are never stored there.
+pods of several runs can share the volume. A lost volume costs a download; it never holds results.
 """
 
 from typing import Any

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import cached
 
-ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
-NUMBERS = {float: "asFloat", int: "asInt"}  # conversions in Argo's expressions, where every parameter is text
-MAX_SHOWN = 100  # maximum number of characters of a value in a message
+ENGINE_PATHS = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
+# conversion functions of Argo's expressions, where every parameter is text
+NUMBER_FUNCTIONS = {float: "asFloat", int: "asInt"}
+MAX_VALUE_CHARS = 100  # maximum number of characters of a value in a message
 LINE: ContextVar[str] = ContextVar("line", default="")  # line of the task that is checked now, see `blame`
 
 
@@ -33,7 +34,7 @@ def line() -> str:
     if LINE.get():
         return LINE.get()
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(ENGINE):
+    while frame.f_back and frame.f_code.co_filename.startswith(ENGINE_PATHS):
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
@@ -55,7 +56,7 @@ def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
 
 
 class Condition:
-    """An expression over outputs, for `when`; combine with `&`, `|` and `~`, each operand in parentheses."""
+    """An expression over outputs, for `when`; `&`, `|` and `~` combine conditions, each of them in parentheses."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -111,7 +112,7 @@ class Value(str):
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
 
     def __bool__(self) -> bool:
-        if sys._getframe(1).f_code.co_filename.startswith(ENGINE):
+        if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
             return True  # Hera tests for empty text; a template tag is not empty
         refuse(f"the value of {self.name} is known only at run time: pass a comparison as `when=`, instead of `if`.")
 
@@ -119,27 +120,27 @@ class Value(str):
         return (get_origin(self.kind) or self.kind) is dict
 
     def _compare(self, sign: str, other: Any) -> Any:
-        function = NUMBERS.get(self.kind)
+        function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other, (str, int, float)):
             return NotImplemented  # Hera compares arguments with its own sentinels
-        if isinstance(other, Value) and (other.kind in NUMBERS) is not bool(function):
+        if isinstance(other, Value) and (other.kind in NUMBER_FUNCTIONS) is not bool(function):
             refuse(f"{self.name} and {other.name} cannot be compared: one is a number, the other is not.")
         elif isinstance(other, Value):
-            right = f"{function}({other.expression})" if function else other.expression
+            right_operand = f"{function}({other.expression})" if function else other.expression
         elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
-            right = repr(other)
+            right_operand = repr(other)
         elif isinstance(other, bool):
-            right = f"'{str(other).lower()}'"
+            right_operand = f"'{str(other).lower()}'"
         elif isinstance(other, str) and not function:
             if get_origin(self.kind) is Literal and other not in (words := get_args(self.kind)):
                 hint = did_you_mean(other, set(words)) or f" Possible values: {', '.join(words)}."
                 refuse(f'{self.name} is never "{other}".{hint}')
-            right = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            right_operand = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
             kind = "a number" if function else "a mapping" if self._is_mapping() else "text"
             hint = f' Compare one of its values, as in {self.name}["KEY"].' if kind == "a mapping" else ""
             refuse(f"{self.name} is {kind}: it cannot be compared with {other!r}.{hint}")
-        return Condition(f"{f'{function}({self.expression})' if function else self.expression} {sign} {right}")
+        return Condition(f"{f'{function}({self.expression})' if function else self.expression} {sign} {right_operand}")
 
     def __eq__(self, other: Any) -> Any:
         return self._compare("==", other)
@@ -176,9 +177,9 @@ def check_condition(label: str, value: Any) -> Any:
 
 def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
     """Return an output of `task` or, if the task is cached, of the earlier run; `run_id` is never reused."""
-    other = f"('{experiment}/' + workflow.name)" if value.name == "run_id" else cached(task, value.name)
+    reused_value = f"('{experiment}/' + workflow.name)" if value.name == "run_id" else cached(task, value.name)
     # not `??`: Argo before 3.7.16 and 4.0.7 would not replace the template tag of a skipped task
-    return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {other})")
+    return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {reused_value})")
 
 
 class Stored(S3Artifact):
@@ -226,7 +227,7 @@ class Block(Task):
 
     outputs: Outputs
     inputs: dict[str, Any]
-    predecessor: "Block | None" = None  # the block whose outputs this one uses
+    predecessor: "Block | None" = None  # the block whose outputs this block uses
 
     def follow(self, predecessor: "Block") -> "Block":
         """Set the predecessor, whose outputs this block uses; return this block."""
@@ -240,7 +241,7 @@ class Block(Task):
 
 
 def resolve(block: Any, name: str) -> Any:
-    """Return `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
+    """Return the value called `name` from the outputs or inputs of `block` or, failing that, of its predecessors."""
     if not isinstance(block, Block):
         refuse(f"{describe(block)} is not a block: pass the task that a block returned, such as blocks.prepare().")
     current: Block | None = block
@@ -251,11 +252,11 @@ def resolve(block: Any, name: str) -> Any:
             return current.inputs[name]
         current = current.predecessor
     hint = did_you_mean(name, set(dir(block.outputs)))
-    refuse(f'{block.name} does not provide "{name}", which is needed here: pass it as {name}=...{hint}')
+    refuse(f'{block.name} does not provide "{name}", which is required: pass it as {name}=...{hint}')
 
 
 def resolve_missing(block: "Block", inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Resolve the `names` that are not in `inputs`."""
+    """Return the values of the `names` that are not in `inputs`, from `block` or its predecessors."""
     return {name: resolve(block, name) for name in names if name not in inputs}
 
 
@@ -271,8 +272,8 @@ def describe(value: Any) -> str:
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     text = " ".join(repr(value).split())
     if isinstance(value, str):
-        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} .."
-    return f"a {type(value).__name__}" if isinstance(value, BaseModel) or len(text) > MAX_SHOWN else text
+        return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} .."
+    return f"a {type(value).__name__}" if isinstance(value, BaseModel) or len(text) > MAX_VALUE_CHARS else text
 
 
 def to_expression(path: str) -> str:

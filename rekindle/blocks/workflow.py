@@ -65,7 +65,7 @@ class Pipeline(References):
         return {metric.name for metric in load_workload(self.config.workload).metrics}
 
     def scope(self) -> Scope:
-        """Return the DAG whose `with` is active. Raises WiringError outside of one."""
+        """Return the DAG whose `with` is active. Raises WiringError outside of a DAG."""
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
             refuse(
@@ -75,15 +75,15 @@ class Pipeline(References):
         return self.scopes.setdefault(id(dag), Scope(dag))
 
     def name(self, requested: str, default: str) -> str:
-        """Reserve the name of a new task: `requested`, or the default with its group's name or a number.
+        """Reserve the name of a new task: `requested` or, if empty, `default`, with a suffix or number if necessary.
 
-        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, it gets this name only if the
-        name `release` is already in use.
+        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release` is called
+        `release-wide` only if the name `release` is already in use.
         """
         if requested and not (isinstance(requested, str) and NAME.fullmatch(requested)):
             refuse(f'the task name "{requested}" is invalid: use lower-case letters, digits and hyphens (train-wide).')
         if requested in self.names:
-            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another one.')
+            refuse(f'the task name "{requested}" is already in use: task names must be unique. Choose another name.')
         group, suffix = self._group()
         default += suffix if suffix not in default else ""
         name = requested or default
@@ -110,18 +110,18 @@ class Pipeline(References):
             name = f"{requested}-{number}"
         return name
 
-    def container(self, module: str, kind: str, looped: bool) -> Container:
-        """Return the template of a step; its tasks share it."""
-        key = (module, kind, looped)
+    def container(self, module: str, kind: str, in_loop: bool) -> Container:
+        """Return the template of a step, which all tasks of the step share."""
+        key = (module, kind, in_loop)
         if key not in self.templates:
             self.kinds.add(kind)
             cluster = self.config.cluster
             name = self.template_name(short_name(module))
-            self.templates[key] = container(name, module, cluster, cluster.pod(kind), looped)
+            self.templates[key] = container(name, module, cluster, cluster.pod(kind), in_loop)
         return self.templates[key]
 
     def job_name(self, task: str, max_length: int = 53) -> str:
-        """Return the name of the object that `task` applies. Raises WiringError if its pods' names are too long."""
+        """Return the name of the object that `task` applies. Raises WiringError if the name is too long for pods."""
         limit = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task) > limit:
             refuse(f'the task name "{task}" must have at most {limit} characters: the names of its pods contain it.')
@@ -135,7 +135,7 @@ class Pipeline(References):
         options: Mapping[str, Any] | None = None,
         after: Iterable[str] = (),
     ) -> Block:
-        """Add a task to the active DAG; it depends on the tasks in its inputs and options, and on `after`."""
+        """Add a task to the active DAG; it depends on `after`, and on the tasks whose outputs it uses."""
         scope, needed = self.scope(), [after] if isinstance(after, (str, Task)) else [*after]
         needed = [task.name if isinstance(task, Task) else task for task in needed]
         if missing := [task for task in needed if not scope.contains(task)]:
@@ -227,7 +227,7 @@ CURRENT: ContextVar[Pipeline | None] = ContextVar("pipeline", default=None)
 
 
 def current() -> Pipeline:
-    """Return the pipeline whose `with` is active. Raises WiringError outside of one."""
+    """Return the pipeline whose `with` is active. Raises WiringError outside of a pipeline."""
     pipeline = CURRENT.get()
     if pipeline is None:
         refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
@@ -238,7 +238,8 @@ def current() -> Pipeline:
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     """Return a Workflow with Rekindle's defaults; tasks created in its `with` belong to its DAG `main`.
 
-    `options` are fields of Hera's Workflow that override the defaults; labels and arguments are added to them.
+    `options` are fields of Hera's Workflow that override the defaults; its labels and arguments are added to
+    the default ones.
     """
     if not hasattr(config, "cluster"):
         refuse(f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of build(config).")
@@ -258,9 +259,13 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
     labels = pods.labels(config.name) | options.pop("labels", {})
-    more = options.pop("arguments", [])
-    more = [Parameter(name=name, value=more[name]) for name in more] if isinstance(more, Mapping) else [*more]
-    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *more]
+    parameters = options.pop("arguments", [])
+    parameters = (
+        [Parameter(name=name, value=parameters[name]) for name in parameters]
+        if isinstance(parameters, Mapping)
+        else [*parameters]
+    )
+    arguments = [*(Parameter(name=name, value="") for name in RESERVED_PARAMETERS), *parameters]
     with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(defaults | options)) as workflow:
         pipeline = Pipeline(config, workflow)
         token = CURRENT.set(pipeline)
@@ -296,7 +301,7 @@ def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> It
 
 @contextmanager
 def at_exit() -> Iterator[None]:
-    """Tasks created in this context run at the end of the workflow, whether it succeeded or failed.
+    """Run the tasks created in this context at the end of the workflow, whether it succeeded or failed.
 
     The tag `{{workflow.status}}` has the outcome.
     """
@@ -320,15 +325,15 @@ def step(
     if not isinstance(pod, str):
         refuse(f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train.")
     options = {name: more.pop(name) for name in OPTIONS if name in more}
-    looped = any(options.get(name) is not None for name in LOOPS)
+    in_loop = any(options.get(name) is not None for name in LOOPS)
     name = pipeline.name(task, short_name(module))
     values = {**(inputs or {}), **more}
     reject_unknown(name, values, fields := definition.Inputs.model_fields, (*OPTIONS, *ARGUMENTS))
     arguments = validate_inputs(name, values, fields)
     is_known_early = "when" not in options and "{{" not in str(values.get("experiment"))
-    cacheable = hasattr(definition, "REUSE") and not looped and is_known_early
+    cacheable = hasattr(definition, "REUSE") and not in_loop and is_known_early
     options |= pipeline.reuse(name) if cacheable else {}
-    template = pipeline.container(module, pod or short_name(module), looped)
+    template = pipeline.container(module, pod or short_name(module), in_loop)
     unchanged = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
     texts = {field: unchanged.get(field) or to_text(value) for field, value in arguments.items()}
     texts |= {TASK: name} if needs_task_name(module) else {}
@@ -336,13 +341,13 @@ def step(
     scope = pipeline.scope()
     outputs: dict[str, Any] = {}
     for field_name, info in definition.Outputs.model_fields.items():
-        if looped and is_artifact(info):
+        if in_loop and is_artifact(info):
             continue  # Argo cannot pass the artifacts of a loop to other tasks
         if is_artifact(info):
             object_key = (cached_key if cacheable else key)(name, field_name)
             outputs[field_name] = Stored.from_key(field_name, object_key, (scope, name))
             continue
-        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
+        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if in_loop else info.annotation
         outputs[field_name] = value = Value(field_name, path, kind)
         if cacheable:
             outputs[field_name] = self_or_cached(value, name, values.get("experiment"))

@@ -1,4 +1,4 @@
-"""Identity of a step's code: its modules, the modules of the project and of Rekindle that they import, all packages.
+"""Identity of a step's code: all installed packages, and the modules of project and Rekindle that the step imports.
 
 Imports inside functions count, too. If a pod's image is pinned by digest, the digest is the identity.
 """
@@ -19,7 +19,7 @@ IMAGE = "REKINDLE_IMAGE"  # environment variable with the pod's image
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name; "" if it has only a tag, which may be moved to another image."""
+    """Return the digest in an image's name; "" if the name has only a tag, which may be moved to another image."""
     return image.partition("@")[2]
 
 
@@ -69,7 +69,7 @@ def _sha256(path: Path) -> str:
 
 
 def _file(name: str, roots: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `roots`; None if it is an installed package."""
+    """Return the file of a module below `roots`; None if the module is in an installed package."""
     path = Path(*name.split("."))
     for root in roots:
         for file in (root / path / "__init__.py", root / path.with_suffix(".py")):

@@ -1,8 +1,8 @@
 """Cache entries: one object per key in the object store, below `cache/`.
 
-An entry refers to the artifacts of the task that computed it; they are not copied. An entry is valid only while all
-its artifacts exist with their recorded sizes: an entry may be written before they are uploaded, and pruning the run
-invalidates it.
+An entry refers to the artifacts of the task that computed it; the artifacts are not copied. An entry is valid only
+while all its artifacts exist with their recorded sizes: an entry may be written before its artifacts are uploaded, and
+`rekindle prune` may delete them.
 """
 
 import json
@@ -28,7 +28,7 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Entry:
-    """The outputs of one step: `outputs` as text; `artifacts` with the sha256, files and bytes of each."""
+    """The outputs of one step: `outputs` as text; `artifacts` with their sha256 and numbers of files and bytes."""
 
     key: str
     at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
@@ -36,7 +36,7 @@ class Entry:
     artifacts: dict[str, dict[str, Any]]
     facts: dict[str, Any]  # the key is a hash of these values
     seconds: float  # duration of the step
-    made: float = field(default_factory=time.time)  # Unix time in seconds
+    made: float = field(default_factory=time.time)  # Unix time of the entry, in seconds
 
     @property
     def workflow(self) -> str:
@@ -54,7 +54,7 @@ def find(store: "Store", key: str, days: float = VALID_DAYS) -> Entry | None:
 
 
 def record(store: "Store", entry: Entry) -> bool:
-    """Write an entry unless a valid one exists; True if it was written. Raises StorageError."""
+    """Write an entry unless a valid one exists; return True if it was written. Raises StorageError."""
     object_key, data = _object_key(entry.key), json.dumps(asdict(entry)).encode()
     try:
         store.put(object_key, data, if_absent=True)
@@ -98,12 +98,12 @@ def read(store: "Store", key: str) -> Entry | None:
     """Return the entry of `key`, valid or not. Raises StorageError."""
     try:
         return Entry(**json.loads(store.get(_object_key(key))))
-    except (NotFound, ValueError, TypeError):  # the entry is missing, or was written by another version
+    except (NotFound, ValueError, TypeError):  # the entry is missing, or another version of Rekindle wrote it
         return None
 
 
 def reason_invalid(entry: Entry, size: Callable[[str], tuple[int, int]], days: float = VALID_DAYS) -> str:
-    """Return why an entry is invalid; "" if it is valid. `size` returns the files and bytes of an artifact."""
+    """Return why an entry is invalid, or "". `size` returns the numbers of files and bytes of an artifact."""
     if time.time() - entry.made > days * DAY_S:
         return f"older than {days:g} days"
     for name, recorded_size in entry.artifacts.items():
@@ -119,7 +119,7 @@ def _size(store: "Store", artifact: str) -> tuple[int, int]:
 
 
 def result_or_none(call: Any, *arguments: Any) -> Any:
-    """Return the result of a function; None if the object store is unavailable: then every step is computed."""
+    """Return the result of a function, or None if the object store is unavailable, so that every step runs."""
     try:
         return call(*arguments)
     except StorageError:
@@ -127,14 +127,15 @@ def result_or_none(call: Any, *arguments: Any) -> Any:
 
 
 class Lookup:
-    """Looks up the entries of `tasks` tasks; for many tasks it uses one listing and an index of the previous lookup.
+    """Looks up the entries of `tasks` tasks; for many tasks, with one listing and an index of the previous lookup.
 
-    The index is a copy: an entry in it is used only if the ETag of its object is unchanged. Methods raise StorageError.
+    The index has copies of entries: a copy is used only if the ETag of the entry is unchanged. Methods raise
+    StorageError.
     """
 
     def __init__(self, store: "Store", tasks: int) -> None:
         self.store, self.is_bulk = store, tasks >= BULK_TASKS
-        self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → files and bytes
+        self.sizes: dict[str, dict[str, tuple[int, int]]] = {}  # run → RUN/TASK/ARTIFACT → numbers of files and bytes
         if self.is_bulk:
             self.etags = {item.key.removeprefix(FOLDER): item.etag for item in store.list(FOLDER)}
             self.index = self._read_index()
@@ -164,7 +165,7 @@ class Lookup:
     def _read_index(self) -> dict[str, tuple[str, Entry]]:
         try:
             return {key: (etag, Entry(**entry)) for key, (etag, entry) in json.loads(self.store.get(INDEX_KEY)).items()}
-        # the index is missing, or was written by another version
+        # the index is missing, or another version of Rekindle wrote it
         except (Conflict, StorageError, ValueError, TypeError, AttributeError):
             return {}
 

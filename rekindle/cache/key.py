@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownKey(RekindleError):
-    """The cache key of a step cannot be computed here; the text is the reason."""
+    """The cache key of a step cannot be computed; the message is the reason."""
 
 
 Facts = dict[str, Any]
@@ -55,17 +55,17 @@ def facts(
 
 
 def key(facts: Facts) -> str:
-    """Return the sha256 of facts."""
+    """Return the sha256 of `facts`."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) -> str:
-    """Return a digest of the data at a path or s3:// URI; for a generator (simulate://) the URI. Raises UnknownKey."""
+    """Return a digest of the data at a path or s3:// URI; of a generator (simulate://), the URI. Raises UnknownKey."""
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         prefix = parts.path.lstrip("/")
-        listed = bucket(parts.netloc).list(prefix)
-        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in listed]
+        objects = bucket(parts.netloc).list(prefix)
+        entries = [[entry.key.removeprefix(prefix), entry.size, entry.etag] for entry in objects]
         if not entries:
             raise UnknownKey(f"{uri} does not exist")
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
@@ -75,7 +75,7 @@ def content(uri: str, is_local: bool = True, bucket: OpenBucket = _open_bucket) 
         return uri
     path = Path(uri.removeprefix("file://"))
     if not is_local:
-        raise UnknownKey(f"{path} is a path in the pod and cannot be read from here")
+        raise UnknownKey(f"{path} is a path in the pod and cannot be read from this machine")
     if not path.exists():
         raise UnknownKey(f"{path} does not exist")
     return digest(path)["sha256"]

@@ -35,7 +35,7 @@ RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs o
 
 @dataclass(frozen=True)
 class CacheResult:
-    """The cached result of a task, or the reason why it has to run."""
+    """The cached result of a task, or the reason why the task has to run."""
 
     task: str
     entry: entries.Entry | None
@@ -61,7 +61,7 @@ def look_up(
     on_cluster: bool,
     bucket: OpenBucket | None = None,
 ) -> list[CacheResult]:
-    """Look up each reusable task, in the order of the manifest. Raises StorageError."""
+    """Look up the cached result of each reusable task, in the order of the manifest. Raises StorageError."""
     parameter_values = _parameters(manifest) | dict(parameters)
     cached: dict[str, Any] = json.loads(parameter_values.get(CACHED) or "{}")
     templates = {template["name"]: template for template in _spec(manifest).get("templates", [])}
@@ -90,7 +90,7 @@ def look_up(
 
 
 def parameter(manifest: Mapping[str, Any], results: list[CacheResult], reuse: bool = True) -> str:
-    """Return the value of the workflow parameter CACHED; without `reuse`, the value that makes every task compute."""
+    """Return the value of the workflow parameter CACHED; without `reuse`, the value that makes every task run."""
     value: dict[str, Any] = json.loads(_parameters(manifest)[CACHED])
     for result in results if reuse else []:
         if entry := result.entry:
@@ -143,7 +143,7 @@ def _call(task: Mapping[str, Any], template: Mapping[str, Any], scope: Mapping[s
             flags = (flag[2:].partition("=") for flag in args[first_flag:] if flag.startswith("--") and "=" in flag)
             flag_texts = {name.replace("-", "_"): text for name, _, text in flags if f"--{name}" not in RUNNER_FLAGS}
             return Call(module or args[3], flag_texts, artifacts, container.get("image", ""))
-    raise UnknownKey("it does not run a step")
+    raise UnknownKey("the task does not run a step")
 
 
 def _containers(value: Any) -> Iterator[dict[str, Any]]:
@@ -159,19 +159,19 @@ def _find(
 ) -> CacheResult:
     identity = code.image_digest(call.image) if on_cluster else ""
     if on_cluster and not identity:
-        raise UnknownKey(f"its image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
+        raise UnknownKey(f"the image {call.image} is not pinned by digest: the pod looks up the cache when it starts")
     step = load(call.module)
     rule, fields = step.REUSE, step.Inputs.model_fields
     texts = {name: text for name, text in call.flags.items() if name in fields and not is_artifact(fields[name])}
     for name, text in texts.items():
         if "{{" in text and name not in rule.aside:
-            raise UnknownKey(f"its input {name} is known only at run time")
+            raise UnknownKey(f"the input {name} is known only at run time")
     texts = {name: text for name, text in texts.items() if "{{" not in text or fields[name].is_required()}
     paths = {name: f"/{name}" for name, field in fields.items() if is_artifact(field)}
     inputs: StepInputs = parse(step.Inputs, texts | paths)
     missing_artifacts = [name for name in paths if not digests.get(call.artifacts.get(name, ""))]
     if missing_artifacts:
-        raise UnknownKey(f"its input {missing_artifacts[0]} is known only at run time")
+        raise UnknownKey(f"the input {missing_artifacts[0]} is known only at run time")
     artifacts = {name: digests[call.artifacts[name]] for name in paths}
     cache_key = key(facts(call.module, inputs, artifacts, identity, not on_cluster, bucket))
     entry = lookup.find(cache_key)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RUN_ID = "run_id"  # the only output that is never reused: each run has its own MLflow run
-REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs it reused
+REUSED_FROM = "cached"  # object below RUN/TASK that names the run and task whose outputs were reused
 
 
 def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
-    """Run a step as `rekindle.step.execute`, or reuse cached outputs. Without a usable cache, the step is run."""
+    """Reuse cached outputs or, without a usable cache, run the step like `rekindle.step.execute`."""
     task = getattr(options, "entry", "")  # RUN/TASK
     if not task or not os.environ.get("S3_BUCKET"):
         return step.execute(module, inputs, targets, options)

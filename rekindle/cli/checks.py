@@ -60,8 +60,8 @@ def config(source: Source, key: str | None, as_json: bool) -> None:
         return
     width = max(len(path) for path, _, _ in rows)
     for path, value, origin in rows:
-        shown = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{path:{width}}  {shown:24}  {origin}")
+        value_text = value if isinstance(value, str) else json.dumps(value)
+        click.echo(f"{path:{width}}  {value_text:24}  {origin}")
 
 
 def _explain(source: Source, key: str, as_json: bool) -> None:
@@ -108,14 +108,14 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 @command
 @configured
 @click.option("--rows", type=click.IntRange(0), default=1000, show_default=True,
-              help="Number of rows at the start of the data to use; 0: all.")  # fmt: skip
+              help="Number of rows to use, from the start of the data; 0: all rows.")  # fmt: skip
 @output_option("text", "json")
 def check(source: Source, rows: int, as_json: bool) -> int:
     """Try a workload on a few rows, in seconds.
 
     The command runs `prepare`, one training step, predictions and metrics, and prints the batch, the model, the memory
     of the training state and the FLOPs of a step. All of the data is used if its first rows cannot be separated
-    (`first_rows` of the workload's Data). Exit codes: 0 no error, 2 an error.
+    from the rest (`first_rows` of the workload's Data). Exit codes: 0 no error, 2 an error.
 
     Example:
       rekindle check configs/digits.yaml
@@ -133,9 +133,7 @@ def check(source: Source, rows: int, as_json: bool) -> int:
 
 @command
 @configured
-@click.option(
-    "--cluster", is_flag=True, help="Check a namespace of a cluster instead, as `rekindle platform check` does."
-)
+@click.option("--cluster", is_flag=True, help="Check a namespace of a cluster, as `rekindle platform check` does.")
 @cluster_options
 @output_option("text", "json")
 def doctor(source: Source, cluster: bool, target: Target, as_json: bool) -> int:

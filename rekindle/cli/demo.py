@@ -23,14 +23,14 @@ def demo() -> None:
 @click.option("--seconds-between", type=click.FloatRange(0), default=3, show_default=True,
               help="Time between attacks, in seconds.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Number of training steps.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of victims.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random choice of attacks.")
 @output_option("text", "json")
 def chaos(workers: int, seconds_between: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
     A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
-    killed, stopped and terminated. Exit codes: 0 the weights of both have the same sha256, 1 they differ, 130 stopped
-    by Ctrl-C.
+    killed, stopped and terminated. Exit codes: 0 the weights of both trainings have the same sha256, 1 they
+    differ, 130 stopped by Ctrl-C.
 
     Example:
       rekindle demo chaos --workers 4

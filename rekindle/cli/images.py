@@ -29,8 +29,8 @@ def build(name: builder.Name, flags: tuple[str, ...], tag: str, push: bool, inse
 
     NAME: `train` can run every step and serve, `serve` can only serve, `mlflow` is the MLflow server, `project` is
     built from the Dockerfile of the current project, on top of `train`. Arguments after -- are passed to the builder.
-    A pushed image is printed with its digest: set `cluster.image` to it, so that runs record the exact image. docker
-    pushes without TLS only to localhost and to "insecure-registries" in /etc/docker/daemon.json.
+    A pushed image is printed with its digest: set `cluster.image` to this name, so that runs record the exact image.
+    docker pushes without TLS only to localhost and to "insecure-registries" in /etc/docker/daemon.json.
 
     Example:
       rekindle images build train --tag registry.example.com/rekindle:0.1 --push

@@ -10,7 +10,7 @@ import click
 
 @dataclass(frozen=True)
 class Source:
-    """The values of CONFIG and --set, and of --manifest and --parameter where a command has them."""
+    """The values of CONFIG and --set and, if the command has these options, of --manifest and --parameter."""
 
     config: Path | None
     sets: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Commands that act on a cluster only."""
+"""Commands that act only on a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def submit(
     with errors_as_json(as_json):
         main_manifest, other_objects = source.manifests()
         _print_warnings(main_manifest, source.config or source.manifest, other_objects)
-        for other in other_objects:
-            click.echo(f"note: the {other.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
+        for manifest in other_objects:
+            click.echo(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`", err=True)
         namespace = target.namespace or (main_manifest.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.from_url(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
@@ -83,7 +83,7 @@ def submit(
 
 
 def _print_warnings(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
-    """Print the warnings of `lint`. Raises ConfigError for its errors."""
+    """Print the warnings of `lint`. Raises ConfigError for errors that `lint` finds."""
     from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
@@ -92,7 +92,8 @@ def _print_warnings(manifest: dict[str, Any], file: Path | None, other_objects: 
 
 def _confirm_duplicate(running_workflow: str | None) -> None:
     if running_workflow:
-        remedy = f"follow it with `rekindle status {running_workflow} --cluster --watch`, or start another with --yes."
+        command = f"rekindle status {running_workflow} --cluster --watch"
+        remedy = f"follow it with `{command}`, or start another run with --yes."
         problem = f"{running_workflow} is already running with the same manifest and parameters"
         _confirm(problem, remedy, "Start another run?")
 
@@ -141,7 +142,7 @@ def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool
 
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
-    if suspend is not None:  # changes only the CronWorkflow, not the template
+    if suspend is not None:  # the flag changes only the CronWorkflow, not the template
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):

@@ -77,7 +77,7 @@ def _refuse_other_flags(*allowed_names: str) -> None:
     for param in context.command.params:
         is_given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
         if is_given and param.name not in allowed_names:
-            raise click.UsageError(f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
+            raise click.UsageError(f"--{allowed_names[0]} cannot be combined with {param.opts[-1]}.")
 
 
 @platform.command
@@ -93,7 +93,7 @@ def _refuse_other_flags(*allowed_names: str) -> None:
 def check(source: Source, target: Target, wait: float | None, as_json: bool) -> int:
     """Check everything that a pipeline needs in a namespace.
 
-    The checks range from the API server to S3 access from a pod; objects created for them are deleted. Each failure
+    The checks range from the API server to S3 access from a pod; the objects that they create are deleted. Each failure
     comes with a remedy. CONFIG names the images and priorities to check.
 
     Example:

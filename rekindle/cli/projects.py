@@ -19,7 +19,7 @@ def step(module: str, flags: tuple[str, ...]) -> int:
     """Run a single step, as its pod does.
 
     Each input of MODULE is a flag; --output NAME=PATH writes an output to a file. `rekindle step MODULE --help` lists
-    both.
+    all inputs and outputs.
 
     Example:
       rekindle step steps.prepare --help

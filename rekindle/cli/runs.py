@@ -45,11 +45,11 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool) -> int:
         check_training(valid_config)
 
     with run_output(as_json):
-        workflow, others = source.manifests(begin)
+        workflow, other_objects = source.manifests(begin)
         values = reuse.add_cached(home(), workflow, pairs_of(source.parameters), not no_cache)
         full_status = bool(source.manifest)
         return foreground.run(
-            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=others
+            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )
 
 
@@ -63,8 +63,8 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
     """Resume a run, or the suspended steps of an active run.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
-    status` lists (default: the newest that did not succeed). If the run is active, its suspended steps are resumed.
-    On a cluster NAME is required: failed steps are retried as by `argo retry`, suspended ones are resumed.
+    status` lists (default: the newest run that did not succeed). If the run is active, its suspended steps are resumed.
+    On a cluster, NAME is required: failed steps are retried as by `argo retry`, suspended steps are resumed.
 
     Example:
       rekindle resume
@@ -75,7 +75,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: Cluster | Non
         from rekindle.cluster import workflows
 
         if parameters:
-            raise click.UsageError("-p needs a run on this machine; on a cluster: argo node set NAME -p NAME=VALUE.")
+            raise click.UsageError("-p needs a run on this machine; on a cluster: `argo node set NAME -p NAME=VALUE`.")
         outcome = workflows.resume(cluster, _required(name, "resume"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
@@ -126,11 +126,11 @@ def status(name: str | None, watch: bool, cluster: Cluster | None, as_json: bool
 @cluster_flag
 @output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_json: bool) -> None:
-    """Print the logs of a run: its steps, and its training replicas.
+    """Print the logs of the steps and the training replicas of a run.
 
-    NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
-    object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are missing,
-    stderr shows the cause.
+    NAME defaults to the newest run. STEP selects the steps whose names contain STEP. With -o json, each line is
+    a JSON object. On a cluster, the logs of steps whose pods are gone are read from the object store. If lines are
+    missing, stderr shows the cause.
 
     Example:
       rekindle logs -f
@@ -163,9 +163,9 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
 def explain(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
     """Report losses and recoveries during the training of a run.
 
-    The report shows which workers were lost and when, how soon the others continued, how much work was repeated, and
-    where the time went. NAME defaults to the newest run; the run may be active. On a cluster, a pod reads the object
-    store.
+    The report shows which workers were lost and when, how soon the other workers continued, how much work was
+    repeated, and where the time went. NAME defaults to the newest run; the run may be active. On a cluster, a pod reads
+    the object store.
 
     Example:
       rekindle explain
@@ -204,15 +204,15 @@ def stop(name: str | None, cluster: Cluster | None, as_json: bool) -> None:
 @command
 @click.argument("name", type=Name())
 @click.argument("workers", type=click.IntRange(min=1))
-@click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several.")
+@click.option("--task", default="train", show_default=True, help="Training to scale, if the run has several trainings.")
 @cluster_flag
 @output_option("text", "json")
 def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: bool) -> None:
     """Change the number of workers of run NAME while it trains.
 
-    WORKERS must be from train.min_workers to train.max_workers. Workers join and leave without a restart of the
-    others, and the result is the same, bit for bit. The command scales the workers of the PyTorchJob, or with
-    cluster.harvest the Deployment of additional workers.
+    WORKERS must be from train.min_workers to train.max_workers. Workers join and leave without a restart of
+    other workers, and the result is the same, bit for bit. The command scales the workers of the PyTorchJob or, with
+    cluster.harvest, the Deployment of additional workers.
 
     Example:
       rekindle scale demo-4k2xp 4
@@ -227,5 +227,5 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 def _required(name: str | None, verb: str) -> str:
     """Raise UsageError without a name: in a shared namespace the newest run may be someone else's."""
     if not name:
-        raise click.UsageError(f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists them.")
+        raise click.UsageError(f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists all runs.")
     return name

@@ -88,7 +88,7 @@ def list_entries(as_json: bool) -> None:
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Delete the entries instead of only listing them.")
 def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
-    """Delete cached results that are too old, too many, or whose run was removed.
+    """Delete cached results that are too old, exceed --keep, or belong to a removed run.
 
     Only the cache entries are deleted: artifacts belong to their run, which `rekindle prune` removes.
 
@@ -112,10 +112,10 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 def rollback(name: str, version: str, seconds: float, cluster: Cluster | None, as_json: bool) -> None:
     """Roll model NAME back to an earlier release.
 
-    VERSION is a version of the registered model (default: the one before the champion). The Deployment of an earlier
-    release still exists, with its weights, image, flags and resources: the command starts its pods, makes the version
-    the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it. On a
-    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
+    VERSION is a version of the registered model (default: the version before the champion). The Deployment of an
+    earlier release still exists, with its weights, image, flags and resources: the command starts its pods, makes the
+    version the champion, and switches the traffic to it. If a rollback is interrupted, repeat the command to finish it.
+    On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL locate the record of the champion, and NOTIFY_URL
     receives notifications.
 
     Example:
@@ -184,10 +184,10 @@ def env(as_json: bool) -> None:
 @click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
 @output_option("text", "json")
 def put(path: Path, uri: str | None, as_json: bool) -> None:
-    """Copy a file or folder into the object store, for data.source.
+    """Copy a file or folder into the object store, for use as data.source.
 
-    The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The store is the
-    embedded S3, or S3_ENDPOINT_URL if set.
+    The command prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The object
+    store is the embedded S3, or the store at S3_ENDPOINT_URL if this variable is set.
 
     Example:
       rekindle put payments.csv
@@ -207,7 +207,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
     """Fetch an artifact of run NAME, or list all artifacts of the run.
 
-    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet, the invalid rows.
+    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet with the invalid rows.
 
     Example:
       rekindle get demo-4k2xp

@@ -20,7 +20,7 @@ from rekindle.errors import without_user
 
 Object = dict[str, Any]
 TIMEOUTS_S = (4, 30)  # seconds to connect, and to wait for a response
-WATCH_SECONDS = 45  # duration of one watch request; soon afterwards, a dead connection is detected
+WATCH_SECONDS = 45  # duration of one watch request; 15 s later, a dead connection is detected
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 BACKOFF_S = 0.3  # pause before the second retry of a request; doubled before each further retry
 CONNECTION_LOST = "BrokenOff"  # `reason` of a response that ends too early: retry without a message
@@ -80,7 +80,7 @@ class Cluster:
         return self.call("GET", resource.path(self.namespace, name))
 
     def find(self, resource: Resource, name: str) -> Object | None:
-        """Return the object, None if it does not exist."""
+        """Return the object, or None if it does not exist."""
         try:
             return self.get(resource, name)
         except ApiError as error:
@@ -114,7 +114,7 @@ class Cluster:
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
         """Delete an object if it exists.
 
-        With `propagationPolicy="Foreground"` it exists until all objects that it owns are deleted.
+        With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are deleted.
         """
         try:
             self.call("DELETE", resource.path(self.namespace, name), options)
@@ -155,7 +155,7 @@ class Cluster:
         """Yield ("ADDED" | "MODIFIED" | "DELETED", object) without end, existing objects first.
 
         Resumes after an expired resource version, a server restart and a lost connection; calls `on_lost` while the
-        server is unreachable. Raises ApiError for permanent errors: no permission, no such kind.
+        server is unreachable. Raises ApiError for permanent errors, such as a missing permission or an unknown kind.
         """
         selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
         selectors |= {"labelSelector": labels} if labels else {}
@@ -172,12 +172,12 @@ class Cluster:
                 query = {**selectors, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version,
                          "timeoutSeconds": str(WATCH_SECONDS)}  # fmt: skip
                 for line in self.lines(resource.path(self.namespace), query, WATCH_SECONDS + 15):
-                    kind, changed = _parse_event(line)
+                    kind, obj = _parse_event(line)
                     last_success, pause = time.monotonic(), 0.1
-                    version = changed["metadata"]["resourceVersion"]
+                    version = obj["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
-                        _record_event(known_objects, kind, changed)
-                        yield kind, changed
+                        _record_event(known_objects, kind, obj)
+                        yield kind, obj
             except ApiError as error:
                 if error.code == 410:
                     version = ""
@@ -197,16 +197,16 @@ class Cluster:
     ) -> tuple[str, list[tuple[str, Object]]]:
         """List the objects; returns the resource version and the events since `known_objects`, which is updated."""
         page = self.call("GET", resource.path(self.namespace), query=selectors)
-        current = {listed["metadata"]["uid"]: listed for listed in page["items"] or []}
-        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current]
+        current_objects = {item["metadata"]["uid"]: item for item in page["items"] or []}
+        changes = [("DELETED", known_objects[uid]) for uid in known_objects if uid not in current_objects]
         changes += [
-            ("MODIFIED" if uid in known_objects else "ADDED", listed)
-            for uid, listed in current.items()
+            ("MODIFIED" if uid in known_objects else "ADDED", item)
+            for uid, item in current_objects.items()
             if uid not in known_objects
-            or listed["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
+            or item["metadata"]["resourceVersion"] != known_objects[uid]["metadata"]["resourceVersion"]
         ]
         known_objects.clear()
-        known_objects.update(current)
+        known_objects.update(current_objects)
         return page["metadata"]["resourceVersion"], changes
 
     def _request(
@@ -250,11 +250,11 @@ def _parse_event(line: bytes) -> tuple[str, Object]:
     return event["type"], event["object"]
 
 
-def _record_event(known_objects: dict[str, Object], kind: str, changed: Object) -> None:
+def _record_event(known_objects: dict[str, Object], kind: str, obj: Object) -> None:
     if kind == "DELETED":
-        known_objects.pop(changed["metadata"]["uid"], None)
+        known_objects.pop(obj["metadata"]["uid"], None)
     else:
-        known_objects[changed["metadata"]["uid"]] = changed
+        known_objects[obj["metadata"]["uid"]] = obj
 
 
 def _cause(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Submits through an Argo server, for users who cannot reach the Kubernetes API.
+"""Submits workflows through an Argo server, for users who cannot reach the Kubernetes API.
 
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
@@ -32,20 +32,20 @@ class ArgoServer:
 
     @classmethod
     def from_url(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """Return the server at `url` or ARGO_SERVER, None if neither is set."""
+        """Return the server at `url` or, if `url` is empty, at ARGO_SERVER; None without an address."""
         url = url or os.environ.get("ARGO_SERVER")
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError if it fails."""
+        """Create a workflow. Raises ConfigError if the server rejects the workflow, RekindleError for other errors."""
         self._request("POST", json={"workflow": workflow})
 
     def find_duplicate(self, workflow: Object) -> str | None:
         """Return the name of an active run with the same manifest and parameters, or None."""
-        active = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
-        for running in active.get("items") or []:
-            if same_manifest(running, workflow) and arguments(running) == arguments(workflow):
-                return str(running["metadata"]["name"])
+        active_runs = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
+        for active_run in active_runs.get("items") or []:
+            if same_manifest(active_run, workflow) and arguments(active_run) == arguments(workflow):
+                return str(active_run["metadata"]["name"])
         return None
 
     def _request(self, method: str, **options: Any) -> Object:
@@ -53,7 +53,7 @@ class ArgoServer:
         from requests import RequestException
 
         try:
-            # REQUESTS_CA_BUNDLE would override `verify` of the session
+            # `verify` is an argument, because REQUESTS_CA_BUNDLE would override `verify` of the session
             url = f"{self.address}/api/v1/workflows/{self.namespace}"
             response = self.session.request(method, url, verify=self.verify, **options)
             if response.ok:
@@ -72,7 +72,7 @@ class ArgoServer:
             raise RekindleError(f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one).")
         if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} failed: {message}. Submit again when it works; without "
+                f"the Argo server {self.url} failed: {message}. Submit again when the server works; without "
                 "--argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
         raise ConfigError(f"{self.url} refuses the workflow: {message}")

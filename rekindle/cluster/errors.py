@@ -21,7 +21,8 @@ class BadObject(ApiError, ConfigError):
 
 
 PLATFORM = "`rekindle platform render --namespace {namespace} | kubectl apply -f -`"
-# HTTP status, pattern of the server's message, our message with the groups of the pattern. The first match applies.
+# HTTP status, pattern of the server's message, our message with the groups of the pattern. The first matching rule
+# applies.
 RULES: tuple[tuple[int, str, str], ...] = (
     (401, "", "{server} rejects the credentials of context {context!r}: they are wrong or have expired. Log in "
               "again (your provider's `get-credentials`), or choose another --context."),
@@ -37,8 +38,8 @@ RULES: tuple[tuple[int, str, str], ...] = (
     (404, r'namespaces "(?P<what>[^"]+)" not found',
           "namespace {what} does not exist: create it with " + PLATFORM + ", or choose another --namespace."),
     (404, r"page not found|could not find the requested resource",
-          "{server} does not have the kind {kind}: {owner} is not installed there, or has another version. `rekindle "
-          "doctor --cluster` shows all missing kinds."),
+          "{server} does not have the kind {kind}: {owner} is not installed in the cluster, or has another version. "
+          "`rekindle doctor --cluster` shows all missing kinds."),
     (404, "", "{kind} {name!r} does not exist in namespace {namespace}: `rekindle status --cluster` lists all runs."),
     (409, "already exists", "{kind} {name!r} exists already in namespace {namespace}: delete it, or use another "
           "name (metadata.generateName creates one for each run)."),
@@ -46,7 +47,7 @@ RULES: tuple[tuple[int, str, str], ...] = (
     (413, "", "the object is larger than Kubernetes accepts (about 1.5 MB): split the pipeline or shorten its texts."),
     (500, r'failed calling webhook "(?P<hook>[^"]+)"(?P<what>.*)',
           "the webhook {hook} does not answer{what}. The webhook's pods must run again (`kubectl get pods -A`); "
-          "`rekindle doctor --cluster` checks it."),
+          "`rekindle doctor --cluster` checks the webhook."),
     (500, "request is too large", "the object is larger than etcd accepts (about 1.5 MB): split the pipeline."),
 )  # fmt: skip
 WEBHOOK = re.compile(r'admission webhook "(?P<hook>[^"]+)" denied the request:?\s*(?P<what>.*)', re.DOTALL)

@@ -36,7 +36,7 @@ TOOL_PROBES = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 @dataclass(frozen=True)
 class Image:
-    """A built image; `digest` names it in its registry once it is pushed."""
+    """A built image; `digest` identifies a pushed image in its registry."""
 
     tag: str
     id: str
@@ -49,7 +49,7 @@ class Image:
 
     @property
     def pinned(self) -> str:
-        """The name of exactly this image for a manifest, "" if it is not pushed."""
+        """The name with the digest, for manifests; "" if the image is not pushed."""
         return f"{self.repository}@{self.digest}" if self.digest else ""
 
 
@@ -93,8 +93,12 @@ def _find_tool() -> str:
     for tool, probe in TOOL_PROBES.items():
         if shutil.which(tool) and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
             return tool
-    installed = [tool for tool in TOOL_PROBES if shutil.which(tool)]
-    cause = f"{' and '.join(installed)} fails (is the daemon running?)" if installed else "neither is on the PATH"
+    installed_tools = [tool for tool in TOOL_PROBES if shutil.which(tool)]
+    cause = (
+        f"{' and '.join(installed_tools)} fails (is the daemon running?)"
+        if installed_tools
+        else "neither is on the PATH"
+    )
     raise ConfigError(
         f"images are built with docker or buildah, and {cause}. Install one (apt-get install buildah), start docker or "
         "build on another machine: images/Dockerfile needs only the repository."

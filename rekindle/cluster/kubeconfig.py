@@ -1,4 +1,4 @@
-"""Finds the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the pod this runs in.
+"""Finds the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the current pod.
 
     settings, context, namespace = load(None)    # for the kubernetes client; names of the context and its namespace
 
@@ -26,10 +26,10 @@ INVALID_FILE_ERRORS = (config.ConfigException, OSError, ValueError, TypeError, A
 
 
 class Settings(client.Configuration):
-    """Strips the line break at the end of a token file, as kubectl does."""
+    """Settings that strip the line break at the end of a token file, as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        with _captured_errors():  # a credential plugin failed: the server will answer 401
+        with _captured_errors():  # if a credential plugin failed, the server will answer 401
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
@@ -46,7 +46,7 @@ def load(context: str | None) -> tuple[Settings, str, str]:
         )
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
-        for file in files:  # the client's parser does not limit the size
+        for file in files:  # the client's parser does not limit the size of a file
             _parse_file(file)
         contexts_and_current: tuple[Any, Any] = config.list_kube_config_contexts(source)
         entries, current = contexts_and_current

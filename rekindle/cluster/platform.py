@@ -68,13 +68,13 @@ class Platform:
                     f'--image: "{name}" must be one of {", ".join(IMAGES)}.{did_you_mean(name, set(IMAGES))}'
                 )
         if self.endpoint and "minio" in self.components:
-            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds another: choose one of the two.")
+            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds an endpoint: choose one.")
         if self.mlflow and "mlflow" in self.components:
-            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds another: choose one of the two.")
+            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds a server: choose one of them.")
         if not self.mlflow and "mlflow" not in self.components:
             raise ConfigError("MLflow is missing: give its address (--mlflow URL), or add a server (--with mlflow).")
         if self.iam and "minio" in self.components:
-            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create its Secret.")
+            raise ConfigError("MinIO does not support cloud roles: leave out --iam, and create a Secret with keys.")
 
     @property
     def values(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ def secret_command(namespace: str, name: str = SECRET) -> str:
 def _egress_to_store(platform: Platform) -> list[Manifest]:
     """Return egress rules for the object store.
 
-    A store in the cluster is selected by the labels of its pods: their port may differ from the port of the Service.
+    An object store in the cluster is selected by pod labels: the pods' port may differ from the port of the Service.
     """
     parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
     name, _, rest = (parts.hostname or "").partition(".")

@@ -21,7 +21,7 @@ PULL_FAILURE_REASONS = (
 def run_pod(
     cluster: Cluster, name: str, config: ClusterConfig, images: dict[str, str], args: Sequence[str], seconds: float
 ) -> Iterator[Object]:
-    """Run a pod named `name`-SUFFIX; yield it once its containers have ended, at most after `seconds`; delete it."""
+    """Run a pod named `name`-SUFFIX; yield it when its containers have ended or `seconds` have passed; delete it."""
     settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
     pod = pod_manifest(f"{name}-{uuid.uuid4().hex[:6]}", config, settings, images, args)
     _create(cluster, pod)
@@ -50,7 +50,7 @@ def _create(cluster: Cluster, pod: Object) -> None:
 
 
 def _wait(cluster: Cluster, name: str, seconds: float) -> Object:
-    """Return the pod once each container has exited or cannot start, at most after `seconds`."""
+    """Return the pod when each container has exited or cannot start, or when `seconds` have passed."""
     deadline = time.monotonic() + seconds
     while True:
         pod = cluster.get(PODS, name)
@@ -72,7 +72,7 @@ def container_states(pod: Object) -> dict[str, Any]:
 def pod_manifest(
     name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str], args: Sequence[str]
 ) -> Object:
-    """Return a pod like a step's: container `main` runs `args`, the others only test their image."""
+    """Return a pod like a step's: container `main` runs `args`, the other containers only test their images."""
     containers = [
         pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
         for key, image in images.items()

@@ -33,9 +33,9 @@ def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
         queue = workload["spec"]["queueName"]
         owners_ahead = [
-            _owner(other)
-            for other in queued_workloads[: queued_workloads.index(workload)]
-            if other["spec"]["queueName"] == queue
+            _owner(earlier_workload)
+            for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
+            if earlier_workload["spec"]["queueName"] == queue
         ]
         position = f", behind {' '.join(owners_ahead[:3])}" if owners_ahead else ""
         position += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
@@ -46,13 +46,13 @@ def describe_waiting(cluster: Cluster, run: str) -> list[str]:
     return lines
 
 
-def _condition(workload: Object, kind: str) -> Object:
+def _condition(workload: Object, condition_type: str) -> Object:
     conditions = (workload.get("status") or {}).get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == kind), {})
+    return next((condition for condition in conditions if condition["type"] == condition_type), {})
 
 
 def _is_pending(workload: Object) -> bool:
-    return all(_condition(workload, kind).get("status") != "True" for kind in ("Admitted", "Finished"))
+    return all(_condition(workload, name).get("status") != "True" for name in ("Admitted", "Finished"))
 
 
 def _reason(workload: Object) -> str:

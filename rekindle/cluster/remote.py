@@ -21,7 +21,7 @@ def run_module(cluster: Cluster, workflow: Object, module: str, *args: str) -> l
     Raises ApiError, RekindleError if the pod fails or takes longer than POD_TIMEOUT_S.
     """
     image = _image_of(workflow)
-    subject = f"the pod that reads the object store, of {image},"
+    subject = f"the pod of image {image}, which reads the object store,"
     config = ClusterConfig.model_validate({"image": image})
     with pod.run_pod(cluster, "rekindle", config, {"main": image}, ["-m", module, *args], POD_TIMEOUT_S) as ended_pod:
         state = pod.container_states(ended_pod).get("main", {})

@@ -1,4 +1,4 @@
-"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on that number."""
+"""Changes the number of workers of a running training: `rekindle scale`. The model does not depend on it."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 
 
 def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run; returns the change.
+    """Set the number of workers of the training `task` of a run; returns the old and the new number.
 
     Scales the Deployment of additional workers (cluster.harvest) if it exists, else the PyTorchJob.
     Raises ConfigError if the training does not run, or may not have this number of workers.
@@ -33,7 +33,7 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         )
     if deployment:
         kind, pods = "Deployment", (workers - minimum) // per_pod
-        previous, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
+        previous_workers, change = deployment["spec"].get("replicas", 1) * per_pod + minimum, {"replicas": pods}
     elif presets()["gang"]["kueue"]["labels"].keys() & ((job or {})["metadata"].get("labels") or {}):
         raise ConfigError(
             f"{name} is queued by Kueue, which would stop the whole job to add a worker: set cluster.harvest, so that "
@@ -41,10 +41,10 @@ def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[s
         )
     else:
         kind, pods = "PyTorchJob", workers // per_pod
-        previous = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
+        previous_workers = ((job or {})["spec"][REPLICAS_FIELD]["Worker"].get("replicas", 1)) * per_pod
         change = {REPLICAS_FIELD: {"Worker": {"replicas": pods}}}
     objects.patch(kind, name, {"spec": change})
-    return {"workflow": run, "task": task, "workers": workers, "before": previous}
+    return {"workflow": run, "task": task, "workers": workers, "before": previous_workers}
 
 
 def _template(obj: Object, *path: str) -> Object:

@@ -3,7 +3,7 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in its database are missing.
+Workflows are plain data. Nodes that Argo compressed are decompressed; nodes in Argo's database are missing.
 """
 
 import base64
@@ -40,8 +40,8 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
     workflow = manifests.workflow(own_spec, parameters, for_this_machine=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
-    kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return order_keys(workflow | {"metadata": kept | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+    fields = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
+    return order_keys(workflow | {"metadata": fields | {"namespace": namespace}, "spec": workflow["spec"] | reference})
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
@@ -56,8 +56,8 @@ def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str
     parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
     names_declared = {parameter["name"] for parameter in parameter_specs}
     parameter_specs += [{"name": name} for name in parameters if name not in names_declared]
-    changed = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
-    return changed, {"workflowTemplateRef": reference}
+    changed_manifest = {**manifest, "spec": {**spec, "workflowSpec": own_spec} if is_cron else own_spec}
+    return changed_manifest, {"workflowTemplateRef": reference}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
@@ -76,23 +76,23 @@ def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
     for metadata_entry in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
         if same_manifest(metadata_entry, workflow) and (
-            running := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
+            active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
         ):
-            phase = (running.get("status") or {}).get("phase")
-            if phase not in COMPLETED and arguments(running) == arguments(workflow):
-                return str(running["metadata"]["name"])
+            phase = (active_run.get("status") or {}).get("phase")
+            if phase not in COMPLETED and arguments(active_run) == arguments(workflow):
+                return str(active_run["metadata"]["name"])
     return None
 
 
-def same_manifest(workflow: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
     sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256)
-    return sha256 is not None and sha256 == (other["metadata"].get("annotations") or {}).get(SHA256)
+    return sha256 is not None and sha256 == (second_workflow["metadata"].get("annotations") or {}).get(SHA256)
 
 
 def spec_of(workflow: Mapping[str, Any]) -> Object:
     """Return the spec of a run, with the spec of its WorkflowTemplate if it has one."""
-    stored = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
-    return workflow["spec"] | stored
+    template_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or {}
+    return workflow["spec"] | template_spec
 
 
 def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,22 +102,22 @@ def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(cluster: Cluster, name: str) -> Object:
-    """Return a workflow with its nodes. Raises ConfigError if it does not exist."""
+    """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist."""
     return decompress_nodes(_existing(cluster, WORKFLOWS, "workflow", name))
 
 
 def _existing(cluster: Cluster, resource: Resource, kind: str, name: str) -> Object:
-    if found := cluster.find(resource, name):
-        return found
-    existing = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
+    if obj := cluster.find(resource, name):
+        return obj
+    existing_names = {listed["metadata"]["name"] for listed in cluster.list_objects(resource, metadata_only=True)}
     raise ConfigError(
-        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
-        + did_you_mean(name, existing)
+        f"{kind} {name} does not exist in namespace {cluster.namespace}: `rekindle status --cluster` lists all {kind}s."
+        + did_you_mean(name, existing_names)
     )
 
 
 def newest(cluster: Cluster) -> str:
-    """Return the name of the newest run. Raises ConfigError without runs."""
+    """Return the name of the newest run. Raises ConfigError if no run exists."""
     runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
     if not runs:
         raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
@@ -152,7 +152,7 @@ def is_offloaded(workflow: Mapping[str, Any]) -> bool:
 
 
 def stop(cluster: Cluster, name: str) -> None:
-    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if it has completed."""
+    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if the run has completed."""
     status = read(cluster, name).get("status") or {}
     if status.get("phase") in COMPLETED:
         raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
@@ -179,23 +179,27 @@ def resume(cluster: Cluster, name: str) -> str:
     change, description = (
         (_retry, "retries its failed steps") if phase in FAILED else (_continue_suspended, "continues")
     )
-    changed = change(nodes)
+    changed_workflow = change(nodes)
     if phase in FAILED:
-        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
-    cluster.replace(WORKFLOWS, compress_nodes(changed) if "compressedNodes" in workflow["status"] else changed)
+        _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed_workflow["status"]["nodes"]))
+    cluster.replace(
+        WORKFLOWS, compress_nodes(changed_workflow) if "compressedNodes" in workflow["status"] else changed_workflow
+    )
     return description
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow without its suspension. Raises ConfigError if it is not suspended."""
+    """Return the workflow without its suspension. Raises ConfigError if the run is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
-    waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
+    suspended_nodes = [
+        n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"
+    ]
     name = workflow["metadata"]["name"]
-    if not spec.pop("suspend", None) and not waiting:
+    if not spec.pop("suspend", None) and not suspended_nodes:
         raise ConfigError(
             f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to resume."
         )
-    for node in waiting:
+    for node in suspended_nodes:
         for output in (node.get("outputs") or {}).get("parameters") or []:
             if output.get("value") is None and "default" not in (output.get("valueFrom") or {}):
                 raise ConfigError(
@@ -217,7 +221,7 @@ def _retry(workflow: Object) -> Object:
     spec.pop("shutdown", None)
     if spec.get("activeDeadlineSeconds") == 0:  # `argo terminate` sets the deadline to 0
         spec.pop("activeDeadlineSeconds")
-    stored = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
+    template_spec = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
     conditions = [condition for condition in status.get("conditions") or [] if condition["type"] != "Completed"]
     remaining = reset({"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")})
     task_results = status.get("taskResultsCompletionStatus") or {}
@@ -233,8 +237,8 @@ def _retry(workflow: Object) -> Object:
         "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],
     }
-    if stored:
-        status["storedWorkflowTemplateSpec"] = stored
+    if template_spec:
+        status["storedWorkflowTemplateSpec"] = template_spec
     new_status = {key: value for key, value in status.items() if value is not None}
     return workflow | {"metadata": metadata, "spec": spec, "status": new_status}
 
@@ -258,7 +262,7 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
 
 
 def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if it does not exist."""
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such schedule exists."""
     cron = _existing(cluster, CRONS, "schedule", name)
     manifest = {
         "apiVersion": cron["apiVersion"],
@@ -274,7 +278,7 @@ def scheduled_workflow(cluster: Cluster, name: str, parameters: Mapping[str, str
 
 
 def unschedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if it does not exist."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if no such schedule exists."""
     spec = _existing(cluster, CRONS, "schedule", name)["spec"].get("workflowSpec") or {}
     cluster.delete(CRONS, name, propagationPolicy="Orphan")
     if (spec.get("workflowTemplateRef") or {}).get("name") == name:
@@ -290,12 +294,14 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
         cluster.create(resource, manifest | {"metadata": metadata})
         yield f"{title} created"
         return
-    merged = {k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")}
+    merged_metadata = {
+        k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")
+    }
     changes = list(differences(existing["spec"], manifest["spec"], "spec"))
-    if not changes and all(merged[key] == (existing["metadata"].get(key) or {}) for key in merged):
+    if not changes and all(merged_metadata[key] == (existing["metadata"].get(key) or {}) for key in merged_metadata):
         yield f"{title} unchanged"
         return
-    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged, "spec": manifest["spec"]})
+    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged_metadata, "spec": manifest["spec"]})
     yield f"{title} updated"
     yield from (f"  {change}" for change in changes[:20])
     if len(changes) > 20:
@@ -303,7 +309,7 @@ def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[st
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`, list items by name or index."""
+    """Yield each difference as `spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`; list items have their name or index."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")

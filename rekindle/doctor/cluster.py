@@ -63,13 +63,13 @@ USER_RULES = (
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
-CLOUD_ROLE_NOTE = " Not needed if pods have a cloud role."
+CLOUD_ROLE_NOTE = " The Secret is not needed if pods have a cloud role."
 RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = PROBE_TIMEOUT_S) -> list[Check]:
-    """Run all checks, in order. An error of one check is its result; the others still run.
+    """Run all checks, in order. If a check raises an error, the error is its result, and the other checks still run.
 
     `seconds`: time limit of the pod, which takes minutes to start if its image must be pulled.
     """
@@ -123,11 +123,11 @@ def _check_api_server(cluster: Cluster) -> Check:
 
 def check_kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
     """Check that the kinds of the objects in workflows are defined, in the right versions."""
-    for api, required in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
+    for api, required_kinds in (ARGO_KINDS | BACKEND_KINDS[backend]).items():
         defined_kinds = _kinds(cluster, api)
-        missing = [kind for kind in required if kind not in defined_kinds]
-        detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
-        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
+        missing_kinds = [kind for kind in required_kinds if kind not in defined_kinds]
+        detail = f"no {', '.join(missing_kinds)}" if missing_kinds else ", ".join(required_kinds)
+        yield Check(api, not missing_kinds, detail, f"Definitions are missing or too old: {INSTALL_REMEDIES[api]}.")
 
 
 def _kinds(cluster: Cluster, api: str) -> set[str]:
@@ -142,12 +142,12 @@ def _kinds(cluster: Cluster, api: str) -> set[str]:
 
 def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
     """Check that the controllers run, watch this namespace, and are new enough."""
-    for name, (label, oldest, remedy) in CONTROLLERS.items():
+    for name, (label, min_version, remedy) in CONTROLLERS.items():
         if name == "training operator" and backend != "pytorchjob":
             continue
         controller_pod = next(filter(_is_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not controller_pod:
-            remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
+            remedy = f"See the log of the pod (kubectl get pods -A -l {label}), or {remedy}."
             yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
         container, own_namespace = controller_pod["spec"]["containers"][0], controller_pod["metadata"]["namespace"]
@@ -155,16 +155,16 @@ def check_controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         watched_namespace = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
         watched_namespace = watched_namespace or (own_namespace if "--namespaced" in args else "")
         version = re.search(r":v?(\d+)\.(\d+)", container["image"])
-        supported = not version or (int(version[1]), int(version[2])) >= oldest
+        is_supported = not version or (int(version[1]), int(version[2])) >= min_version
         sees_namespace = watched_namespace in ("", cluster.namespace)
         detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
         detail += "" if sees_namespace else f", which sees only namespace {watched_namespace}"
-        remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
-        yield Check(name, supported and sees_namespace, detail, remedy)
+        remedy = f"Let the controller watch {cluster.namespace}." if is_supported else f"{remedy}."
+        yield Check(name, is_supported and sees_namespace, detail, remedy)
 
 
 def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Check]:
-    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` asks for it."""
+    """Check that the operator or Kueue starts whole jobs, if `cluster.gang` requires this."""
     if scheduler == "kueue":
         apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
         api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
@@ -173,7 +173,7 @@ def check_gang(cluster: Cluster, scheduler: str, queue_name: str) -> Iterator[Ch
         if api:
             queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
             queue_spec = queues.get(queue_name, {}).get("spec")
-            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "it is not in this namespace"
+            detail = f"ClusterQueue {queue_spec['clusterQueue']}" if queue_spec else "no such queue in this namespace"
             remedy = (
                 f"Set cluster.queue to a LocalQueue of the namespace ({', '.join(sorted(queues)) or 'none exist'}), or "
                 f"ask the platform team for a LocalQueue {queue_name}."
@@ -199,9 +199,11 @@ def check_namespace(cluster: Cluster) -> Iterator[Check]:
 def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     """Check the user's permissions; each command of `rekindle` needs some of them."""
     rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
-    denied = _denied(cluster, rules, "selfsubjectaccessreviews")
+    denied_permissions = _denied(cluster, rules, "selfsubjectaccessreviews")
     remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
-    yield Check("your rights", not denied, denied or f"all {len(rules)} granted", remedy)
+    yield Check(
+        "your rights", not denied_permissions, denied_permissions or f"all {len(rules)} permissions granted", remedy
+    )
 
 
 def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
@@ -218,8 +220,10 @@ def check_account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         remedy = remedy.replace("...", "--with frameworks ...")
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
-        denied = _denied(cluster, rules, "subjectaccessreviews", user=user)
-        yield Check("account", not denied, denied or f"{name}: all {len(rules)} rights granted", remedy)
+        denied_permissions = _denied(cluster, rules, "subjectaccessreviews", user=user)
+        yield Check(
+            "account", not denied_permissions, denied_permissions or f"{name}: all {len(rules)} rights granted", remedy
+        )
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
     yield from _check_keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
@@ -249,8 +253,8 @@ def check_artifact_repository(cluster: Cluster) -> Iterator[Check]:
     settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
     bucket, endpoint = _artifact_repository(cluster)
     steps_endpoint = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
-    same_endpoint = endpoint == steps_endpoint or (not steps_endpoint and "amazonaws.com" in endpoint)
-    is_same = same_endpoint and bucket == settings.get("S3_BUCKET")
+    is_same_endpoint = endpoint == steps_endpoint or (not steps_endpoint and "amazonaws.com" in endpoint)
+    is_same = is_same_endpoint and bucket == settings.get("S3_BUCKET")
     detail = f"bucket {bucket!r} at {endpoint!r}"
     detail += "" if is_same else f", while steps use {settings.get('S3_BUCKET')!r} at {steps_endpoint!r}"
     yield Check("artifact repository", is_same, detail, RENDER_COMMAND.format(cluster.namespace))
@@ -261,12 +265,12 @@ def _check_keys(
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
     data = _data(cluster, resource, name)
-    missing = [key for key in keys if not data.get(key)]
+    missing_keys = [key for key in keys if not data.get(key)]
     kind = "Secret" if resource == SECRETS else "ConfigMap"
     yield Check(
         title,
-        not missing,
-        f"{kind} {name} {'lacks' if missing else 'has'} {' and '.join(missing or keys)}",
+        not missing_keys,
+        f"{kind} {name} {'lacks' if missing_keys else 'has'} {' and '.join(missing_keys or keys)}",
         remedy,
         required,
     )
@@ -282,7 +286,7 @@ def check_admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
             cluster.create(PODS, pod, dry_run=True)
         except ApiError as error:
             yield Check(
-                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses it."
+                f"pod of {name}", False, str(error), f"Change cluster.pods.{name}, or the policy that refuses the pod."
             )
         else:
             yield Check(f"pod of {name}", True, "would be admitted")
@@ -299,7 +303,7 @@ def check_webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -
             cluster.create(JOBS, invalid_job, dry_run=True)
         except ApiError as error:
             ok = "webhook" in str(error)
-            detail = "admits a valid job and refuses an invalid one" if ok else str(error)
+            detail = "admits a valid job and refuses an invalid job" if ok else str(error)
     except ApiError as error:
         detail = str(error)
     remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
@@ -312,7 +316,7 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
     try:
         cluster.create(Resource(job["apiVersion"], f"{job['kind'].lower()}s"), job, dry_run=True)
     except ApiError as error:
-        remedy = f"Change the policy that refuses it, or cluster.backend ({kind})."
+        remedy = f"Change the policy that refuses the job, or cluster.backend ({kind})."
         if config.restart_job:
             remedy = "Enable JobSet's feature gate RestartJob, or remove cluster.restart_job."
         yield Check("job", False, str(error), remedy)
@@ -321,7 +325,7 @@ def check_job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> It
 
 
 def _job(config: ClusterConfig, train: TrainConfig) -> Object:
-    """Return the job of the config, or its runtime, with placeholder labels instead of a workflow's."""
+    """Return the job of the config, or the job's runtime, with placeholder labels instead of labels of a workflow."""
     backend = BACKENDS[config.backend]
     job = (backend.runtime or backend.job)("rekindle-doctor", train, config, [])
     of_workflow, name = json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"'
@@ -346,16 +350,16 @@ def check_init_container(cluster: Cluster) -> Iterator[Check]:
 
 
 def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
-    """Return the rules that are not granted, as text."""
-    denied: dict[str, list[str]] = {}
+    """Return the permissions that are not granted, as text."""
+    denied_verbs: dict[str, list[str]] = {}
     for group, resource, verb in rules:
         plural, _, subresource = resource.partition("/")
         attributes = {"namespace": cluster.namespace, "group": group, "resource": plural, "verb": verb}
         spec = {**subject, "resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
         answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
         if not answer["status"].get("allowed"):
-            denied.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
-    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied.items())
+            denied_verbs.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied_verbs.items())
 
 
 def _artifact_repository(cluster: Cluster) -> tuple[str, str]:

@@ -3,7 +3,7 @@
     for check in check(Path(".rekindle")): print(check)
 
 The checks write to the object store, query MLflow and bind addresses. The checks stop the services that they start.
-If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, that service is checked instead.
+If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the service at this address is checked, not the embedded service.
 """
 
 import os
@@ -37,11 +37,11 @@ MIN_OPEN_FILES = 1024  # minimum limit of open files of one process
 
 def check(home: Path) -> list[Check]:
     """Run all checks, in order. The checks of services take seconds."""
-    machine: list[Callable[[Path], Check]] = [
+    machine_checks: list[Callable[[Path], Check]] = [
         *(check_python, check_packages, check_system, check_home, check_disk, check_memory, check_shared_memory),
         *(check_open_files, check_clock),
     ]
-    results = [check_one(home) for check_one in machine]
+    results = [check_one(home) for check_one in machine_checks]
     results += [
         check_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
         # each local pod has its own address
@@ -49,44 +49,44 @@ def check(home: Path) -> list[Check]:
         check_namespaces(),
     ]
     if not all(result.ok for result in results if result.required):
-        skipped = "not checked: fix the failures above first"
-        return [*results, Check("object store", False, skipped), Check("MLflow", False, skipped)]
+        skip_reason = "not checked: fix the failures above first"
+        return [*results, Check("object store", False, skip_reason), Check("MLflow", False, skip_reason)]
     cluster = LocalCluster(home)
-    running = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
+    running_services = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
     try:
         return [*results, check_store(cluster), check_mlflow(cluster)]
     finally:
-        if not running:
+        if not running_services:
             cluster.services.down()
 
 
 def check_python(_: Path) -> Check:
     ok = sys.version_info >= PYTHON
-    return Check("Python", ok, platform.python_version(), "Rekindle needs 3.11 or newer: make PYTHON=python3.11 run")
+    return Check("Python", ok, platform.python_version(), "Python 3.11 or newer is needed: make PYTHON=python3.11 run")
 
 
 def check_packages(_: Path) -> Check:
-    """Check the packages of `rekindle[all]` by metadata: importing them takes seconds."""
+    """Check the packages of `rekindle[all]` by metadata: importing the packages would take seconds."""
     try:
         from packaging.requirements import Requirement
 
         requirements = [Requirement(text) for text in metadata.requires("rekindle") or []]
     except (ImportError, metadata.PackageNotFoundError) as error:
-        return Check("packages", False, f"{error}", "Install: make install")
+        return Check("packages", False, f"{error}", "Install Rekindle: make install")
     groups = [package.extras for package in requirements if package.name == "rekindle" and _applies(package, "all")]
     extras = {""}.union(*groups)
     third_party = [package for package in requirements if package.name != "rekindle"]
-    expected = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
+    expected_packages = [package for package in third_party if any(_applies(package, extra) for extra in extras)]
     problems = []
-    for package in expected:
+    for package in expected_packages:
         try:
             version = metadata.version(package.name)
             if not package.specifier.contains(version, prereleases=True):
                 problems.append(f"{package.name} {version} (needs {package.specifier})")
         except metadata.PackageNotFoundError:
             problems.append(f"{package.name} is missing")
-    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected})} found"
-    return Check("packages", not problems, detail, "Install them: make install, or pip install -e '.[all]'")
+    detail = ", ".join(sorted(set(problems))) or f"{len({package.name for package in expected_packages})} found"
+    return Check("packages", not problems, detail, "Install the packages: make install, or pip install -e '.[all]'")
 
 
 def _applies(requirement: "Requirement", extra: str) -> bool:
@@ -114,17 +114,17 @@ def check_home(home: Path) -> Check:
 
 
 def check_disk(home: Path) -> Check:
-    existing = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
-    free = shutil.disk_usage(existing).free
-    remedy = f"Free {MIN_DISK // GIB} GiB on that disk (`rekindle down`, then remove old runs from {home}/runs)."
-    return Check("disk", free >= MIN_DISK, f"{free / GIB:.1f} GiB free", remedy)
+    existing_folder = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
+    free_bytes = shutil.disk_usage(existing_folder).free
+    remedy = f"Free {MIN_DISK // GIB} GiB on the disk (`rekindle down`, then remove old runs from {home}/runs)."
+    return Check("disk", free_bytes >= MIN_DISK, f"{free_bytes / GIB:.1f} GiB free", remedy)
 
 
 def check_memory(_: Path) -> Check:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free_bytes = int(lines["MemAvailable"].split()[0]) * 1024
     remedy = f"Close programs until {MIN_MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
-    return Check("memory", free >= MIN_MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
+    return Check("memory", free_bytes >= MIN_MEMORY, f"{free_bytes / GIB:.1f} GiB available", remedy, required=False)
 
 
 def check_shared_memory(_: Path) -> Check:
@@ -132,14 +132,14 @@ def check_shared_memory(_: Path) -> Check:
     from rekindle.training.checkpoint import snapshot_file
 
     directory = snapshot_file.directory()
-    free = shutil.disk_usage(directory).free if directory.exists() else 0
-    detail = f"{free / GIB:.1f} GiB free in {directory}"
+    free_bytes = shutil.disk_usage(directory).free if directory.exists() else 0
+    detail = f"{free_bytes / GIB:.1f} GiB free in {directory}"
     remedy = (
         "Without this memory, a run that loses all its processes resumes from an older step in the object store. "
-        f"Enlarge it: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}, in Docker: docker run "
-        f"--shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
+        f"Enlarge {directory}: mount -o remount,size={2 * MIN_SHARED_MEMORY // GIB}G {directory}; in Docker: "
+        f"docker run --shm-size={2 * MIN_SHARED_MEMORY // GIB}g"
     )
-    return Check("shared memory", free >= MIN_SHARED_MEMORY, detail, remedy, required=False)
+    return Check("shared memory", free_bytes >= MIN_SHARED_MEMORY, detail, remedy, required=False)
 
 
 def check_open_files(_: Path) -> Check:
@@ -150,7 +150,7 @@ def check_open_files(_: Path) -> Check:
 
 
 def check_clock(_: Path) -> Check:
-    """Check the clock: if it is behind the installed files, signatures, certificates and time comparisons fail."""
+    """Check that the clock is not behind the installed files: signatures and certificates need the right time."""
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check(
@@ -168,7 +168,8 @@ def check_bind(name: str, address: str, remedy: str) -> Check:
 
 def check_namespaces() -> Check:
     remedy = (
-        "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
+        "Without mount namespaces, pods share this machine's files, and manifests with literal paths are refused. See "
+        "sysctl user.max_user_namespaces"
     )
     detail = "each pod has its own file system view" if filesystem.available() else "unshare is not permitted"
     return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)

@@ -44,17 +44,17 @@ def _results(cluster: Cluster, pod: Object, image: str) -> Iterator[Check]:
     findings = next((line for line in reversed(lines) if line.startswith("{")), "")
     if not findings:
         detail = f"{image} cannot run python -m rekindle.doctor.probe: {lines[-1].strip() if lines else 'no output'}"
-        yield Check("probe", False, detail, "Rebuild the image from this version: rekindle images build train")
+        yield Check("probe", False, detail, "Rebuild the image with this version: rekindle images build train")
     for target, (ok, detail) in json.loads(findings or "{}").items():
         yield Check(f"{target} from a pod", ok, detail, REMEDIES[target])
 
 
 def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], seconds: float) -> Iterator[Check]:
-    """Check each image: it is available, still being pulled, or cannot be pulled."""
+    """Report for each image whether it is available, is still being pulled or cannot be pulled."""
     states = container_states(pod)
     if not states:
         conditions = (pod.get("status") or {}).get("conditions") or []
-        cause = next(filter(None, (condition.get("message") for condition in conditions)), "no node accepted it")
+        cause = next(filter(None, (condition.get("message") for condition in conditions)), "no node accepted the pod")
         remedy = "A node must have 50m CPU and 512Mi free: kubectl describe nodes shows their free resources."
         yield Check("pod of the probe", False, f"not started after {seconds:g} s: {cause}", remedy)
         return
@@ -69,7 +69,7 @@ def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], sec
             continue
         remedy = (
             f"Large images take minutes the first time: check again with --wait {5 * max(seconds, PROBE_TIMEOUT_S):g}. "
-            f"Its progress: kubectl -n {cluster.namespace} get events --watch"
+            f"To see the progress: kubectl -n {cluster.namespace} get events --watch"
         )
         detail = f"still being pulled after {seconds:g} s ({cause or 'waiting'})"
         yield Check(f"image {image}", False, detail, remedy, required=False)

@@ -3,7 +3,7 @@
     python -m rekindle.doctor.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
     python -m rekindle.doctor.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
 
-`rekindle doctor` runs it on this machine and in a pod.
+`rekindle doctor` runs this module on this machine and in a pod.
 """
 
 import json
@@ -35,24 +35,24 @@ def check_store(objects: Store) -> Finding:
             winners = sum(pool.map(create, range(WRITERS)))
         stale_etag = objects.get_with_etag(key)[1]
         objects.put(key, b"newer")
-        overwritten = True
+        is_overwritten = True
         try:
             objects.put(key, b"stale", if_match=stale_etag)
         except Conflict:
-            overwritten = objects.get(key) != b"newer"
+            is_overwritten = objects.get(key) != b"newer"
     finally:
         objects.delete([key])
-    stale_write = f"a stale write was {'accepted' if overwritten else 'refused'}"
+    stale_write = f"a stale write was {'accepted' if is_overwritten else 'refused'}"
     message = f"{objects.address}: {winners} of {WRITERS} concurrent creates succeeded, {stale_write}"
-    return winners == 1 and not overwritten, message
+    return winners == 1 and not is_overwritten, message
 
 
 def check_mlflow() -> Finding:
-    """Search for a run, with the credentials of a step."""
+    """Test MLflow: search for a run, with the credentials of a step."""
     from rekindle import tracking
 
     tracking.find_run("rekindle-doctor", "none")
-    return True, "it answers"
+    return True, "MLflow answers"
 
 
 def make_bucket(objects: Store) -> None:

@@ -2,7 +2,7 @@
 
     cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
-The home also contains `services/`, `s3/` and `mlflow.db`.
+The embedded services store `services/`, `s3/` and `mlflow.db` in the home.
 """
 
 import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster with its state in `home` (default: the commands' home); `images` maps image names to local
+    """The cluster with its state in `home` (default: the home of commands); `images` maps image names to local
     equivalents (default: images.yaml)."""
 
     bucket, modules = BUCKET, ("rekindle",)
@@ -58,8 +58,8 @@ class LocalCluster(cluster.LocalCluster):
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods: here, all
-        processes belong to one user."""
+        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods: all
+        processes on this machine belong to one user."""
         services = self.services
         return {
             ("ConfigMap", "rekindle"): services.environment,
@@ -97,12 +97,12 @@ class LocalCluster(cluster.LocalCluster):
             return self.secret(reference["name"])[reference["key"]]
         except KeyError:
             raise ConfigError(
-                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does not exist here: add "
+                f"the Secret {reference.get('name')!r} with the key {reference.get('key')!r} does not exist: add "
                 "it to the Workflow's file, separated by ---."
             ) from None
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait. Return the stopped names. Raises Busy during a run."""
+        """Stop the deployments, then the services, and wait; return their names. Raises Busy during a run."""
         return super().down() + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:

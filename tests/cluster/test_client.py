@@ -176,7 +176,7 @@ def test_errors_of_a_real_server_become_messages_with_a_remedy(
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
         cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
-    with pytest.raises(ApiError, match="Argo Workflows is not installed there, or has another version"):
+    with pytest.raises(ApiError, match="Argo Workflows is not installed in the cluster, or has another version"):
         cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")
     config = json.loads(client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     config["users"][0]["user"] = {"token": client.kube("create", "token", "rekindle").strip()}

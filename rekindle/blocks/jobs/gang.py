@@ -16,7 +16,7 @@ def metadata(name: str, cluster: ClusterConfig) -> Manifest:
 
 
 def queue_metadata(cluster: ClusterConfig) -> Manifest:
-    """Return the metadata that name the queue, for pods whose scheduler no operator sets.
+    """Return the metadata that name the queue, for pods whose scheduler is not set by an operator.
 
     Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a runtime's template).
     """

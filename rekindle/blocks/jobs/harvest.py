@@ -1,7 +1,7 @@
 """Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each of these pods individually; to change the size of a job,
-the queue would stop the whole job. The extra workers join the job's coordinator like other workers, so the result does
+A queue such as Kueue admits and evicts each pod of the Deployment individually; to change the size of a job, the queue
+would stop the whole job. The extra workers join the job's coordinator like other workers, so the result does
 not depend on when they join or leave.
 
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
@@ -20,7 +20,7 @@ KIND = "deployment"
 
 
 def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job itself: with `cluster.harvest`, the job has only `train.min_workers`.
+    """Return the settings of the job itself: with `cluster.harvest`, the job has only `train.min_workers` workers.
 
     Raises ConfigError if no workers are left for the Deployment.
     """
@@ -37,8 +37,8 @@ def limit_to_minimum(train: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
 def harvest(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str], host: str) -> Manifest:
     """Return the Deployment of the workers beyond `train.min_workers`.
 
-    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if the
-    numbers of workers are not multiples of the GPUs per pod.
+    `host`: host name of the coordinator, with {0} in place of the job's name. Raises ConfigError if the numbers of
+    workers are not multiples of the number of GPUs per pod.
     """
     gpus, pod = workers_per_pod(train, cluster), cluster.pod("train")
     pod = pod if cluster.gang else pod.model_copy(update={"priority_class": cluster.harvest_priority})

@@ -23,10 +23,10 @@ SIGNAL_EXIT_CODES = [129, 130, 131, 134, 135, 137, 139, 143]  # exit codes of th
 
 
 def job_set(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the job `name` (at most 45 characters: its pods' names are longer); all processes get `flags`.
+    """Return the JobSet `name` (at most 45 characters, as its pods' names are longer); all processes get `flags`.
 
-    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the GPUs per
-    pod.
+    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not divisible by the number
+    of GPUs per pod.
     """
     pods = train.workers // workers_per_pod(train, cluster)
     backoff_limit, restart_policy, rules = UNLIMITED_RETRIES, "OnFailure", list[Manifest]()

@@ -1,4 +1,5 @@
-"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences between the kinds.
+"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` lists the differences between the kinds
+of jobs.
 
 Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go,
 and for each kind KIND_types.go and KIND_controller.go.
@@ -15,11 +16,11 @@ from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
-# The operator appends conditions, Running and Restarting replace each other, and Created is the first condition: so
-# Failed has an index from 1 to 4.
+# Failed has an index from 1 to 4: the operator appends conditions, Created is the first condition, and Running and
+# Restarting replace each other.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 IDLE_COMMAND = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
-RESTARTS_PER_POD = 10  # average number of container restarts until the job fails
+RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Replica:
 class Role(NamedTuple):
     """The allowed number of pods in a role, and their restart policy.
 
-    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode: codes 1-127 fail the
-    job, 128 and above (a signal, a drain) replace the pod.
+    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode: exit codes 1-127
+    fail the job, 128 and above (a signal, a drain) replace the pod.
     """
 
     restart_policy: str = "OnFailure"
@@ -47,7 +48,7 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Framework:
-    """The roles and conditions of one kind of job. The leading pod of a job never runs on preemptible nodes."""
+    """The roles and success condition of one kind of job. The leading pod of a job is never on preemptible nodes."""
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
@@ -55,16 +56,17 @@ class Framework:
 
 
 FRAMEWORKS = {
-    # Containers find each other through TF_CONFIG. The job completes with the Chief; without one, with worker 0 or, if
-    # successPolicy is "AllWorkers", with all workers. A deleted worker (a drain, a preemption) fails the job; with
-    # enableDynamicWorker=True workers may join and leave, and TF_CONFIG has only the worker itself and the parameter
+    # Containers find each other through TF_CONFIG. The job completes with the Chief; without a Chief, with worker 0 or,
+    # if successPolicy is "AllWorkers", with all workers. A deleted worker (a drain, a preemption) fails the job; with
+    # enableDynamicWorker=True, workers may join and leave, and TF_CONFIG has only the worker itself and the parameter
     # servers.
     "TFJob": Framework(
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
     # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and WORLD_SIZE describe the
-    # process. The Master is rank 0 and trains, too. The policy is ExitCode: with others, a lost pod fails the job.
+    # process. The Master is rank 0 and trains, too. The restart policy is ExitCode: with other policies, a lost
+    # pod fails the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
@@ -72,7 +74,7 @@ FRAMEWORKS = {
     # Without a Master, workers train collectively; a Master is a parameter server. Containers run
     # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
     "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
-    # Equal processes, coordinated by worker 0. Each process calls
+    # All processes are equal, and worker 0 coordinates them. Each process calls
     # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(min_pods=1)}),
     # The Launcher runs `mpirun` on the Workers through `kubectl exec`. A deleted or drained worker is replaced (with
@@ -91,7 +93,7 @@ FRAMEWORKS = {
 def training_job(
     kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
 ) -> Manifest:
-    """Return the job `name` (at most 50 characters: its pods' names are longer); `spec`: more fields of the job's spec.
+    """Return the job `name` (at most 50 characters, as its pods' names are longer); `spec`: more fields of the spec.
 
     Raises ConfigError for a kind that the operator dropped, an unknown role, or a wrong number of pods.
     """
@@ -161,7 +163,7 @@ def replica_spec(count: int, restart_policy: str, config: PodConfig, pod: Manife
 
 
 def run_policy(cluster: ClusterConfig, workers: PodConfig, min_pods: int | None = None) -> Manifest:
-    """Return the run policy of a job; an elastic job starts with `min_pods` pods.
+    """Return the run policy of a job; gang scheduling starts an elastic job with `min_pods` pods.
 
     The deadline of the job is only a safeguard: the workflow has its own deadline.
     """

@@ -9,8 +9,8 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
-# The volume of the hot snapshots, which survive the processes of the pod. It is a tmpfs, so it uses the memory of the
-# pod; it has no size limit, so it may use all of that memory. By default, /dev/shm would have only 64 MB.
+# The volume of the hot snapshots, which survive the processes of the pod. The volume is a tmpfs, so it uses the
+# memory of the pod; it has no size limit, so it may use all of that memory. By default, /dev/shm would have only 64 MB.
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
@@ -28,7 +28,7 @@ def run_secret(name: str) -> Manifest:
 
 
 def workers_per_pod(train: TrainConfig, cluster: ClusterConfig) -> int:
-    """Return the number of workers in a pod, one per GPU. Raises ConfigError unless the pods have equally many."""
+    """Return the number of workers in a pod, one per GPU. Raises ConfigError if a pod would have fewer."""
     gpus = max(1, cluster.pod("train").gpus)
     for key in ("workers", "max_workers"):
         if (number := getattr(train, key)) % gpus:

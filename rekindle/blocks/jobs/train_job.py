@@ -61,7 +61,7 @@ def runtime(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
 
 
 def train_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """Return the job `name` (at most 45 characters: its pods' names are longer), which uses its runtime."""
+    """Return the TrainJob `name` (at most 45 characters, as its pods' names are longer), which uses its runtime."""
     gpus = workers_per_pod(train, cluster)
     return {
         "apiVersion": API,

@@ -53,7 +53,7 @@ class ScheduleConfig(Section):
     @classmethod
     def _cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
-            raise ValueError("it must have five fields; the time zone is schedule.timezone")
+            raise ValueError("it must have five fields; schedule.timezone sets the time zone")
         if reason := crontab.schedule_error(text):
             raise ValueError(reason)
         return text
@@ -90,7 +90,7 @@ class Config(Section):
     @field_validator("notify", mode="before")
     @classmethod
     def _turn_off(cls, notify: Any) -> Any:
-        """Let `notify: null` turn off the notifications in a file."""
+        """Let `notify: null` mean the default, without notifications."""
         return NotifyConfig() if notify is None else notify
 
     @field_validator("data")
@@ -121,7 +121,7 @@ class Loaded:
             yield path, value, derived or self._origin(path)
 
     def origin_below(self, path: str) -> str:
-        """Return the origin of a value below `path`; empty if no value is set there."""
+        """Return the origin of a value below `path`; "" if no such value is set."""
         return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
     def _origin(self, path: str) -> str:
@@ -133,7 +133,7 @@ class Loaded:
 
 
 def explain(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the keys at and below `key`. With `loaded`, the keys of its workload and its pipeline are included.
+    """Describe the keys at and below `key`. With `loaded`, the keys that its workload and pipeline add are included.
 
     Raises ConfigError if no config has such a key.
     """
@@ -177,8 +177,8 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         lines = dict.fromkeys(
             _sentence(model, e, loaded._origin, loaded.origin_below, str(file)) for e in errors[:MAX_ERRORS]
         )
-        more = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
-        raise ConfigError("\n".join([*lines, *more])) from error
+        remainder = [f"{file}: and {len(errors) - MAX_ERRORS:,} more errors."] if len(errors) > MAX_ERRORS else []
+        raise ConfigError("\n".join([*lines, *remainder])) from error
     loaded = Loaded(config, origins)
     with _prefixed(loaded.origin_below("gate") or str(file)):
         check_bounds(config.gate, workload.metrics)
@@ -200,7 +200,7 @@ def _prefixed(origin: str) -> Iterator[None]:
 
 @cache
 def _schema(workload: str, pipeline: str) -> type[Config]:
-    """Return the model of a config: `Config` or the pipeline's subclass, with the two sections of the workload."""
+    """Return the pydantic model of a config: `Config`, or the pipeline's subclass, with the workload's sections."""
     module, base = load(workload), Config
     if pipeline != DEFAULT_PIPELINE:
         base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)
@@ -276,20 +276,20 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
-    loc = [str(key) for key in error["loc"] if key != "[key]"]
-    path, value = ".".join(loc), error["input"]
+    keys = [str(key) for key in error["loc"] if key != "[key]"]
+    path, value = ".".join(keys), error["input"]
     source = origin(path)
-    where = file if source == "default" else source
+    location = file if source == "default" else source
     if error["type"] == "extra_forbidden":
-        where = origins(path) or where
-        valid = known_keys(model, loc[:-1])
-        hint = did_you_mean(loc[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
-        return f"{where}: {path} is not a known key.{hint}"
+        location = origins(path) or location
+        valid = known_keys(model, keys[:-1])
+        hint = did_you_mean(keys[-1], valid) or (f" Known: {', '.join(sorted(valid))}." if valid else "")
+        return f"{location}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
-        return f"{where}: {path} is missing: it is required."
+        return f"{location}: {path} is missing: it is required."
     if error["type"] in ("model_type", "dict_type") and value is None:
-        return f"{where}: {path} is empty: give it keys, or remove it."
-    shown = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
+        return f"{location}: {path} is empty: give it keys, or remove it."
+    value_text = "" if error["type"] == "value_error" and isinstance(value, Mapping) else f" is {value!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(value), choices)
-    return f"{where}: {path or 'the config'}{shown}: {broken_rule(model, error)}{hint}"
+    return f"{location}: {path or 'the config'}{value_text}: {broken_rule(model, error)}{hint}"

@@ -12,7 +12,7 @@ from rekindle.keys import CACHED
 RELEASED = ("git_sha", "config_hash", "manifest_hash")  # parameters that are also recorded with a release
 PROVENANCE = (*RELEASED, "config", "manifest", CACHED)  # the parameter `manifest` is encoded by `pack`
 SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # parameters that only scheduled runs and runs of `backfill` set
-RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # their values are not part of the manifest's hash
+RESERVED_PARAMETERS = (*PROVENANCE, SCHEDULED, BACKFILL)  # parameters whose values are not part of the manifest's hash
 
 
 def parameter(name: str) -> str:
@@ -26,26 +26,26 @@ def git_sha() -> str:
     The repository may be untrusted: programs that its configuration names are not started.
     """
     settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
-    listed = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
-    for scope, name in zip(listed[::2], listed[1::2], strict=False):
-        if scope in ("local", "worktree"):  # filters in the user's own configuration stay
+    filters = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
+    for scope, name in zip(filters[::2], filters[1::2], strict=False):
+        if scope in ("local", "worktree"):  # filters in the user's own git configuration are kept
             settings[name] = "false" if name.endswith(".required") else ""
     flags = ["--porcelain=2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--ignore-submodules=dirty"]
     lines = _git(["--no-optional-locks", "status", *flags], settings).splitlines()
     commit = lines[0].removeprefix("# branch.oid ") if lines else ""
-    dirty = any(not line.startswith("#") for line in lines)
-    return f"{commit}{'-dirty' if dirty else ''}" if commit.isalnum() else ""
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return f"{commit}{'-dirty' if is_dirty else ''}" if commit.isalnum() else ""
 
 
 def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:
     """Run git with `settings` and without network access; return its output, or "" if it fails."""
     # index of our first setting, after the user's settings
-    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)
-    variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first + len(settings))}
-    for index, (name, value) in enumerate(settings.items(), first):
+    settings, first_index = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first_index + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), first_index):
         variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments],
             cwd=project.root(),
             env=variables,
@@ -56,7 +56,7 @@ def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return process.stdout if process.returncode == 0 else ""
 
 
 def pack(text: str) -> str:

@@ -41,18 +41,18 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
         manifest["metadata"]["name"] = config.name
     manifest = order_keys(manifest)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
-    resolved = config.model_dump(mode="json")
-    provenance = {"git_sha": git_sha(), "config": json.dumps(resolved), "config_hash": _sha256(resolved)}
+    config_values = config.model_dump(mode="json")
+    provenance = {"git_sha": git_sha(), "config": json.dumps(config_values), "config_hash": _sha256(config_values)}
     provenance["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:
             parameter["value"] = provenance.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
+    packed_manifest = pack(json.dumps(order_keys(run), indent=1))  # contains all parameters except `manifest` itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
-            parameter["value"] = packed
+            parameter["value"] = packed_manifest
     size = len(json.dumps(manifest))
     if size > MAX_BYTES:
         sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes rejects 1,500,000 and more.\n")
@@ -60,7 +60,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
 
 
 def _cron(config: "Config") -> Manifest:
-    """Return the schedule of the WorkflowTemplate of the same name. Its runs are named NAME-UNIXTIME, one at a time."""
+    """Return the CronWorkflow of the WorkflowTemplate `config.name`. Runs are named NAME-UNIXTIME, one at a time."""
     schedule, run_metadata = config.schedule, {"labels": labels(config.name)}
     arguments = {"parameters": [{"name": SCHEDULED, "value": "{{workflow.scheduledTime}}"}]}
     spec = {
@@ -110,7 +110,7 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     """Return the sha256 of the manifest's `spec` as JSON with sorted keys and without spaces, UTF-8.
 
     A Workflow and the WorkflowTemplate of the same pipeline have the same hash: metadata is not included, nor are the
-    values of the workflow parameters that Rekindle sets (provenance, and the time that a run is for).
+    values of the workflow parameters that Rekindle sets (provenance, and the scheduled time of a run).
     """
     spec = copy.deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
@@ -125,7 +125,7 @@ def to_yaml(manifest: Mapping[str, Any]) -> str:
 
 
 def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
-    """Compare with the manifest in `file`, for tests; raise AssertionError with the differences.
+    """Compare `manifest` with the one in `file`, for tests; raise AssertionError with the differences.
 
     The values of provenance parameters (commit, hashes) are ignored. REGENERATE=1 in the environment writes the file.
     """

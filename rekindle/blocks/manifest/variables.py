@@ -20,7 +20,7 @@ def sets_config(name: str) -> bool:
 def check(names: Iterable[str]) -> None:
     """Raise ConfigError for a misspelt process setting: if it were ignored, another home or project could be used."""
     for name in filter(sets_config, names):
-        from difflib import get_close_matches  # imported only here: `rekindle --help` does not need it
+        from difflib import get_close_matches  # imported only here: `rekindle --help` does not need difflib
 
         if similar_names := get_close_matches(name.removeprefix(PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8):
             raise ConfigError(f'{name} is not a variable of Rekindle. Did you mean "{PREFIX}{similar_names[0]}"?')

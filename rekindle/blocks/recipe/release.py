@@ -23,11 +23,11 @@ from rekindle.blocks.workflow import FAILED, Pipeline, at_exit, current, group, 
 from rekindle.release.config import PORT, ServeConfig
 from rekindle.step import load
 
-OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates, both with the same name
+OBJECTS = "deployment,service"  # kinds of the objects that `deploy` creates under one name
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
-    """Evaluate a model on the test rows, compared with the champion. Outputs: verdict, reason, metrics, report, ..."""
+    """Compare a model with the champion on the test rows. Outputs: verdict, reason, metrics, report, ..."""
     config = current().config
     values = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     values |= {"servers": digest(config.cluster, config.serve), "backfill": parameter(BACKFILL)}
@@ -124,16 +124,16 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     if not serve.canary:
         return _promote(pipeline, model, serve, server, block, [deployed.name])
     canary = _canary(pipeline, model, serve, server, block)
-    passed = canary.outputs.canary == "passed"
+    has_passed = canary.outputs.canary == "passed"
     _withdraw(pipeline, server, [deployed.name, block.name, canary.name])
-    _unshare(pipeline, model, serve, server, [canary.name], when=~passed)
-    pipeline.delete("take-back", OBJECTS, server, [canary.name], when=~passed)
+    _unshare(pipeline, model, serve, server, [canary.name], when=~has_passed)
+    pipeline.delete("take-back", OBJECTS, server, [canary.name], when=~has_passed)
     suffix = block.name.removeprefix("verify") if block.name.startswith("verify") else f"-{block.name}"
-    with group(f"promote{suffix}", when=passed) as promotion:
-        last = step("steps.verify", task=f"verify-again{suffix}", inputs=values | inputs).follow(canary)
-        _promote(pipeline, model, serve, server, last, [])
+    with group(f"promote{suffix}", when=has_passed) as promotion:
+        second_verification = step("steps.verify", task=f"verify-again{suffix}", inputs=values | inputs).follow(canary)
+        _promote(pipeline, model, serve, server, second_verification, [])
     pipeline.scope().guarded += [block.name, canary.name, promotion.name]
-    return last
+    return second_verification
 
 
 def _canary(pipeline: Pipeline, model: str, serve: Any, server: str, verified: Block) -> Block:
@@ -151,7 +151,7 @@ def _canary(pipeline: Pipeline, model: str, serve: Any, server: str, verified: B
 
 
 def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: list[str], **options: Any) -> None:
-    """End the candidate's share of the requests, or the shares of all candidates of this workflow without `server`."""
+    """End the share of the candidate `server`; if `server` is empty, the shares of all candidates of this workflow."""
     if serve.canary.gateway:
         key = ("unshare", model)
         if key not in pipeline.templates:
@@ -163,7 +163,7 @@ def _unshare(pipeline: Pipeline, model: str, serve: Any, server: str, after: lis
     pipeline.delete("unshare", "deployment", objects, after, **options)
 
 
-def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Block, earlier: list[str]) -> Block:
+def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Block, earlier_tasks: list[str]) -> Block:
     """Add the tasks after a promotion: switch traffic, scale old servers to zero, delete expired and failed servers."""
     champion = pipeline.container("steps.champion", "champion", False)
     template = switch(pipeline.template_name, champion, model, serve)
@@ -172,15 +172,15 @@ def _promote(pipeline: Pipeline, model: str, serve: Any, server: str, block: Blo
     if serve.canary:
         _unshare(pipeline, model, serve, server, [switch_task.name])
     is_champion = f"'{{{{tasks.{switch_task.name}.outputs.parameters.deployment}}}}' == '{server}'"
-    expired = block.outputs.expired
-    pipeline.delete("expire", OBJECTS, "{{item}}", [switch_task.name], with_param=expired, when=is_champion)
-    _withdraw(pipeline, server, [*earlier, block.name])
+    expired_servers = block.outputs.expired
+    pipeline.delete("expire", OBJECTS, "{{item}}", [switch_task.name], with_param=expired_servers, when=is_champion)
+    _withdraw(pipeline, server, [*earlier_tasks, block.name])
     pipeline.scope().guarded += [block.name, switch_task.name]
     return block
 
 
 def _withdraw(pipeline: Pipeline, server: str, tasks: list[str]) -> None:
-    """Delete the new servers if one of these tasks fails."""
+    """Delete the new servers if one of `tasks` fails."""
     withdraw = pipeline.delete("withdraw", OBJECTS, server)
     withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
 
@@ -198,7 +198,7 @@ def ship(evaluation: Block, *, name: str = "ship", when: Condition | None = None
 def decide(model: Block, **inputs: Any) -> Block:
     """Evaluate and ship a model, one run at a time, so that the champion does not change in between; return `evaluate`.
 
-    `inputs`: inputs of `evaluate`. A pipeline with several models writes the group itself.
+    `inputs`: inputs of `evaluate`. A pipeline with several models creates the group itself.
     """
     with group("decide", mutex=current().config.name):
         evaluation = evaluate(model, **inputs)

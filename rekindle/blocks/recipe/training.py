@@ -87,7 +87,8 @@ def _train_families(data: Block, names: list[str], section: TrainConfig, task: s
 def _fit(data: Block, family: str, section: TrainConfig, task: str, model: Any, **inputs: Any) -> Block:
     """Fit a family that is not trained step by step, in one pod."""
     config = current().config
-    inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}  # of a training only
+    # only a training has these inputs
+    inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
     values = {"workload": config.workload, "family": family, "train": section.identity()}
     values |= {"model": (model or config.model).model_dump(mode="json")}
     values |= {name: resolve(data, name) for name in ("dataset", "digest")} | inputs
@@ -136,7 +137,7 @@ def _train(data: Block, *, task: str, train: Any, model: Any, **inputs: Any) -> 
     templates, needed = [(template, backend.job)], list[str]()
     scope, unless_cached = pipeline.scope(), pipeline.reuse(name)
     pipeline.localize(scope, values["dataset"], needed)
-    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # avoids the permission to read Secrets
+    apply_before_job("secret", run_secret(job_name), flags=["--server-side"])  # needs no permission to read Secrets
     if maker := backend.runtime:
         templates.append((apply_before_job("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = pipeline.add(name, template, {} if backend.runtime else arguments, unless_cached, needed)

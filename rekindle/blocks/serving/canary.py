@@ -1,4 +1,4 @@
-"""A share of the traffic for a candidate: approximately, by its number of pods, or exactly, by an HTTPRoute.
+"""Gives a candidate a share of the traffic: approximately by its number of pods, or exactly by an HTTPRoute.
 
 steps.canary decides the share and when it grows. The template `rollout` applies the share and calls itself until the
 step ends the rollout, so the template does not depend on the number of `serve.canary.steps`.
@@ -17,7 +17,7 @@ from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, labels
 from rekindle.release.config import PORT, ServeConfig
 from rekindle.step import to_text
 
-CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of labels
+CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # keys of the labels of a canary's objects
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
 OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary : tasks.next.outputs.parameters.canary"
@@ -26,7 +26,7 @@ OUTCOME_EXPRESSION = f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary :
 def rollout(
     unique_name: Callable[[str], str], watch: Container, model: str, serve: ServeConfig, servers: Manifest
 ) -> DAG:
-    """Increase a candidate's share from `percent` (at first 0) to the last step; the output `canary` has the outcome.
+    """Return a DAG that increases a candidate's share from `percent`, at first 0; its output `canary` has the outcome.
 
     `unique_name` returns unique template names, `watch` is the template of steps.canary, and `servers` is the
     candidate's Deployment.
@@ -76,7 +76,9 @@ def _canary_deployment(servers: Manifest, model: str) -> Manifest:
 
 
 def route(model: str, serve: ServeConfig, server: str = "") -> Manifest:
-    """Return an HTTPRoute that sends a model's requests to its Service, and `percent` of them, or copies, to `server`.
+    """Return an HTTPRoute that sends a model's requests to its Service.
+
+    `server` gets `percent` of the requests or, as a shadow, a copy of each request.
 
     Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
     """

@@ -25,7 +25,7 @@ SCORING_LABEL = {"app.kubernetes.io/component": "scoring"}
 
 
 def labels(model: str, server: str = "") -> dict[str, str]:
-    """Return the labels of a model's objects or, with `server`, of one of its Deployments."""
+    """Return the labels of a model's objects or, with `server`, of the model's Deployment `server`."""
     instance = {"app.kubernetes.io/instance": server} if server else {}
     return {"app.kubernetes.io/name": model} | instance
 

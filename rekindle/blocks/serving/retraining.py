@@ -8,7 +8,7 @@ from rekindle.blocks.resource import apply
 
 
 def retraining(pipeline: str) -> Resource:
-    """Start a run of `pipeline` without waiting for it; its name has the form of scheduled runs.
+    """Return a template that starts a run of `pipeline` and does not wait; the run is named like scheduled runs.
 
     The workflow's ServiceAccount needs the permissions of `rekindle platform render --with retraining`.
     """

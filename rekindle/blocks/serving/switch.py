@@ -24,10 +24,10 @@ HAS_PODS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # the earlie
 
 
 def switch(unique_name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
-    """Switch clients to the Deployment `server` if it serves the champion; scale the `retained` Deployments to zero.
+    """Return a DAG that switches clients to the Deployment `server` if `server` serves the champion.
 
-    `unique_name` returns unique template names, `champion` is the template of steps.champion. The output `deployment`
-    is the Deployment that serves the champion.
+    The DAG scales the Deployments in its input `retained` to zero. `unique_name` returns unique template names, and
+    `champion` is the template of steps.champion. The output `deployment` is the Deployment that serves the champion.
     """
     deployment_fields = {
         "server": "{.metadata.name}",
@@ -77,7 +77,7 @@ def switch(unique_name: Callable[[str], str], champion: Container, model: str, s
 
 
 def _read_template(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
-    """Return the template that reads fields of an object; they are empty if it does not exist."""
+    """Return the template that reads fields of an object; the fields are empty if the object does not exist."""
     return Resource(
         name=name,
         action="get",

@@ -20,17 +20,18 @@ DAY = click.DateTime(["%Y-%m-%d"])
 @configured
 @click.option("--from", "first_day", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
 @click.option("--to", "last_day", type=DAY, required=True, metavar="DATE", help="Last day, included.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of parallel runs.")
 @cluster_flag
 @output_option("text", "json")
 def backfill(
     source: Source, first_day: datetime, last_day: datetime, parallel: int, cluster: Cluster | None, as_json: bool
 ) -> int:
-    """Run the missed runs of a schedule, with the data of their time.
+    """Run the missed runs of a schedule, each with the data of its scheduled time.
 
-    One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but none is
-    released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the
-    schedule that `rekindle schedule CONFIG` applied. Exit codes: 0 all succeeded, 1 one failed, 2 bad usage or config.
+    One run is started for each time of schedule.cron between two days. Models are evaluated and recorded, but no model
+    is released. If the command is stopped or killed, repeat it to continue. On a cluster, the runs are created from the
+    schedule that `rekindle schedule CONFIG` applied. Exit codes: 0 all runs succeeded, 1 a run failed, 2 bad usage or
+    config.
 
     Example:
       rekindle backfill configs/demo.yaml --from 2026-03-01 --to 2026-05-31 --parallel 2

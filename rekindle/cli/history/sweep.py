@@ -18,7 +18,7 @@ from rekindle.errors import ConfigError
 
 
 def check_sweep(config: Any) -> None:
-    """Raise ConfigError if the config is not a sweep, its data does not exist, or it cannot be trained."""
+    """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload cannot be trained."""
     from rekindle.training.search.config import Sweep
 
     if not isinstance(getattr(config, "sweep", None), Sweep):
@@ -31,7 +31,7 @@ def check_sweep(config: Any) -> None:
 
 @command
 @configured
-@click.option("--of", "name", type=Name(), metavar="RUN", help="Run whose trials to show instead of starting one.")
+@click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of this run; start no sweep.")
 @cluster_flag
 @output_option("text", "json")
 @ask_option
@@ -53,9 +53,9 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         raise click.UsageError("give a config with a section `sweep`, or --of RUN to show the trials of a run.")
     if name:
         with run_output(as_json):
-            listed = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
-        table = "\n".join(listed["table"])
-        click.echo(json.dumps({"workflow": name, "trials": listed["trials"]}, indent=2) if as_json else table)
+            sweep_trials = trials.trials_on_cluster(cluster, name) if cluster else trials.trials_here(home(), name)
+        table = "\n".join(sweep_trials["table"])
+        click.echo(json.dumps({"workflow": name, "trials": sweep_trials["trials"]}, indent=2) if as_json else table)
         return 0
     if cluster:
         raise click.UsageError("--cluster needs --of RUN: to run a sweep on a cluster, use `rekindle submit CONFIG`.")
@@ -69,7 +69,7 @@ def sweep(source: Source, name: str | None, cluster: Cluster | None, as_json: bo
         with redirect_stdout(out) if as_json else nullcontext():
             code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
         result = json.loads(out.getvalue()) if as_json else {"workflow": runs.newest(home())}
-        listed = trials.trials_here(home(), result["workflow"])
-    listing = json.dumps(result | {"trials": listed["trials"]})
-    click.echo(listing if as_json else "\n".join(["", *listed["table"]]))
+        sweep_trials = trials.trials_here(home(), result["workflow"])
+    listing = json.dumps(result | {"trials": sweep_trials["trials"]})
+    click.echo(listing if as_json else "\n".join(["", *sweep_trials["table"]]))
     return code

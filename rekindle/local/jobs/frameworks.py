@@ -1,4 +1,4 @@
-"""Differences between the training operator's kinds of jobs: their end, and the environment of their pods.
+"""Differences between the training operator's kinds of jobs: when a job ends, and the environment of its pods.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, and pytorch/envvar.go, elastic.go, tensorflow/tensorflow.go,
 xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go, mpi/mpijob_controller.go.
@@ -63,7 +63,7 @@ def operator_environment(obj: Object, role: str, index: int, address: Address) -
 
 
 def port_of(obj: Object, role: str) -> int:
-    """Return the container port with the operator's port name, or the operator's default."""
+    """Return the container port with the operator's port name, or the operator's default port."""
     name, default = JOBS[obj["kind"]].port
     ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
     return next((port["containerPort"] for port in ports if port.get("name") == name), default)
@@ -183,7 +183,7 @@ def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]
     return env | {name: value for name, value in intel_variables.items() if name not in container_names}
 
 
-# kind → function of the job, role, index and address function
+# kind of job → function that returns the variables of a pod, from the job, the pod's role and index, and addresses
 ENVIRONMENTS: dict[str, Callable[[Object, str, int, Address], dict[str, str]]] = {
     "PyTorchJob": _pytorch,
     "TFJob": _tensorflow,

@@ -34,13 +34,13 @@ def pods_of(obj: Object) -> dict[str, PodIndex]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures`: for each Job, the number of failed pods that count."""
+    """The controller of JobSets. `Job.failures`: number of failed pods by Job, for the Job's backoffLimit."""
 
     kind = "JobSet"
     pods_of = staticmethod(pods_of)
 
     def check(self, obj: Object) -> None:
-        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot run here."""
+        """Raise ConfigError for a JobSet that its webhook or the API server rejects, or that cannot run locally."""
         Controller.check(self, obj)
         reject_invalid(obj)
         name, spec = obj["metadata"]["name"], obj["spec"]
@@ -49,13 +49,18 @@ class JobSets(TrainingJobs):
         for pod in (f"{pod}-abcde" for pod in pods_of(obj)):
             if len(pod) > 63:
                 raise ConfigError(
-                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten metadata.name to get 63."
+                    f"JobSet {name}: the pod name {pod} has {len(pod)} characters: shorten metadata.name, so that the "
+                    "pod name has at most 63."
                 )
         for job in spec["replicatedJobs"]:
             sole_container(_job_spec(job)["template"]["spec"], f"JobSet {name}: {job['name']}")
-        current = self.read(name)
-        status = (current or {}).get("status") or {}
-        if current and not is_finished(status) and current["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+        current_job_set = self.read(name)
+        status = (current_job_set or {}).get("status") or {}
+        if (
+            current_job_set
+            and not is_finished(status)
+            and current_job_set["spec"].get("replicatedJobs") != spec["replicatedJobs"]
+        ):
             raise ConfigError(f"JobSet {name}: spec.replicatedJobs: field is immutable.")
 
     def _advance(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
@@ -74,9 +79,9 @@ class JobSets(TrainingJobs):
 
     def _run(self, obj: Object, job: Job, status: Object, succeeded_pods: set[str]) -> None:
         """Start missing pods, handle pods that ended, and apply the failure and success policies."""
-        pods, terminating = pods_of(obj), {pod.name for pod in job.terminating}
+        pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (role, _, index) in pods.items():
-            if pod not in {*job.pods, *succeeded_pods, *terminating}:
+            if pod not in {*job.pods, *succeeded_pods, *terminating_names}:
                 job.pods[pod] = self._start_pod(obj, pod, role, index)
         jobs = {entry["name"]: entry for entry in obj["spec"]["replicatedJobs"]}
         for pod in list(job.pods.values()):
@@ -117,10 +122,10 @@ class JobSets(TrainingJobs):
         only_this_job = action.startswith("RestartJobAnd")
         if not only_this_job:
             status["restarts"] += 1
-        restarted = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
-        self._remove(job, [name for name in restarted if name in job.pods])
-        succeeded_pods -= set(restarted)
-        for name in restarted:
+        restarted_pods = [name for name, (_, pod_owner, _) in pods.items() if not only_this_job or pod_owner == owner]
+        self._remove(job, [name for name in restarted_pods if name in job.pods])
+        succeeded_pods -= set(restarted_pods)
+        for name in restarted_pods:
             job.failures.pop(pods[name][1], None)
 
     def _start_pod(self, obj: Object, name: str, role: str, index: int) -> Pod:
@@ -170,15 +175,15 @@ def _job_statuses(obj: Object, job: Job, succeeded_pods: set[str]) -> list[Objec
         counts[role]["active"] += bool(running)
         counts[role]["ready"] += len(running) + sum(pod in succeeded_pods for pod in pods) == len(pods)
         counts[role]["suspended"] += bool(obj["spec"].get("suspend"))
-    kinds = ("active", "failed", "ready", "succeeded", "suspended")
-    return [{"name": name, **{kind: count[kind] for kind in kinds}} for name, count in sorted(counts.items())]
+    states = ("active", "failed", "ready", "succeeded", "suspended")
+    return [{"name": name, **{state: count[state] for state in states}} for name, count in sorted(counts.items())]
 
 
-def _set_condition(status: Object, kind: str, reason: str, message: str, value: str = "True") -> None:
-    current = condition(status, kind)
+def _set_condition(status: Object, condition_type: str, reason: str, message: str, value: str = "True") -> None:
+    current = condition(status, condition_type)
     if current and (current["status"], current["reason"]) == (value, reason):
         return
-    entry = {"type": kind, "status": value, "reason": reason, "message": message}
+    entry = {"type": condition_type, "status": value, "reason": reason, "message": message}
     entry["lastTransitionTime"] = timestamp(time.time())
     conditions = status.setdefault("conditions", [])
     if current:
@@ -187,9 +192,9 @@ def _set_condition(status: Object, kind: str, reason: str, message: str, value: 
         conditions.append(entry)
 
 
-def _end(status: Object, kind: str, reason: str, message: str) -> None:
-    _set_condition(status, kind, reason, message)
-    status["terminalState"] = kind
+def _end(status: Object, state: str, reason: str, message: str) -> None:
+    _set_condition(status, state, reason, message)
+    status["terminalState"] = state
 
 
 class TrainJobs(Controller):
@@ -241,7 +246,10 @@ class TrainJobs(Controller):
 
 
 def _with_trainer(entry: Object, nodes: int, trainer: Object) -> Object:
-    """Return a job of the runtime; set nodes, command and image of the trainer's. Source: plugins/torch/torch.go."""
+    """Return a job of the runtime; the job of the trainer gets the nodes, command and image of `trainer`.
+
+    Source: plugins/torch/torch.go.
+    """
     labels = ((entry.get("template") or {}).get("metadata") or {}).get("labels") or {}
     if labels.get("trainer.kubeflow.org/trainjob-ancestor-step") != "trainer":
         return entry

@@ -1,4 +1,4 @@
-"""Kinds of objects that run here, in addition to Kubernetes' own: training jobs, JobSets and TrainJobs."""
+"""Kinds of objects that run locally: the kinds of argolocal, training jobs, JobSets and TrainJobs."""
 
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Services

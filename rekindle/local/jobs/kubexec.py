@@ -27,8 +27,8 @@ def main(folder: str, pod: str, *command: str) -> int:
     poll = select.poll()
     for fd in (pod_fd, os.pidfd_open(child.pid)):
         poll.register(fd, select.POLLIN)
-    exited = [fd for fd, _ in poll.poll()]
-    if exited == [pod_fd]:
+    ended_fds = [fd for fd, _ in poll.poll()]
+    if ended_fds == [pod_fd]:
         child.kill()
         print(f"{pod} has ended", file=sys.stderr)
     code = child.wait()

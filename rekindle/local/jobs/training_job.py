@@ -33,7 +33,7 @@ from rekindle.local.jobs.frameworks import (
     tolerates_failure,
 )
 
-MIN_RETRYABLE_CODE = 128  # with restartPolicy ExitCode, exit codes from this one on restart the pod
+MIN_RETRYABLE_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
 SUCCEEDED_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
@@ -167,13 +167,13 @@ class TrainingJobs(Controller):
             self._finish(_clean_policy(spec), job, status)
 
     def _sync_pods(self, obj: Object, job: Job, succeeded_pods: set[str]) -> None:
-        """Create missing pods, delete surplus ones."""
-        desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
-        for pod, (role, index) in desired.items():
-            waits = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
-            if not waits and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating}:
+        """Create missing pods, and delete surplus pods."""
+        desired_pods, terminating_names = pods_of(obj), {pod.name for pod in job.terminating}
+        for pod, (role, index) in desired_pods.items():
+            must_wait = role == "Launcher" and not mpi.all_workers_run(obj, job.pods)
+            if not must_wait and pod not in {*job.pods, *succeeded_pods, *job.failures, *terminating_names}:
                 job.pods[pod] = self._pod(obj, pod, role, index)
-        self._remove(job, [pod for pod in job.pods if pod not in desired])
+        self._remove(job, [pod for pod in job.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
             mpi.write_processes(self._files(obj), job.pods)
 
@@ -277,18 +277,21 @@ def find_exceeded_limit(policy: Object, status: Object, job: Job) -> str:
     restarts = sum(pod.restarts for pod in job.pods.values() if pod.running)
     if policy.get("backoffLimit") is not None and restarts >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"
-    started = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
-    if policy.get("activeDeadlineSeconds") is not None and time.time() - started >= policy["activeDeadlineSeconds"]:
+    start_seconds = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    if (
+        policy.get("activeDeadlineSeconds") is not None
+        and time.time() - start_seconds >= policy["activeDeadlineSeconds"]
+    ):
         return "was active longer than specified deadline"
     return ""
 
 
-def condition(status: Object, kind: str) -> Object | None:
-    return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
+def condition(status: Object, condition_type: str) -> Object | None:
+    return next((entry for entry in status.get("conditions") or [] if entry["type"] == condition_type), None)
 
 
 def is_finished(status: Object) -> bool:
-    return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
+    return any(condition(status, name) for name in ("Succeeded", "Completed", "Failed"))
 
 
 def is_suspended(status: Object) -> bool:
@@ -296,17 +299,18 @@ def is_suspended(status: Object) -> bool:
 
 
 def set_condition(
-    status: Object, job_kind: str, kind: str, message: str, reason: str = "", value: str = "True"
+    status: Object, job_kind: str, condition_type: str, message: str, reason: str = "", value: str = "True"
 ) -> None:
-    """Append a condition like the operator: Failed is final, Running and Restarting replace each other."""
-    reason = f"{job_kind}{reason or kind}"
-    current = condition(status, kind)
+    """Append a condition as the operator does: Failed is final, Running and Restarting replace each other."""
+    reason = f"{job_kind}{reason or condition_type}"
+    current = condition(status, condition_type)
     if condition(status, "Failed") or (current and (current["status"], current["reason"]) == (value, reason)):
         return
-    opposite = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
-    kept = [entry for entry in status.get("conditions") or [] if entry["type"] not in (kind, opposite)]
-    if kind in ("Succeeded", "Failed", "Suspended"):
-        kept = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in kept]
+    opposite = {"Running": "Restarting", "Restarting": "Running"}.get(condition_type)
+    conditions = [entry for entry in status.get("conditions") or [] if entry["type"] not in (condition_type, opposite)]
+    if condition_type in ("Succeeded", "Failed", "Suspended"):
+        conditions = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in conditions]
     stamp = timestamp(time.time())
     times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
-    status["conditions"] = [*kept, {"type": kind, "status": value, "reason": reason, "message": message, **times}]
+    entry = {"type": condition_type, "status": value, "reason": reason, "message": message, **times}
+    status["conditions"] = [*conditions, entry]

@@ -1,8 +1,8 @@
 """Serve many connections with few threads: an idle client, or a client that sends its head slowly, holds no thread.
 
-A thread takes a connection once the complete head of a request has arrived (until then it is only peeked at), answers
-that request, and gives the connection back. A client that sends a body or reads an answer slowly occupies its thread;
-more threads are then started for waiting requests.
+A thread takes a connection once the complete head of a request has arrived (until then, the head is only peeked at),
+answers that request, and gives the connection back. A client that sends a body or reads an answer slowly occupies its
+thread; more threads are then started for waiting requests.
 """
 
 import errno
@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-THREADS = 32  # number of permanent threads; more are started only while all of these wait for slow clients
-BLOCKED_AFTER_S = 0.05  # if no thread takes a waiting request within this time, all threads are blocked
+THREADS = 32  # number of permanent threads; while all of them wait for slow clients, more threads are started
+BLOCKED_AFTER_S = 0.05  # if no thread takes a waiting request within this time, all threads count as blocked
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
 STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
 NEXT_REQUEST_TIMEOUT_S = 0.02  # how long a thread waits for the next request: passing the connection back costs more
@@ -65,9 +65,9 @@ class Connections:
                 last_progress = time.monotonic()
             if time.monotonic() - last_cleanup > IDLE_TIMEOUT_S / 10:
                 last_cleanup = time.monotonic()
-                oldest = last_cleanup - IDLE_TIMEOUT_S
+                start_limit = last_cleanup - IDLE_TIMEOUT_S
                 self._close(
-                    *(connection for connection, since in list(self.silent_connections.values()) if since < oldest)
+                    *(connection for connection, since in list(self.silent_connections.values()) if since < start_limit)
                 )
 
     def _accept(self) -> None:
@@ -89,7 +89,7 @@ class Connections:
                 self._close_oldest()
 
     def _check(self, connection: socket.socket) -> None:
-        """Pass a connection with a complete head to a thread; close it if it ended or the head is too long."""
+        """Pass a connection to a thread if its head is complete; close it if the client left or its head is long."""
         try:
             data = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -115,9 +115,9 @@ class Connections:
     def _should_stay(self) -> bool:
         """Return True if this thread should wait for another request."""
         with self.lock:
-            stays = self.threads <= THREADS or not self.ready_connections.empty()
-            self.threads -= not stays
-            return stays
+            should_stay = self.threads <= THREADS or not self.ready_connections.empty()
+            self.threads -= not should_stay
+            return should_stay
 
     def _work(self) -> None:
         while self._should_stay():
@@ -166,15 +166,15 @@ class Connections:
 
 
 def find_fault(head: bytes) -> str:
-    """Return an error message if parsers may interpret a line of the head differently, else "".
+    """Return an error message for a line of the head that parsers may interpret differently, or "".
 
     Python's own parser ends the headers at such a line, and would read a body as another request.
     """
     first, *lines = head.removesuffix(HEAD_END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(first):
         return f"the request line is {first[:80]!r}: it must be METHOD TARGET HTTP/1.1."
-    invalid = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
-    return "" if invalid is None else f"a header line is {invalid[:80]!r}: it must be NAME: VALUE."
+    invalid_line = next((line for line in lines if not HEADER_LINE.fullmatch(line)), None)
+    return "" if invalid_line is None else f"a header line is {invalid_line[:80]!r}: it must be NAME: VALUE."
 
 
 def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:

@@ -3,7 +3,7 @@
 MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once, in the address that
 `rekindle ui` prints, and gets a cookie that is valid for the life of this process. Requests are checked by their heads,
 before MLflow reads a byte. Pages of other origins, including other ports of this machine and host names that were
-redirected here (DNS rebinding), cannot use the login of a browser.
+redirected to this machine (DNS rebinding), cannot use the login of a browser.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from rekindle.local.services.connections import response
 
 Headers = Mapping[str, list[str]]
-HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: `ssh -L` may forward another one
+HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")  # any port: `ssh -L` may forward another port
 HINT = "open the address that `rekindle ui` prints, or set MLFLOW_TRACKING_TOKEN as `rekindle env` prints it."
 # a page instead of an HTTP redirect, which would still count as cross-site and so lack the strict cookie; the fragment
 # of the address names MLflow's page
@@ -44,8 +44,8 @@ class Login:
         hosts = headers.get("host", [])
         if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or not target.startswith("/"):
             return _refusal(403, f"the host is {', '.join(hosts)[:80]!r}: it must be localhost or 127.0.0.1.")
-        if others := [origin for origin in headers.get("origin", []) if origin != f"http://{hosts[0]}"]:
-            return _refusal(403, f"the origin is {others[0][:80]!r}: only MLflow's own pages may send requests.")
+        if origins := [origin for origin in headers.get("origin", []) if origin != f"http://{hosts[0]}"]:
+            return _refusal(403, f"the origin is {origins[0][:80]!r}: only MLflow's own pages may send requests.")
         if self._has_token(headers) or (self._has_cookie(headers) and not _is_cross_site(method, headers)):
             return None
         tokens = parse_qs(query).get("token", []) if (method, path) == ("GET", "/") else []
@@ -76,6 +76,6 @@ def _equal(actual: str, expected: str) -> bool:
 
 
 def _refusal(status: int, message: str) -> bytes:
-    """Return an error in MLflow's format, which its client shows."""
+    """Return an error in MLflow's format, which MLflow's client shows."""
     code = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}[status]
     return response(status, json.dumps({"error_code": code, "message": message}), "", "application/json")

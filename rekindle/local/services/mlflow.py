@@ -6,8 +6,8 @@
 seconds and 500 MB. This module serves the same Flask application (as `mlflow server --gunicorn-opts`) from threads of
 the process that migrated the database: 3 seconds and half the memory. Artifacts are proxied, so clients need only
 MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN; the server itself accesses them with MLFLOW_S3_ENDPOINT_URL and AWS_*.
-login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too late: its server has
-already read the request, and keeps a thread for it.
+login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too late: the HTTP
+server has already read the request, and keeps a thread for it.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
 
-TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # the environment variable
+TOKEN_VARIABLE = "MLFLOW_TRACKING_TOKEN"  # nosec B105  # name of an environment variable
 ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
-# allowed sources of model versions; the server does not read from them
+# allowed sources of model versions; the server does not read from these sources
 SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 
 
@@ -59,7 +59,7 @@ def settings(store: str, artifacts: str) -> Mapping[str, str]:
 
 
 def confine(destination: str) -> None:
-    """Restrict MLflow to artifacts below ROOT, stored at `destination`, in the bucket of `destination`.
+    """Restrict MLflow to artifacts below ARTIFACT_ROOT that are stored in the bucket of `destination`.
 
     MLflow would otherwise follow paths on this machine, links, and every address that its libraries support.
     """
@@ -74,7 +74,7 @@ def confine(destination: str) -> None:
     def make_confined(uri: str, **options: Any) -> Any:
         # the whole bucket is allowed: the page of a model version reads the signature of its release
         if not uri.startswith(bucket):
-            raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}: store artifacts there.")
+            raise MlflowException.invalid_parameter_value(f"{uri} is not below {bucket}, where artifacts must be.")
         return make_repository(uri, **options)
 
     repositories.clear()
@@ -86,7 +86,7 @@ def confine(destination: str) -> None:
                 not artifact_location.startswith(ARTIFACT_ROOT) or artifact_location.startswith(f"{ARTIFACT_ROOT}/")
             ):
                 raise MlflowException.invalid_parameter_value(
-                    f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT}. Leave it out."
+                    f"artifact_location is {artifact_location}: it must start with {ARTIFACT_ROOT}, or be left out."
                 )
             return super().create_experiment(name, artifact_location, tags)
 
@@ -140,8 +140,8 @@ def main() -> None:
     confine(args.artifacts)
     create_database(args.store)
     initialize_backend_stores(args.store, None, ARTIFACT_ROOT)
-    listening = socket.socket(fileno=args.fd)
-    port = listening.getsockname()[1]
+    listening_socket = socket.socket(fileno=args.fd)
+    port = listening_socket.getsockname()[1]
     # used only as data for Handler: this server is never started
     server = make_server("127.0.0.1", port, app, threaded=True, fd=args.fd)
     login = Login(token, port)
@@ -153,7 +153,7 @@ def main() -> None:
             Handler(connection, head)
         return False
 
-    Connections(listening, answer).serve_forever()
+    Connections(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

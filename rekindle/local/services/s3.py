@@ -5,8 +5,8 @@
 No installable server both honours conditions and keeps files: moto holds everything in memory, rclone, s3rver and
 localbucket accept a conditional write that must fail, ministack answers 200 after a failed disk write. This server
 supports the requests of boto3, polars and MLflow (path style): objects, ranges, conditions, checksums, aws-chunked
-bodies, multipart, ListObjectsV2; it answers all others with 501. s3_files.py has the format on disk. Clients sign
-(signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
+bodies, multipart, ListObjectsV2; it answers all other requests with 501. s3_files.py has the format on disk. Clients
+sign (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the server's environment.
 """
 
 import argparse
@@ -51,8 +51,8 @@ class Handler(Request):
 
     def act(self) -> None:
         kind = "object" if self.key else "bucket" if self.bucket else "service"
-        unknown = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
-        parameter = next(iter([*unknown, *(name for name in SUBRESOURCES if name in self.query)]), "")
+        unknown_parameters = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
+        parameter = next(iter([*unknown_parameters, *(name for name in SUBRESOURCES if name in self.query)]), "")
         action = ROUTES.get((self.command, kind, parameter))
         if not action:
             raise S3Error(501, "NotImplemented", f"{self.command} {kind} {parameter} is not supported here.")
@@ -60,9 +60,9 @@ class Handler(Request):
 
     def attributes(self) -> dict[str, str]:
         """Return the request's headers that are stored with an object."""
-        lower = {name.lower(): value for name, value in self.headers.items()}
-        coding = lower.get("content-encoding", "").replace("aws-chunked", "").strip(", ")
-        headers = {k: v for k, v in lower.items() if k in STORED_HEADERS or k.startswith("x-amz-meta-")}
+        values = {name.lower(): value for name, value in self.headers.items()}
+        coding = values.get("content-encoding", "").replace("aws-chunked", "").strip(", ")
+        headers = {k: v for k, v in values.items() if k in STORED_HEADERS or k.startswith("x-amz-meta-")}
         return headers | ({"content-encoding": coding} if coding else {})
 
     def save(self) -> Path:
@@ -71,8 +71,10 @@ class Handler(Request):
         checksum_names = [
             name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")
         ]
-        if unknown := [name for name in checksum_names if name.rpartition("-")[2] not in CHECKSUMS]:
-            raise S3Error(501, "NotImplemented", f"{unknown[0]} is not supported: use {', '.join(CHECKSUMS)}.")
+        if unknown_checksums := [name for name in checksum_names if name.rpartition("-")[2] not in CHECKSUMS]:
+            raise S3Error(
+                501, "NotImplemented", f"{unknown_checksums[0]} is not supported: use {', '.join(CHECKSUMS)}."
+            )
         hashes: dict[str, Hash] = {name: CHECKSUMS[name.rpartition("-")[2]]() for name in checksum_names}
         hashes["content-md5"] = hashlib.md5(usedforsecurity=False)
 
@@ -90,7 +92,7 @@ class Handler(Request):
         return self.files.write(self.receive(hashes, names), finish)
 
     def parse_xml(self) -> ElementTree.Element:
-        """Parse the request's body as XML; remove the namespace from its tags."""
+        """Parse the request's body as XML; remove the XML namespace from its tags."""
         if self.unread_bytes > MAX_XML_BYTES:
             raise S3Error(400, "MalformedXML", f"a body of {self.unread_bytes} bytes is too large.")
         text = b"".join(bytes(block) for block in self.receive({}, {}))
@@ -110,7 +112,7 @@ class Handler(Request):
         if match and not current:
             raise S3Error(404, "NoSuchKey", f"If-Match is {match}, but the object does not exist.")
         if match and current and match != "*" and match.strip('"') != current["etag"]:
-            raise S3Error(412, "PreconditionFailed", f'If-Match is {match}, the object is "{current["etag"]}".')
+            raise S3Error(412, "PreconditionFailed", f'If-Match is {match}, the ETag is "{current["etag"]}".')
         if none_match and current and (none_match == "*" or none_match.strip('"') == current["etag"]):
             status = 304 if self.command in ("GET", "HEAD") else 412
             raise S3Error(status, "PreconditionFailed", f"If-None-Match is {none_match}, but the object exists.")
@@ -120,9 +122,17 @@ class Handler(Request):
         with_checksums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get(
             "range"
         )
-        stored = {k: v for k, v in meta["headers"].items() if with_checksums or not k.startswith("x-amz-checksum-")}
-        requested = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
-        return {"content-type": "binary/octet-stream", **stored, **requested, **fields, "Accept-Ranges": "bytes"}
+        stored_headers = {
+            k: v for k, v in meta["headers"].items() if with_checksums or not k.startswith("x-amz-checksum-")
+        }
+        requested_headers = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
+        return {
+            "content-type": "binary/octet-stream",
+            **stored_headers,
+            **requested_headers,
+            **fields,
+            "Accept-Ranges": "bytes",
+        }
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
@@ -146,16 +156,16 @@ class Handler(Request):
         token = base64.urlsafe_b64decode(query.get("continuation-token", "")).decode() or query.get("start-after", "")
         page = self.files.page(self.bucket, prefix, delimiter, token, min(1000, int(limit)))
         next_token = base64.urlsafe_b64encode(page.next_after.encode()).decode()
-        optional = {"NextContinuationToken": next_token} if next_token else {}
+        optional_fields = {"NextContinuationToken": next_token} if next_token else {}
         items = [
             xml("Contents", Key=encode(meta["key"]), LastModified=iso_time(meta["modified"]),
                 ETag=f'"{meta["etag"]}"', Size=meta["size"], StorageClass="STANDARD") for meta in page.entries
         ]  # fmt: skip
         items += [xml("CommonPrefixes", Prefix=encode(name)) for name in page.common_prefixes]
-        optional |= {"EncodingType": "url"} if encode is quote else {}
+        optional_fields |= {"EncodingType": "url"} if encode is quote else {}
         body = xml("ListBucketResult", *items, Name=self.bucket, Prefix=encode(prefix), Delimiter=encode(delimiter),
                    MaxKeys=limit, KeyCount=len(items), IsTruncated=str(bool(next_token)).lower(),
-                   **optional)  # fmt: skip
+                   **optional_fields)  # fmt: skip
         self.answer(200, body=body)
 
     def delete_objects(self) -> None:
@@ -163,8 +173,8 @@ class Handler(Request):
         keys = [element.findtext("Key") or "" for element in request.iter("Object")]
         for key in keys:
             self.files.delete(self.bucket, key)
-        quiet = (request.findtext("Quiet") or "").lower() == "true"
-        self.answer(200, body=xml("DeleteResult", *([] if quiet else [xml("Deleted", Key=key) for key in keys])))
+        is_quiet = (request.findtext("Quiet") or "").lower() == "true"
+        self.answer(200, body=xml("DeleteResult", *([] if is_quiet else [xml("Deleted", Key=key) for key in keys])))
 
     def put_object(self) -> None:
         if self.headers.get("x-amz-copy-source"):
@@ -182,9 +192,10 @@ class Handler(Request):
             raise S3Error(501, "NotImplemented", "copying a version or into a multipart upload is not supported.")
         file, meta = self.files.open(bucket, key)
         replace = self.headers.get("x-amz-metadata-directive", "").upper() == "REPLACE"
-        new = {"key": self.key, "etag": meta["etag"], "headers": self.attributes() if replace else meta["headers"]}
+        headers = self.attributes() if replace else meta["headers"]
+        copied_meta = {"key": self.key, "etag": meta["etag"], "headers": headers}
         with file:
-            path = self.files.write(blocks([(file, meta["size"])]), lambda _: new)
+            path = self.files.write(blocks([(file, meta["size"])]), lambda _: copied_meta)
         meta = self.files.commit(self.bucket, self.key, path, self.check_conditions)
         self.answer(
             200, body=xml("CopyObjectResult", ETag=f'"{meta["etag"]}"', LastModified=iso_time(meta["modified"]))
@@ -271,7 +282,7 @@ ROUTES: dict[tuple[str, str, str], Callable[[Handler], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.s3", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="directory of the objects")
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free port)")
     parser.add_argument("--fd", type=int, help="descriptor of a listening socket to use instead of --port")
     parser.add_argument("--bucket", action="append", default=[], help="bucket to create if it does not exist")
     parser.add_argument("--record", type=Path, help="exit when this JSON file is missing or has another pid")
@@ -281,22 +292,26 @@ def main() -> None:
         raise SystemExit(
             "AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY is not set: clients must sign with them. Set both."
         )
-    listening = socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
-    listening.listen(4096)
+    listening_socket = (
+        socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
+    )
+    listening_socket.listen(4096)
     if args.record:
         end_unless_recorded(args.record)
     files = Files(args.root.resolve())
     for bucket in args.bucket:
         files.create(bucket)
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-    local = threading.local()
+    print(f"http://127.0.0.1:{listening_socket.getsockname()[1]}", flush=True)
+    thread_data = threading.local()
 
     def answer(connection: socket.socket, head: bytes) -> bool:
-        if not hasattr(local, "buffer"):
-            local.buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # memory is allocated only when it is written to
-        return not Handler(connection, head, (access_key, secret_key), local.buffer, files).close_connection
+        if not hasattr(thread_data, "buffer"):
+            thread_data.buffer = memoryview(
+                mmap.mmap(-1, BLOCK_BYTES)
+            )  # memory is allocated only when it is written to
+        return not Handler(connection, head, (access_key, secret_key), thread_data.buffer, files).close_connection
 
-    Connections(listening, answer).serve_forever()
+    Connections(listening_socket, answer).serve_forever()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 20
 MAX_METADATA_BYTES = 16 << 10  # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MIN_PART_BYTES = 5 << 20
-UPLOAD_LIFE_S = 7 * 86400.0  # multipart uploads that are older are removed when the server starts
+UPLOAD_LIFE_S = 7 * 86400.0  # maximum age of a multipart upload when the server starts
 
 
 class S3Error(Exception):
@@ -41,7 +41,7 @@ class S3Error(Exception):
 
 
 class Hash(Protocol):
-    """The interface of hashlib's objects that is used here."""
+    """The methods of hashlib's objects that the S3 endpoint uses."""
 
     def update(self, data: Any, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -91,12 +91,12 @@ class Files:
             fcntl.flock(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SystemExit(
-                f"{root} is in use by another S3 endpoint: only one may use it. Stop the other one."
+                f"{root} is in use by another S3 endpoint: only one endpoint may use it. Stop the other endpoint."
             ) from error
         self.lock = threading.Lock()
         self.index: dict[str, dict[str, dict]] = {}
         self.keys: dict[str, list[str]] = {}
-        # other kinds of entries were not created here (the home may have been copied), and are ignored
+        # entries of other kinds, such as links, are ignored: another program created them (when it copied the home)
         for leftover in _entries(self.temporary, folders=False):
             leftover.unlink()
         for upload in _entries(self.uploads):
@@ -110,7 +110,7 @@ class Files:
     def create(self, bucket: str) -> None:
         """Create a bucket, unless it exists."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
-            raise S3Error(400, "InvalidBucketName", f'"{bucket}": 3 to 63 lower-case letters, digits, dots, hyphens.')
+            raise S3Error(400, "InvalidBucketName", f'"{bucket}" must be 3 to 63 letters (a-z), digits, dots, hyphens.')
         with self.lock:
             (self.buckets / bucket).mkdir(exist_ok=True)
             self.index.setdefault(bucket, {})

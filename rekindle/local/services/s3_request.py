@@ -20,7 +20,7 @@ CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,64}))?\
 
 
 def xml(tag: str, *inner: str, **fields: Any) -> str:
-    """Return an element with one child per field; `inner` is already XML."""
+    """Return an element with one child per field; `inner`: more children, as XML."""
     children = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in fields.items())
     return f"<{tag}>{children}{''.join(inner)}</{tag}>"
 
@@ -53,7 +53,7 @@ class Request(BaseHTTPRequestHandler):
     def __init__(
         self, connection: socket.socket, head: bytes, keys: tuple[str, str], buffer: memoryview, files: Files
     ) -> None:
-        """`keys`: access key and secret key. `buffer`: for the blocks of the body."""
+        """`keys`: access key and secret key. `buffer`: memory for the blocks of the body."""
         self.head, self.keys, self.buffer, self.files = head, keys, buffer, files
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ class Request(BaseHTTPRequestHandler):
         self.handle_one_request()
 
     def handle_expect_100(self) -> bool:
-        return True  # `receive` sends the 100: an invalid write is refused before its body is sent
+        return True  # `receive` sends the status 100: an invalid write is refused before its body is sent
 
     def log_message(self, format: str, *args: Any) -> None:
         return  # requests are not logged; `route` prints the server's own errors

@@ -2,10 +2,10 @@
 
     services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
 
-The first command that needs a service starts it; the service outlives this command and serves all later commands. Its
-port, pid and start time are in `services/<name>.json`. Concurrent commands start only one process (flock). The
-listening socket is created here and passed to the service, so `start` returns immediately and early requests wait
-instead of being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
+The first command that needs a service starts it; the service outlives this command and serves all later commands. The
+port, pid and start time of a service are in `services/<name>.json`. Concurrent commands start only one process (flock).
+The command creates the listening socket and passes it to the service, so `start` returns immediately and early requests
+wait instead of being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
 MLFLOW_TRACKING_URI to use real services.
 """
 
@@ -32,7 +32,7 @@ BUCKET = "rekindle"
 REGION = "us-east-1"
 GRACE_S = 5.0  # time for a service to exit
 SERVICES = ("s3", "mlflow")
-# environment variables with the addresses of real services, to be used instead of the embedded ones
+# environment variables with the addresses of real services, which replace the embedded services
 ADDRESS_VARIABLES = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}
 LOGIN_VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
@@ -41,7 +41,7 @@ ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": Tra
 
 @dataclass(frozen=True)
 class Record:
-    """The saved record of a service; pid 0: stopped."""
+    """The saved record of a service; the pid of a stopped service is 0."""
 
     name: str
     port: int
@@ -66,7 +66,7 @@ class Services:
         self.used_names: set[str] = set()  # names of services that this process uses
 
     def start(self, *names: str) -> None:
-        """Start the services `names` (default: all) unless they run or real ones are set. Returns immediately."""
+        """Start the services `names` (default: all) unless they run or real services are set. Returns immediately."""
         for name in names or SERVICES:
             if self.environ.get(ADDRESS_VARIABLES[name]):
                 continue
@@ -91,10 +91,13 @@ class Services:
                 self.start(name)
 
     def url(self, name: str) -> str:
-        """Return a service's address; start it if needed. Raises StorageError, TrackingError if a real one is down."""
-        if real := self.environ.get(ADDRESS_VARIABLES[name]):
-            _check_reachable(name, real)
-            return real
+        """Return the address of a service; start the service if needed.
+
+        Raises StorageError or TrackingError if a real service is down.
+        """
+        if real_url := self.environ.get(ADDRESS_VARIABLES[name]):
+            _check_reachable(name, real_url)
+            return real_url
         self.start(name)
         record = self.find(name)
         if not record:
@@ -107,7 +110,7 @@ class Services:
         return self.store_environment() | {"MLFLOW_TRACKING_URI": self.url("mlflow")}
 
     def store_environment(self) -> dict[str, str]:
-        """Return the variables of the object store. Starts only that service."""
+        """Return the variables of the object store. Starts only the object store."""
         return {
             "S3_ENDPOINT_URL": self.url("s3"),
             "S3_BUCKET": self.environ.get("S3_BUCKET", BUCKET),
@@ -130,8 +133,8 @@ class Services:
         return f"{address}/?token={self.login()[LOGIN_VARIABLES[0]]}{fragment and '#' + fragment}"
 
     def login(self) -> dict[str, str]:
-        """Return MLFLOW_TRACKING_* for clients (in Secrets): of the environment for a real MLflow, else start the
-        embedded one and return its token."""
+        """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the environment, else start the
+        embedded MLflow and return its token."""
         if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
             return {name: self.environ[name] for name in LOGIN_VARIABLES if self.environ.get(name)}
         self.start("mlflow")
@@ -149,7 +152,7 @@ class Services:
         return self._keep_secret(TOKEN_FILE, {LOGIN_VARIABLES[0]: secrets.token_urlsafe(32)})
 
     def _keep_secret(self, name: str, initial: dict[str, str]) -> dict[str, str]:
-        """Return the content of a file that only its owner can read; write `initial` if it is missing."""
+        """Return the content of a file that only its owner can read; write `initial` if the file is missing."""
         self._make_folder()
         return json.loads(write_once(self.folder / name, json.dumps(initial), 0o600))
 
@@ -170,13 +173,13 @@ class Services:
             return None
 
     def down(self) -> list[str]:
-        """Stop the services of this home and wait for their end; keep the data. Return their names."""
+        """Stop the services of this home and wait for their end; keep the data. Return the services' names."""
         self.used_names.clear()
         if not self.folder.exists():
             return []
         with self._locked():
-            running = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
-            for record in running:
+            running_services = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
+            for record in running_services:
                 end_group(record.pid, record.since, GRACE_S)
                 try:
                     self._write(replace(record, pid=0, since=0))  # the record keeps the port for the next start
@@ -185,7 +188,7 @@ class Services:
             self._forget_token()
             for child in self.children.values():
                 child.wait()
-            return [record.name for record in running]
+            return [record.name for record in running_services]
 
     def _forget_token(self) -> None:
         """Delete the token: clients of the stopped MLflow may send it to another process on the same port."""
@@ -197,20 +200,20 @@ class Services:
         return ERROR_TYPES[name](f"The embedded {name} service {problem}. {log} ends:\n{tail}")
 
     def _launch(self, name: str) -> None:
-        previous = self.find(name)
-        if previous and previous.alive:
+        previous_record = self.find(name)
+        if previous_record and previous_record.alive:
             return  # another command has started the service
-        listening = _listen(previous.port if previous else 0)
-        if name == "mlflow" and previous and listening.getsockname()[1] != previous.port:
+        listening_socket = _listen(previous_record.port if previous_record else 0)
+        if name == "mlflow" and previous_record and listening_socket.getsockname()[1] != previous_record.port:
             self._forget_token()
-        with listening, open(self.folder / f"{name}.log", "ab") as log:
+        with listening_socket, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                python("-m", *self._command(name, listening.fileno())),
-                pass_fds=[listening.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
+                python("-m", *self._command(name, listening_socket.fileno())),
+                pass_fds=[listening_socket.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
-            record = Record(name, listening.getsockname()[1], child.pid, start_time(child.pid) or 0)
+            record = Record(name, listening_socket.getsockname()[1], child.pid, start_time(child.pid) or 0)
         self._write(record)
         confirm_recorded(child)
 
@@ -218,12 +221,12 @@ class Services:
         write_atomically(self.folder / f"{record.name}.json", json.dumps(asdict(record)))
 
     def _command(self, name: str, fd: int) -> list[str]:
-        common = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
+        common_flags = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
         if name == "s3":
-            return ["rekindle.local.services.s3", *common, "--root", str(self.home / "s3"), "--bucket", BUCKET]
+            return ["rekindle.local.services.s3", *common_flags, "--root", str(self.home / "s3"), "--bucket", BUCKET]
         bucket = self.environ.get("S3_BUCKET", BUCKET)
         store, artifacts = f"sqlite:///{self.home / 'mlflow.db'}", f"s3://{bucket}/mlflow"
-        return ["rekindle.local.services.mlflow", *common, "--store", store, "--artifacts", artifacts]
+        return ["rekindle.local.services.mlflow", *common_flags, "--store", store, "--artifacts", artifacts]
 
     def _environment(self, name: str) -> dict[str, str]:
         env = {**self.environ, **self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
@@ -250,7 +253,7 @@ def answers(url: str, timeout: float = 2) -> bool:
     import urllib.request  # imported only here: the import takes 40 ms
 
     try:
-        with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own
+        with urllib.request.urlopen(url, timeout=timeout):  # nosec B310  # our own URLs
             return True
     except urllib.error.HTTPError as error:
         return error.code < 500
@@ -268,8 +271,8 @@ def _check_reachable(name: str, url: str) -> None:
             return
     except (OSError, ValueError) as error:  # ValueError: an invalid port
         raise ERROR_TYPES[name](
-            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or "
-            f"correct the address; unset {ADDRESS_VARIABLES[name]} to use the embedded one."
+            f"{ADDRESS_VARIABLES[name]} is {without_user(url)}, but nothing answers at this address ({error}). Start "
+            f"the service or correct the address; unset {ADDRESS_VARIABLES[name]} to use the embedded service."
         ) from error
 
 

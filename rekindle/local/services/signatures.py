@@ -1,6 +1,7 @@
 """Verify the signatures of S3 requests: version 4 in headers, URLs and chunks, version 2 in URLs (used by MLflow).
 
-Sources: AWS, Authenticating Requests (AWS Signature Version 4); Signing and authenticating REST requests, for 2.
+Sources: AWS, Authenticating Requests (AWS Signature Version 4); for version 2, Signing and authenticating REST
+requests.
 """
 
 import base64
@@ -21,7 +22,7 @@ AUTHORIZATION = re.compile(
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
 MAX_SKEW_S = 900  # maximum difference between the time of a signature and our clock
-MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a presigned URL of version 4
+MAX_URL_LIFE_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # the parameters that version 2 signs
 SUBRESOURCES = ("partNumber", "uploadId", "uploads", "delete", "versionId")
@@ -37,7 +38,7 @@ class Signature:
     last: str = ""
 
     def next(self, kind: str, *lines: str) -> str:
-        """Sign these lines and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
+        """Sign `lines` and the previous signature; `kind`: "-PAYLOAD", "-TRAILER", "" for the request."""
         text = "\n".join([ALGORITHM + kind, self.date, self.scope, *([self.last] if kind else []), *lines])
         self.last = hmac.digest(self.key, text.encode(), "sha256").hex()
         return self.last
@@ -60,7 +61,7 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
     query = dict(pairs)
     if "Signature" in query:
         return _verify_version_2(method, url.path, query, headers, keys, now)
-    if presigned := "X-Amz-Signature" in query:
+    if is_presigned := "X-Amz-Signature" in query:
         access_key, _, scope = query.get("X-Amz-Credential", "").partition("/")
         names, signature = query.get("X-Amz-SignedHeaders", ""), query["X-Amz-Signature"]
         date, payload = query.get("X-Amz-Date", ""), headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
@@ -71,13 +72,17 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
     else:
         raise S3Error(403, "AccessDenied", "a request must be signed (version 4): set AWS_* as `rekindle env` prints.")
     _check_access_key(access_key, keys)
-    signed = names.split(";")
-    unsigned = [name for name in {name.lower() for name in headers} - set(signed) if name.startswith("x-amz-")]
-    if "host" not in signed or unsigned:
-        raise S3Error(403, "AccessDenied", f"not signed: {', '.join(unsigned or ['host'])}.")
-    _check_time(date, scope, int(query.get("X-Amz-Expires", "-1")) if presigned else None, now)
-    values = [f"{name}:{','.join(' '.join(value.split()) for value in headers.get_all(name, ['']))}" for name in signed]
-    canonical = [
+    signed_names = names.split(";")
+    unsigned_names = [
+        name for name in {name.lower() for name in headers} - set(signed_names) if name.startswith("x-amz-")
+    ]
+    if "host" not in signed_names or unsigned_names:
+        raise S3Error(403, "AccessDenied", f"headers are not signed: {', '.join(unsigned_names or ['host'])}.")
+    _check_time(date, scope, int(query.get("X-Amz-Expires", "-1")) if is_presigned else None, now)
+    values = [
+        f"{name}:{','.join(' '.join(value.split()) for value in headers.get_all(name, ['']))}" for name in signed_names
+    ]
+    canonical_request = [
         method,
         quote(unquote_to_bytes(url.path), safe="/-_.~"),
         _canonical(pairs),
@@ -87,7 +92,7 @@ def verify(method: str, target: str, headers: Message, keys: tuple[str, str], no
         payload,
     ]
     expected = Signature(signing_key(keys[1], scope), date, scope)
-    _compare(signature, expected.next("", hashlib.sha256("\n".join(canonical).encode("latin-1")).hexdigest()))
+    _compare(signature, expected.next("", hashlib.sha256("\n".join(canonical_request).encode("latin-1")).hexdigest()))
     return expected
 
 
@@ -102,9 +107,9 @@ def _compare(signature: str, expected: str) -> None:
 
 
 def _check_time(date: str, scope: str, life: int | None, now: float) -> None:
-    """`life`: validity of a URL in seconds."""
+    """Raise S3Error unless a signature of `date` is valid now; `life`: validity of a URL in seconds."""
     if not re.fullmatch(r"\d{8}T\d{6}Z", date) or not scope.startswith(date[:8]):
-        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal that in the credential.")
+        raise S3Error(403, "AccessDenied", f"X-Amz-Date is {date!r}: its day must equal the day in the credential.")
     age = now - datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     if life is None and abs(age) > MAX_SKEW_S:
         raise S3Error(403, "RequestTimeTooSkewed", f"signed at {date}, {age:.0f} seconds ago: set the clock.")
@@ -117,7 +122,7 @@ def _canonical(pairs: list[tuple[str, str]]) -> str:
 
 
 def signing_key(secret: str, scope: str) -> bytes:
-    """Return the key for one day, region and service."""
+    """Return the signing key for one day, region and service."""
     key = f"AWS4{secret}".encode()
     for component in scope.split("/"):
         key = hmac.digest(key, component.encode(), "sha256")
@@ -128,16 +133,18 @@ def _verify_version_2(
     method: str, path: str, query: Mapping[str, str], headers: Message, keys: tuple[str, str], now: float
 ) -> None:
     _check_access_key(query.get("AWSAccessKeyId", ""), keys)
-    expires = query.get("Expires", "")
-    if not re.fullmatch(r"\d{1,12}", expires) or int(expires) < now:
-        raise S3Error(403, "AccessDenied", f"Request has expired: it was valid until {expires or 'never'}.")
-    signed = sorted(name for name in query if name in SUBRESOURCES or name.startswith("response-"))
+    expiry = query.get("Expires", "")
+    if not re.fullmatch(r"\d{1,12}", expiry) or int(expiry) < now:
+        raise S3Error(403, "AccessDenied", f"Request has expired: it was valid until {expiry or 'never'}.")
+    signed_names = sorted(name for name in query if name in SUBRESOURCES or name.startswith("response-"))
     resource = (
-        path + ("?" if signed else "") + "&".join(f"{name}={query[name]}" if query[name] else name for name in signed)
+        path
+        + ("?" if signed_names else "")
+        + "&".join(f"{name}={query[name]}" if query[name] else name for name in signed_names)
     )
-    amazon = sorted(
+    amazon_headers = sorted(
         f"{name.lower()}:{value.strip()}" for name, value in headers.items() if name.lower().startswith("x-amz-")
     )
-    lines = [method, headers.get("content-md5", ""), headers.get("content-type", ""), expires, *amazon, resource]
+    lines = [method, headers.get("content-md5", ""), headers.get("content-type", ""), expiry, *amazon_headers, resource]
     digest = hmac.digest(keys[1].encode(), "\n".join(lines).encode(), "sha1")
     _compare(query["Signature"], base64.b64encode(digest).decode())

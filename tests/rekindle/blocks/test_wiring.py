@@ -58,7 +58,7 @@ WRONG = {
     "scored().outputs.metrics['acuracy']": 'metrics has no "acuracy". Did you mean "accuracy"?',
     "scored().outputs.verdict['ap']": 'verdict is not a mapping: remove ["ap"].',
     "blocks.train(None)": "None is not a block: pass the task that a block returned, such as blocks.prepare().",
-    "blocks.evaluate(blocks.prepare())": 'prepare does not provide "model", which is needed here: pass it as model=...',
+    "blocks.evaluate(blocks.prepare())": 'prepare does not provide "model", which is required: pass it as model=...',
     "blocks.release(blocks.train(blocks.prepare()))": 'train does not provide "name"',
     "blocks.deploy(scored())": 'evaluate does not provide "model_uri"',
     "blocks.verify(blocks.release(scored()))": 'release does not provide "serve"',
@@ -87,7 +87,7 @@ WRONG = {
     "scored().outputs.verdict == 3": "verdict is text: it cannot be compared with 3.",
     "scored().outputs.metrics['accuracy'] > 'much'": "is a number: it cannot be compared with 'much'.",
     "blocks.prepare(experiment='{{tasks.chose.outputs.result}}')": 'has no task "chose" before this one.',
-    "with blocks.group('one'):\n    data = blocks.prepare()\nblocks.train(data)": "prepare is in one: use it there.",
+    "with blocks.group('one'):\n    data = blocks.prepare()\nblocks.train(data)": "prepare is in one: use its outputs",
     "with Steps(name='s'):\n    blocks.prepare()": "not in Steps: create it in the `with` of the pipeline",
     "with blocks.group('one', wen=True):  #!\n    pass": "got an unexpected keyword argument 'wen'",
     "with blocks.group('Ship it'):  #!\n    pass": 'the task name "Ship it" is invalid',
@@ -152,7 +152,7 @@ WRONG = {
     # plain Hera tasks
     "tell(name='tell', arguments={'text': blocks.prepare()})  #!\nblocks.prepare()": 'the argument "text" of tell is t',
     "data = blocks.prepare()\nwith blocks.at_exit():\n    tell(name='t', arguments={'text': data.outputs.rows})  #!": (
-        "prepare is in main: use it there."
+        "prepare is in main: use its outputs in main."
     ),
     "Task(name='t', template='tell', arguments={'text': '{{tasks.prepar.outputs.result}}'})  #!\nblocks.prepare()": (
         'has no task "prepar" before this one. Did you mean "prepare"?'

@@ -39,7 +39,7 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first, second = plan.look_up(manifest, {}, s3, on_cluster=True)
-    assert first.entry is None and second.reason == "its input digest is known only at run time"
+    assert first.entry is None and second.reason == "the input digest is known only at run time"
     record_run(s3, first, {"digest": "abc", "rows": "7"}, "dataset", "demo-one")
     _, second = plan.look_up(manifest, {}, s3, on_cluster=True)
     record_run(s3, second, {}, "model", "demo-two")

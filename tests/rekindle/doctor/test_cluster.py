@@ -101,7 +101,7 @@ def test_missing_controllers_and_controllers_of_other_namespaces_are_found(serve
     checks = run_checks()
     assert "no pod with the label control-plane=kubeflow-training-operator" in checks["training operator"].found
     assert "sees only namespace other" in checks["Argo's controller"].found
-    assert "Let it watch models" in checks["Argo's controller"].remedy
+    assert "Let the controller watch models" in checks["Argo's controller"].remedy
 
 
 @pytest.mark.parametrize("gang, scheduler", [("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")])
@@ -124,7 +124,7 @@ def test_a_missing_queue_is_found(server: HealthyCluster):
     queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/models/localqueues"
     server.put(queues, {"metadata": {"name": "train"}, "spec": {"clusterQueue": "research"}})
     checks = run_checks(settings)
-    assert failures(checks) == {"queue q": "it is not in this namespace"} and "(train)" in checks["queue q"].remedy
+    assert failures(checks) == {"queue q": "no such queue in this namespace"} and "(train)" in checks["queue q"].remedy
     assert failures(run_checks(settings | {"queue": "train"})) == {}
 
 

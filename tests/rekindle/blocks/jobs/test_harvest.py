@@ -72,7 +72,7 @@ def test_a_pod_with_two_gpus_runs_two_workers() -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["cluster.harvest_priority=idle"], "cluster.harvest is off. Set it to true"),
+        (["cluster.harvest_priority=idle"], "cluster.harvest is off. Set cluster.harvest to true"),
         (["cluster.harvest=true", "cluster.gang=volcano", "cluster.queue=q"], "only Kueue admits single pods"),
         (["cluster.harvest=true"], "train.max_workers is 2"),
     ],

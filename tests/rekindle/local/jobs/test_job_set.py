@@ -152,7 +152,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(controllers: Co
 @pytest.mark.parametrize(
     "spoil, says",
     [
-        (lambda js: js["metadata"].update(name="j" * 50), "has 6\\d characters: shorten metadata.name to get 63"),
+        (lambda js: js["metadata"].update(name="j" * 50), "has 6\\d characters: shorten metadata.name, so that"),
         (lambda js: js["spec"].update(startupPolicy={"startupPolicyOrder": "InOrder"}), "startupPolicy is not supp"),
         (lambda js: js["spec"]["successPolicy"].update(targetReplicatedJobs=["main"]), "names main: it must be one of"),
         (lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)), "jobs with different names"),
