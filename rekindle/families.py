@@ -1,8 +1,10 @@
-"""Families: several models that a workload offers instead of one, for the same data. Validation chooses between them.
+"""Families: several models that a workload offers for the same data, instead of one model. Validation chooses between
+the families.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
-A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model in one call.
+A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model is trained by one
+call of `fit`.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +23,7 @@ class Fitted:
     """A model without training steps, such as boosted trees.
 
     `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and buffers; `samples`
-    is a Dataset of the training samples. It runs in one process and is repeated after an interruption, so the result
+    is a Dataset of the training samples. `fit` runs in one process and is repeated after an interruption, so its result
     must be the same each time.
     """
 
@@ -30,12 +32,12 @@ class Fitted:
 
 
 def of(workload: Any) -> dict[str, Any]:
-    """Return the families of a workload by name; one with an empty name if it defines `model`."""
+    """Return the families of a workload by name; if the workload defines `model`, one family with an empty name."""
     return workload.families if hasattr(workload, "families") else {"": workload.model}
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `names`, or all. Raises ConfigError for an unknown one."""
+    """Return the names of the families to train: `names`, or all names. Raises ConfigError for an unknown name."""
     offered = of(workload)
     for name in names:
         if name not in offered:
@@ -55,7 +57,7 @@ def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
 
 
 def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield the functions of all families: label, function, names of its arguments."""
+    """Yield (label, function, names of the function's arguments) for all functions of the families."""
     for name, family in of(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")

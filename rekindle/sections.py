@@ -38,14 +38,14 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 class AnyModel(GenerateJsonSchema):
     """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any value."""
 
-    # the base class has the same attribute
+    # overrides a class attribute of the base class
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
 
 
-@lru_cache(64)  # cached: a schema takes milliseconds, and thousands of wrong keys need it
+@lru_cache(64)  # cached: the schema takes milliseconds, and is needed for each of thousands of wrong keys
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
@@ -76,7 +76,7 @@ def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str,
 
 
 class Setting(NamedTuple):
-    """One key of a config file. `default` is None where the key is required, or has keys of its own."""
+    """One key of a config file. `default` is None if the key is required, or has keys below it."""
 
     key: str
     values: str
@@ -85,7 +85,10 @@ class Setting(NamedTuple):
 
 
 def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
-    """Describe the keys at and below `key` ("train.workers", "train"; "": all). Raises ConfigError if it is unknown."""
+    """Describe the keys at and below `key` ("train.workers", "train"; "": all).
+
+    Raises ConfigError if `key` is unknown.
+    """
     path = list(filter(None, key.split(".")))
     for depth, part in enumerate(path):
         node = _nodes(model, path[:depth])[1]

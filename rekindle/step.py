@@ -200,7 +200,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     try:
         step = load(argv[0])
         flags = parser(argv[0], step.Inputs, step.__doc__)
-        note = f"file for an output: {', '.join(step.Outputs.model_fields) or 'without outputs'}"
+        note = f"file for one of the outputs: {', '.join(step.Outputs.model_fields) or 'none'}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
         cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):
@@ -231,7 +231,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Report an error on stderr and to the kubelet, and return its exit code."""
+    """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):

@@ -81,11 +81,11 @@ class CanaryConfig(Section):
 
     @property
     def shares(self) -> list[int]:
-        """Percent of the traffic in each watched step; a shadow gets a copy of all."""
+        """Percent of the traffic in each watched step; a shadow gets a copy of all requests."""
         return [100] if self.shadow else self.steps[:-1]
 
     def after(self, percent: int) -> int:
-        """Return the share that follows `percent`, or 0 after the last."""
+        """Return the share that follows `percent`, or 0 after the last share."""
         return next((share for share in self.shares if share > percent), 0)
 
 

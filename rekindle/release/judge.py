@@ -38,7 +38,7 @@ def evaluate(
     """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
 
     The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset. Both
-    predict the rows in the same batches, of `max_batch` rows in their order.
+    models predict the rows in the same batches, of `max_batch` rows in their order.
     """
     all_examples = read_examples(workload, dataset)
     examples, warnings, incomparable = all_examples, list[str](), ""
@@ -49,7 +49,7 @@ def evaluate(
     if champion and not incomparable:
         try:
             others["champion"] = score(examples, champion, champion)
-        # e.g. the champion expects inputs of another shape, or other classes
+        # for example, the champion expects inputs of another shape, or other classes
         except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
@@ -100,7 +100,7 @@ def read_examples(
 def exclude_seen(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the examples that the champion has not seen, warnings, and the reason if it has seen all examples."""
+    """Return the examples that the champion has not seen, warnings, and why the champion cannot be compared, or ""."""
     if not compares(workload):
         return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
     try:
@@ -108,7 +108,7 @@ def exclude_seen(
     except DataError as error:
         return examples, [], f"{error}"
     if not len(kept):
-        return examples, [], f"it was trained on all {count:,} of them."
+        return examples, [], f"it was trained on all {count:,} test rows."
     if len(kept) == count or kept.warnings != examples.warnings:
         return kept, [], ""
     warning = f"{count - len(kept):,} of {count:,} test rows are excluded: the champion was trained on them"
@@ -146,7 +146,7 @@ def to_array(values: Any) -> Any:
 
 
 def split_parts(examples: Examples) -> Parts:
-    """Return the parts, sorted by name; without parts, a single one with an empty name."""
+    """Return the parts, sorted by name; without parts, a single part with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
     names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
@@ -181,7 +181,7 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
 def compare(
     metric: Metric, candidate: Any, other: Any, truths: Any, parts: Parts, examples: Examples, gate: Gate
 ) -> Difference:
-    """Return the metric of the candidate minus the other model's, with the interval of a paired bootstrap."""
+    """Return the difference of `metric` between `candidate` and `other`, with the interval of a paired bootstrap."""
     function, weighted = metric.function, metric.weighted
     assert function, "workload.load rejects a metric without a function"
 

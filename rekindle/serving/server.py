@@ -40,7 +40,8 @@ from rekindle.serving.openapi import openapi
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
-SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough for ratios of 1.5 and 2
+# bucket bounds that are close enough to test ratios of 1.5 and 2
+SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")
 
@@ -116,7 +117,7 @@ class ModelServer:
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
         routes = [
-            # before the other routes, since the first match counts
+            # this route is before the other routes, since the first match counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
             Route("/v1/models/{name}:predict", self.wrong_method),
@@ -138,7 +139,7 @@ class ModelServer:
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes them earlier
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes idle connections
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
             )
         )
@@ -175,7 +176,7 @@ class ModelServer:
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
-        self.metrics.warned.labels(version)  # shows 0 until the first warning
+        self.metrics.warned.labels(version)  # the counter shows 0 until the first warning
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
         gc.freeze()  # see worker.py
@@ -185,7 +186,10 @@ class ModelServer:
         return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:
-        """Handle SIGTERM: be unready, but answer for `drain_seconds`. While loading or draining: stop immediately."""
+        """Handle SIGTERM: be unready, but answer for `drain_seconds`.
+
+        If the server is loading or draining, stop it immediately.
+        """
         if self.draining or not self.model:
             return self.stop()
         self.draining = True
@@ -193,7 +197,7 @@ class ModelServer:
         asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
 
     def retire(self) -> None:
-        """Accept no new connections; open ones may send requests for another `grace_seconds`."""
+        """Accept no new connections; open connections may send requests for another `grace_seconds`."""
         self.http.should_exit = True
         asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
 
@@ -209,7 +213,7 @@ class ModelServer:
         return "overloaded" if self.waiting >= self.max_waiting else "ready"
 
     def loaded_model(self) -> Model:
-        """Return the model. Raises Refusal while it is loading."""
+        """Return the model. Raises Refusal while the model is loading."""
         if not self.model:
             raise Refusal(503, "the model is still loading: try again soon.")
         return self.model
@@ -272,7 +276,7 @@ class ModelServer:
             response = await self.answer_predict(request)
         except Refusal as refusal:
             response = self.reject(request, refusal)
-        except RekindleError as error:  # the model process has ended, and the server will
+        except RekindleError as error:  # the model process has ended, and the server will end
             response = self.reject(request, Refusal(503, str(error)))
         version = self.model.version if self.model else ""
         self.metrics.requests.labels(version, response.status_code).inc()
@@ -305,7 +309,10 @@ class ModelServer:
 
 
 def serve(inputs: ServerSettings) -> None:
-    """Listen immediately, load in the background, answer until a signal. Raises the error if loading failed."""
+    """Listen immediately, load in the background, answer until a signal.
+
+    If loading the model failed, raises the error.
+    """
     max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
     server = ModelServer(inputs, max_connections)
