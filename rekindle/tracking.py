@@ -263,7 +263,8 @@ def _release(version: dict[str, Any]) -> Release:
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '
-            "`steps.release` registered can serve. Remove the alias of this version in MLflow, or give the model another name."
+            "`steps.release` registered can serve. Remove the alias of this version in MLflow, or give the model "
+            "another name."
         ) from error
 
 
@@ -309,7 +310,7 @@ def _experiment_id(name: str) -> str:
     assert experiment
     if experiment["lifecycle_stage"] == "deleted":
         raise TrackingError(
-            f'the experiment "{name}" is deleted in MLflow: its name cannot be used again. Restore it (mlflow experiments '
+            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow experiments '
             f"restore -x {experiment['experiment_id']}), or choose another name."
         )
     return experiment["experiment_id"]

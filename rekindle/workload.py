@@ -60,7 +60,8 @@ class DataConfig(Section):
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
         `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
-        or parquet file. Other sources override it, e.g. to return `self`. The rows may be written to `folder`.
+        or parquet file. Sections with other sources override this method, e.g. to return `self`. The rows may be
+        written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
@@ -295,7 +296,7 @@ def _check_spelling(name: str, workload: Any) -> None:
         if near and inspect.isfunction(value) and tuple(inspect.signature(value).parameters) == ARGUMENTS[near[0]]:
             raise ConfigError(
                 f'workload "{name}" defines {attribute}({", ".join(ARGUMENTS[near[0]])}), which the engine does not '
-                f'call. Did you mean "{near[0]}"? If not, begin its name with an underscore.'
+                f'call. Did you mean "{near[0]}"? If not, begin the name of the function with an underscore.'
             )
 
 
@@ -323,7 +324,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
                 f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
-                f"({data.tolerated_rejects:g} of them). Correct the data, or raise the share."
+                f"({data.tolerated_rejects:g} of all rows). Correct the data, or raise data.tolerated_rejects."
             )
         digest = record_dataset(out, prepared)
     except BaseException:

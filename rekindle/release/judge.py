@@ -84,14 +84,15 @@ def evaluate(
 
 
 def read_examples(
-    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, most: int | None = None
+    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, max_rows: int | None = None
 ) -> Examples:
-    """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError.
+    """Return the workload's examples; with a champion's facts, only the rows that the champion has not seen. Raises
+    DataError.
 
-    `most`: number of rows to read, if the examples are yielded one by one.
+    `max_rows`: number of rows to read, if the examples are yielded one by one.
     """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
-    examples = result if isinstance(result, Examples) else Examples.of(islice(result, most))
+    examples = result if isinstance(result, Examples) else Examples.of(islice(result, max_rows))
     if not len(examples) and champion is None:
         raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")
     return examples

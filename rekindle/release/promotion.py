@@ -56,7 +56,8 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
                 return ""
             raise ChampionChanged(
                 f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
-                f"is {_format_version(current_version)}: nothing was promoted. Run the pipeline again to compare them."
+                f"is {_format_version(current_version)}: version {version} is not promoted. Run the pipeline again to "
+                "compare them."
             )
         previous_deployment = (
             current_champion.deployment if current_champion and current_champion.deployment != deployment else ""

@@ -120,7 +120,7 @@ def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Convert a JSON schema to MLflow's type, or to `any` if MLflow lacks the type, such as a union of number and text."""
+    """Convert a JSON schema to MLflow's type; to `any` if MLflow lacks the type, such as a union of number and text."""
     schema = resolve(schema, definitions)
     match schema.get("type"):
         case "array" if "items" in schema:

@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def shutdown(self) -> None:
-        """Close the connection after the current request; an idle connection stays open until the registry closes it."""
+        """Close the connection after the current request; an idle connection is open until the registry closes it."""
         if self.is_busy:
             super().shutdown()
         elif self.registry.closing_idle:
@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` shuts it down later, and a request could arrive until then."""
+        """Shut down sending immediately: `transport.close` does this later, and a request could arrive until then."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 

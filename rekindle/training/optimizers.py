@@ -180,7 +180,10 @@ def _settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _tensors(name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Apply `convert` to the tensors of one parameter's state. Raises ConfigError if it contains anything else."""
+    """Apply `convert` to the tensors of one parameter's state.
+
+    Raises ConfigError if the state contains a value of another kind.
+    """
     for key, value in state.items():
         if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):
             raise ConfigError(

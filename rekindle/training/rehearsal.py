@@ -1,7 +1,7 @@
 """Refuse a workload that cannot be trained, before its data is prepared.
 
-The workload is tried on the first rows of its data in a process of its own (`steps.rehearse`), since that imports
-torch. A success is remembered by the code and the settings.
+The workload is tried on the first rows of its data in a separate process (`steps.rehearse`), since this imports torch.
+A success is recorded in the cache folder, for the same code, settings and source file.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from rekindle.step import flag, to_text
 STEP = "steps.rehearse"
 ROWS = 1000
 TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
-# stage of the workload's code → exit codes of errors that a training would meet, too. Other stages may fail only
+# stage of the check → exit codes of errors that a training would meet, too. Other stages may fail only
 # because the rehearsal has few rows.
 CERTAIN_ERRORS = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
 CERTAIN_ERRORS |= {"predict": (70, 78), "fit": (70, 78)}

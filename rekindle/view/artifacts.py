@@ -69,7 +69,7 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
         names = [row["artifact"] for row in list_artifacts(home, run)]
         raise ConfigError(
             f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} The run has {", ".join(names)}; '
-            "give one of these artifacts, or a path inside one."
+            "give one of these artifacts, or a path inside an artifact."
         ) from error
 
 

@@ -31,9 +31,9 @@ from rekindle.view.progress import progress_in
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-Line = tuple[str, str]  # label and text
+Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE_TIMEOUT_S = 300.0  # after this time without a line, reconnect: the connection may have died silently
+SILENCE_TIMEOUT_S = 300.0  # time without a line after which a thread reconnects: the connection may have died silently
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (
@@ -49,12 +49,12 @@ class Logs:
         self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
-        self.ended = threading.Event()  # the run has completed, or a thread has failed
+        self.ended = threading.Event()  # set when the run has completed, or a thread has failed
         self.completed = threading.Event()
-        self.drained = threading.Event()  # threads must stop waiting for lines
+        self.drained = threading.Event()  # set when threads must stop waiting for lines
         self.failed: Exception | None = None
         self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
-        self.gaps: dict[str, str] = {}  # label → reason why some of its lines may be missing
+        self.gaps: dict[str, str] = {}  # label of a pod → reason why some of its lines may be missing
 
     def print(self, workflow: Object) -> int:
         """Write the current logs; returns the number of pods and of archived lines.

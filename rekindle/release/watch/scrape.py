@@ -113,7 +113,7 @@ def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str
 
 
 def read(*endpoints: str) -> dict[str, Answer | str]:
-    """Return {URL: answer} of all servers behind these Services; an answer that is a text is the reason of a failure."""
+    """Return {URL: answer} of all servers behind these Services; an answer that is a text is an error message."""
     urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(urls, pool.map(_read, urls), strict=True))
@@ -128,7 +128,10 @@ def _read(url: str) -> Answer | str:
 
 
 def addresses(endpoint: str) -> Iterable[str]:
-    """Return the URLs of the pods behind a headless Service: from DNS, or on this machine from an environment variable."""
+    """Return the URLs of the pods behind a headless Service.
+
+    Locally, an environment variable replaces the DNS records.
+    """
     host, _, port = endpoint.removeprefix("http://").partition(":")
     pods = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
     if pods is not None:

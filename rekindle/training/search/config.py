@@ -71,7 +71,7 @@ class Sweep(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
     better: Literal["lower", "higher"] = Field("lower", description="whether lower or higher values are better")
-    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, with the final one (1: no early stop)")
+    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, including the final one (1: no early stop)")
     reduction: int = Field(
         3, ge=2, description="reduction factor η: each rung continues the best 1/η of the trials, for η times the steps"
     )
@@ -96,7 +96,7 @@ class Sweep(Section):
 
     @property
     def count(self) -> int:
-        """Number of trials to start: of a grid at most its points."""
+        """Number of trials to start; for a grid, at most the number of its points."""
         points = math.prod(choice.points() for _, choice in self.choices())
         return min(self.trials, points) if self.sampler == "grid" else self.trials
 

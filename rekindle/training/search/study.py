@@ -70,11 +70,11 @@ class Study:
         return record
 
     def winners(self, rung: int, count: int) -> list[int]:
-        """Return the best trials of a rung. Raises ConfigError if all have failed."""
+        """Return the best trials of a rung. Raises ConfigError if all trials have failed."""
         values = {trial.number: trial.values[rung] for trial in self.trials if rung in trial.values}
         if numbers := halving.best(values, count, self.sweep.better):
             return numbers
-        reason = next((trial.why for trial in self.trials if trial.why), "all are unfinished")
+        reason = next((trial.why for trial in self.trials if trial.why), "no trial is finished")
         raise ConfigError(f"all {len(self.trials)} trials lack a {self.sweep.metric}: {reason}")
 
     def read(self, end: int | None = None) -> list[Trial]:

@@ -24,7 +24,8 @@ Values = dict[str, float]  # `loss`, and the workload's measures
 
 
 def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path) -> str:
-    """Copy the best of the trained `models` to `out`, with the values of all in model.json; return its family.
+    """Copy the best of the trained `models` to `out`, with the values of all models in model.json; return the best
+    family.
 
     Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
     """
@@ -50,7 +51,10 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
 
 
 def best_of(values: Mapping[str, Values], metric: Any) -> str:
-    """Return the family with the best finite value. Raises ConfigError for an unknown metric, DataError without one."""
+    """Return the family with the best finite value.
+
+    Raises ConfigError for an unknown metric, DataError if no value is finite.
+    """
     for name, measured in values.items():
         if metric.name not in measured:
             raise ConfigError(

@@ -94,4 +94,4 @@ def test_without_traffic_only_restarts_are_found() -> None:
     draw, empty = np.random.default_rng(3), VersionStats()
     assert find_breach(empty, empty, CONFIG, ALPHA) == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
     reason = find_breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
-    assert reason.startswith("its servers restarted 1 times")
+    assert reason.startswith("the candidate's servers restarted 1 times")
