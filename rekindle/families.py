@@ -38,15 +38,15 @@ def of(workload: Any) -> dict[str, Any]:
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
     """Return the names of the families to train: `names`, or all names. Raises ConfigError for an unknown name."""
-    offered = of(workload)
+    family_by_name = of(workload)
     for name in names:
-        if name not in offered:
-            known = ", ".join(offered) if any(offered) else "none, since it defines `model`"
+        if name not in family_by_name:
+            family_names = ", ".join(family_by_name) if any(family_by_name) else "none, since it defines `model`"
             raise ConfigError(
-                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(offered))} '
-                f"Its families: {known}."
+                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(family_by_name))} '
+                f"Its families: {family_names}."
             )
-    return list(dict.fromkeys(names)) or list(offered)
+    return list(dict.fromkeys(names)) or list(family_by_name)
 
 
 def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
@@ -84,14 +84,14 @@ def check(name: str, workload: Any) -> None:
     if hasattr(workload, "model") == hasattr(workload, "families"):
         both = "both model and families" if hasattr(workload, "model") else "neither model nor families"
         raise ConfigError(f'workload "{name}" defines {both}: it must define one of them (see docs/your-own-model.md).')
-    offered, chosen_by = of(workload), criterion(workload)
-    names = list(offered) if isinstance(offered, dict) else []
+    family_by_name, chosen_by = of(workload), criterion(workload)
+    names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
         raise ConfigError(
-            f'workload "{name}": families is {offered!r:.200}: it must be a dict with names of lower-case letters, '
-            'digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
+            f'workload "{name}": families is {family_by_name!r:.200}: it must be a dict with names of lower-case '
+            'letters, digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
         )
-    for key, family in offered.items():
+    for key, family in family_by_name.items():
         if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
                 f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function (section, facts) that '

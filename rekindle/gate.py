@@ -217,10 +217,9 @@ class Decision:
         if not (chosen := self.evaluation.chosen):
             return []
         by, values = chosen["by"], chosen["validation"]
-        others = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
-        return [
-            f"Validation chose the family {chosen['family']} by {by} {values[chosen['family']][by]:.5g} ({others})."
-        ]
+        other_values = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
+        value = f"{values[chosen['family']][by]:.5g}"
+        return [f"Validation chose the family {chosen['family']} by {by} {value} ({other_values})."]
 
     def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate, values = self.gate, self.evaluation.metrics

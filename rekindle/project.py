@@ -109,16 +109,16 @@ def other_project(file: Path) -> Path | None:
     folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
-    found = find(folder)
-    return None if found in (REFERENCE, find(Path.cwd())) else found
+    other_root = find(folder)
+    return None if other_root in (REFERENCE, find(Path.cwd())) else other_root
 
 
 def enter(file: Path) -> None:
     """Use the project that `file` is in, in this process and its child processes, if `file` is in another project."""
-    if found := other_project(file):
-        here = {str(find(Path.cwd())), str(Path.cwd())}
-        folders = [folder for folder in search_path() if folder not in here]
-        os.environ[PATH] = os.pathsep.join([*folders, str(found)])
+    if other_root := other_project(file):
+        current_folders = {str(find(Path.cwd())), str(Path.cwd())}
+        folders = [folder for folder in search_path() if folder not in current_folders]
+        os.environ[PATH] = os.pathsep.join([*folders, str(other_root)])
 
 
 def config(path: Path) -> Path:
@@ -168,16 +168,16 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
             raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} {remedy}') from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
-            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
+            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for further folders)."
             f"{did_you_mean(name, _siblings(name, folders))}"
         ) from error
     except ConfigError:
         raise
     except Exception as error:  # a mistake in the user's code, at module level
         raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.') from error
-    if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
+    if missing_names := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(
-            f'{kind} "{name}" lacks {", ".join(missing)}: a {kind} module must define {", ".join(required)} '
+            f'{kind} "{name}" lacks {", ".join(missing_names)}: a {kind} module must define {", ".join(required)} '
             f"(see {DOCS[kind]})."
         )
     return module

@@ -140,8 +140,8 @@ def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> st
     inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing" and not inner:
         return f"{flag(name)} is missing: it is required."
-    shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
-    return f"{shown}: {broken_rule(inputs, error)}"
+    subject = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
+    return f"{subject}: {broken_rule(inputs, error)}"
 
 
 def _is_scalar(annotation: Any) -> bool:

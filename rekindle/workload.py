@@ -72,16 +72,17 @@ class DataConfig(Section):
         if "://" in self.source:
             return
         if path.exists():
-            visible = map(Path, project.search_path())
-            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in visible):
+            pod_folders = map(Path, project.search_path())
+            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in pod_folders):
                 raise ConfigError(
                     f"data.source is {self.source!r}: each pod has its own /tmp and cannot access it. Move it "
                     f"below {project.root()}, or make it an object: rekindle put {self.source}"
                 )
             return
-        near = {str(path.with_name(other.name)) for other in path.parent.glob("*")}
+        sibling_paths = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
         raise ConfigError(
-            f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, near)}"
+            f"data.source is {self.source!r}: this file or folder does not exist."
+            f"{did_you_mean(self.source, sibling_paths)}"
         )
 
 
@@ -238,11 +239,11 @@ def load(name: str) -> Workload:
                 f'workload "{name}" defines {attribute}, which the engine no longer calls: {replacement} (see '
                 "docs/your-own-model.md). If the function is for your own use, begin its name with an underscore."
             )
-    missing = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
-    if missing and not hasattr(workload, "predictor"):
+    missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
+    if missing_names and not hasattr(workload, "predictor"):
         raise ConfigError(
-            f'workload "{name}" lacks {", ".join(missing)}: it must define {" and ".join(SERVED)} for evaluation and '
-            "serving, or a predictor of its own (see docs/your-own-model.md)."
+            f'workload "{name}" lacks {", ".join(missing_names)}: it must define {" and ".join(SERVED)} for evaluation '
+            "and serving, or a predictor of its own (see docs/your-own-model.md)."
         )
     metrics = workload.metrics
     if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
@@ -256,14 +257,17 @@ def load(name: str) -> Workload:
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
-    if lacking := [metric.name for metric in metrics if metric.function is None]:
-        raise ConfigError(f'workload "{name}": metric {lacking[0]} lacks a function: Metric({lacking[0]!r}, function).')
+    for metric in metrics:
+        if metric.function is None:
+            raise ConfigError(
+                f'workload "{name}": metric {metric.name} lacks a function: Metric({metric.name!r}, function).'
+            )
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
     for function, names in ARGUMENTS.items():
-        more = OPTIONAL[function] if takes_more(workload, function) else ()
-        _check_arguments(name, function, getattr(workload, function, None), (*names, *more))
+        optional_arguments = OPTIONAL[function] if takes_more(workload, function) else ()
+        _check_arguments(name, function, getattr(workload, function, None), (*names, *optional_arguments))
     _check_spelling(name, workload)
     return cast(Workload, workload)
 
@@ -290,13 +294,16 @@ def training_function(workload: Any, name: str, section: Any) -> Any:
 
 def _check_spelling(name: str, workload: Any) -> None:
     """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the same arguments."""
-    absent = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
+    undefined_names = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
     for attribute, value in vars(workload).items():
-        near = get_close_matches(attribute, absent, n=1, cutoff=0.6)
-        if near and inspect.isfunction(value) and tuple(inspect.signature(value).parameters) == ARGUMENTS[near[0]]:
+        similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
+        if not similar_names or not inspect.isfunction(value):
+            continue
+        arguments = tuple(inspect.signature(value).parameters)
+        if arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(ARGUMENTS[near[0]])}), which the engine does not '
-                f'call. Did you mean "{near[0]}"? If not, begin the name of the function with an underscore.'
+                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did '
+                f'you mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
             )
 
 

@@ -74,7 +74,7 @@ def difference(served: Any, offline: Any) -> float:
 
 
 def compare(client: ModelClient, replay: Replay, tolerance: float, independent: bool = False) -> Comparison:
-    """Send each request alone, then all together; compare the answers with each other and with the expected
+    """Send each request alone, then all requests together; compare the answers with each other and with the expected
     predictions.
 
     `independent`: the instances of a request do not influence each other, so each instance is sent alone. Raises
@@ -94,10 +94,10 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
         return None if None in answers else [prediction for answer in answers for prediction in answer or ()]
 
     requests = [request for request, _ in replay]
-    alone = [send_alone(request) for request in requests]
+    answers_alone = [send_alone(request) for request in requests]
     with ThreadPoolExecutor(CLIENTS) as clients:
-        together = list(clients.map(send, requests))
-    for (request, expected), single, batched in zip(replay, alone, together, strict=True):
+        answers_together = list(clients.map(send, requests))
+    for (request, expected), single, batched in zip(replay, answers_alone, answers_together, strict=True):
         if single is None or batched is None:
             comparison.too_large += len(expected)
             continue

@@ -45,16 +45,16 @@ def evaluate(
     if champion and digest_of(champion) != digest_of(dataset):
         examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
     all_examples.max_batch = examples.max_batch = max_batch
-    others: dict[str, Any] = {}
+    other_predictions: dict[str, Any] = {}
     if champion and not incomparable:
         try:
-            others["champion"] = score(examples, champion, champion)
+            other_predictions["champion"] = score(examples, champion, champion)
         # for example, the champion expects inputs of another shape, or other classes
         except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
-        others["baseline"] = examples.baseline
-    predictions = {"candidate": score(examples, candidate, dataset)} | others
+        other_predictions["baseline"] = examples.baseline
+    predictions = {"candidate": score(examples, candidate, dataset)} | other_predictions
     arrays = {name: to_array(values) for name, values in predictions.items()}
     truths, parts = to_array(examples.truths), split_parts(examples)
     by_part = {name: compute_metrics(workload.metrics, arrays, truths, rows) for name, rows in parts.items()}
@@ -62,10 +62,10 @@ def evaluate(
         model: {metric.name: mean(part[model][metric.name] for part in by_part.values()) for metric in workload.metrics}
         for model in arrays
     }
-    named = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
+    named_parts = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
     differences = {
         name: compare(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
-        for name in others
+        for name in other_predictions
     }
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def evaluate(
         evaluation = Evaluation(
             metrics,
             rows=len(examples),
-            parts=named,
+            parts=named_parts,
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
             chosen=model_description(candidate).get("chosen"),
@@ -105,15 +105,15 @@ def exclude_seen(
     if not compares(workload):
         return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
     try:
-        kept, count = read_examples(workload, dataset, facts), len(examples)
+        unseen_examples, count = read_examples(workload, dataset, facts), len(examples)
     except DataError as error:
         return examples, [], f"{error}"
-    if not len(kept):
+    if not len(unseen_examples):
         return examples, [], f"it was trained on all {count:,} test rows."
-    if len(kept) == count or kept.warnings != examples.warnings:
-        return kept, [], ""
-    warning = f"{count - len(kept):,} of {count:,} test rows are excluded: the champion was trained on them"
-    return kept, [warning], ""
+    if len(unseen_examples) == count or unseen_examples.warnings != examples.warnings:
+        return unseen_examples, [], ""
+    warning = f"{count - len(unseen_examples):,} of {count:,} test rows are excluded: the champion was trained on them"
+    return unseen_examples, [warning], ""
 
 
 def score(examples: Examples, model: Path, origin: Path) -> Any:
@@ -180,14 +180,21 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
 
 
 def compare(
-    metric: Metric, candidate: Any, other: Any, truths: Any, parts: Parts, examples: Examples, gate: Gate
+    metric: Metric,
+    candidate_predictions: Any,
+    other_predictions: Any,
+    truths: Any,
+    parts: Parts,
+    examples: Examples,
+    gate: Gate,
 ) -> Difference:
-    """Return the difference of `metric` between `candidate` and `other`, with the interval of a paired bootstrap."""
+    """Return the difference of `metric` between the predictions, with the interval of a paired bootstrap."""
     function, weighted = metric.function, metric.weighted
     assert function, "workload.load rejects a metric without a function"
 
     def difference_in_part(rows: Rows) -> float:
-        a, b = (function(select(array, rows), select(truths, rows)) for array in (candidate, other))
+        models = (candidate_predictions, other_predictions)
+        a, b = (function(select(array, rows), select(truths, rows)) for array in models)
         return a - b
 
     def difference(rows: Rows) -> float:
@@ -198,7 +205,9 @@ def compare(
         total = np.zeros(draws.shape[1])
         for mask in parts.values():
             arguments = select(truths, mask), group[mask], draws
-            total += weighted(select(candidate, mask), *arguments) - weighted(select(other, mask), *arguments)
+            models = (candidate_predictions, other_predictions)
+            a, b = (weighted(select(array, mask), *arguments) for array in models)
+            total += a - b
         return total / len(parts)
 
     size, groups, settings = len(examples), examples.groups, (gate.resamples, gate.confidence)

@@ -53,13 +53,13 @@ class Model:
     name: str
     version: str
     sha256: str
-    loaded: ModelFacts
+    facts: ModelFacts
     batches: Batches
 
     @property
     def headers(self) -> dict[str, str]:
         """Response headers: model version, sha256, data cut-off."""
-        data_until = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
+        data_until = {DATA_UNTIL: self.facts.data_until} if self.facts.data_until else {}
         return {VERSION: self.version, SHA256: self.sha256} | data_until
 
 
@@ -171,19 +171,19 @@ class ModelServer:
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(folder, self.inputs.max_instances, self.inputs.max_batch))
         loop = asyncio.get_running_loop()
-        loaded = await asyncio.gather(
+        facts = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.wait_until_loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
         self.metrics.warned.labels(version)  # the counter shows 0 until the first warning
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
-        self.metrics.show_age(loaded[0].data_until)
+        self.metrics.show_age(facts[0].data_until)
         gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)
-        return Model(name, version, sha256, loaded[0], batches)
+        return Model(name, version, sha256, facts[0], batches)
 
     def drain(self) -> None:
         """Handle SIGTERM: be unready, but answer for `drain_seconds`.
@@ -249,18 +249,18 @@ class ModelServer:
         status = {"error_code": "OK", "error_message": ""}
         versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
         body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
-        body |= {"data_until": model.loaded.data_until}
-        body |= {"max_batch": self.inputs.max_batch, "numerics": model.loaded.numerics}
+        body |= {"data_until": model.facts.data_until}
+        body |= {"max_batch": self.inputs.max_batch, "numerics": model.facts.numerics}
         return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
         model = self.named_model(request)
-        return answer(200, model.loaded.example, model.headers)
+        return answer(200, model.facts.example, model.headers)
 
     async def openapi(self, _: Request) -> Response:
         model = self.loaded_model()
-        return answer(200, openapi(model.name, model.version, model.loaded.example, model.loaded.schemas))
+        return answer(200, openapi(model.name, model.version, model.facts.example, model.facts.schemas))
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""

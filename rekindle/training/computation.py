@@ -25,8 +25,8 @@ from rekindle.workload import Workload, training_function
 def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
     """Return the training samples and the held-out samples of the dataset at `path`. Raises ConfigError, DataError."""
     data = workload.dataset(path, "train")
-    if missing := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
-        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing)}.")
+    if missing_names := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
+        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}.")
     if not len(data):
         raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
     return split(spec, workload, data, path)

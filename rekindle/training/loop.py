@@ -88,16 +88,16 @@ class Training:
 
     def run(self) -> None:
         """Train, write the model, wait until the run is complete."""
-        complete = False
-        while not (complete or self.group.stopped):
+        is_complete = False
+        while not (is_complete or self.group.stopped):
             self.steps()
             try:
                 if self.pause and not self.group.stopped:
                     self.save()
-                complete = not self.group.stopped and self.group.finish(self.export)
+                is_complete = not self.group.stopped and self.group.finish(self.export)
             except SystemExit:  # SIGTERM while the object store was unavailable
                 self.group.abandon()
-        if self.group.stopped and not self.group.members.complete:
+        if self.group.stopped and not self.group.members.is_complete:
             self.leave()
         self.checkpoints.close(remove=True)
         self.metrics.close()

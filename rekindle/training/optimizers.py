@@ -140,10 +140,10 @@ class TorchOptimizer:
     def _check_parameters(self) -> None:
         groups = self.optimizer.param_groups
         optimized_ids = {id(p) for group in groups for p in group["params"]}
-        if missing := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
+        if missing_names := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
             raise ConfigError(
-                f'the workload\'s optimizer lacks the parameter "{missing[0]}": pass it all parameters of the model, '
-                "or freeze the others with requires_grad_(False)."
+                f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all parameters of the '
+                "model, or freeze the others with requires_grad_(False)."
             )
         if any(not isinstance(group.get("lr"), float | int) for group in groups):
             raise ConfigError(

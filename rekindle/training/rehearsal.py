@@ -32,17 +32,18 @@ def check_trainable(config: Sections) -> None:
     """Raise ConfigError if a training with these sections certainly fails; return if it may succeed."""
     sections = {name: config[name] for name in SECTIONS if name in config}
     train = sections["train"]
-    quick = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
-    facts = {"code": code.identity([STEP, sections["workload"]]), "sections": quick, "source": _stamp(sections["data"])}
-    remembered = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    if remembered.exists():
+    cpu_sections = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
+    code_digest, source = code.identity([STEP, sections["workload"]]), _stamp(sections["data"])
+    facts = {"code": code_digest, "sections": cpu_sections, "source": source}
+    success_file = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if success_file.exists():
         return
-    report = rehearse(quick, timeout=TIMEOUT_S)
+    report = rehearse(cpu_sections, timeout=TIMEOUT_S)
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        remembered.touch()
+        success_file.parent.mkdir(parents=True, exist_ok=True)
+        success_file.touch()
 
 
 def _stamp(data: dict[str, Any]) -> list[int]:
@@ -62,11 +63,11 @@ def rehearse(
         report = Path(folder) / "report.json"
         command = [sys.executable, "-P", "-m", "rekindle", "step", STEP, *flags, "--output", f"report={report}"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             return {"stage": "process", "error": f"it took more than {timeout:g} s.", "exit_code": 1}
         if report.exists():
             return json.loads(report.read_text())
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-    error = f"the process of the check ended with exit code {done.returncode}: {last}"
+    last_line = (process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+    error = f"the process of the check ended with exit code {process.returncode}: {last_line}"
     return {"stage": "process", "error": error, "exit_code": 1}

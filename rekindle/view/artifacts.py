@@ -79,7 +79,7 @@ def put(home: Path, path: Path, uri: str) -> str:
     Raises ConfigError.
     """
     if not path.exists():
-        siblings = {str(other) for other in path.parent.glob("*")}
+        siblings = {str(sibling) for sibling in path.parent.glob("*")}
         raise ConfigError(f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), siblings)}")
     store = LocalCluster(home).store()
     parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))

@@ -231,8 +231,8 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, restarts
 
 
-def tail(cluster: Cluster, name: str, labels: list[str], server: str = "", size: int = 50) -> str:
-    """Return the last lines of a pod of these steps or of the Deployment `server`, preferably with an error.
+def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", size: int = 50) -> str:
+    """Return the last lines of a pod of these steps or of `deployment`, preferably with an error.
 
     Without such a pod, return "".
     """
@@ -241,8 +241,8 @@ def tail(cluster: Cluster, name: str, labels: list[str], server: str = "", size:
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
             pods.append(pod)
-    if server:
-        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={server}")
+    if deployment:
+        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={deployment}")
     texts = [_tail_of(cluster, pod, container, size) for pod in pods for container, _ in _started_containers(pod)]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
@@ -276,8 +276,8 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
     if keys:
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            if missing := record["number"] - next_number:
-                yield keys[record["key"]], CUT_MESSAGE.format(missing)
+            if missing_lines := record["number"] - next_number:
+                yield keys[record["key"]], CUT_MESSAGE.format(missing_lines)
             next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 

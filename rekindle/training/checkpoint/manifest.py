@@ -56,9 +56,9 @@ def read(name: str, data: bytes) -> Manifest:
         manifest = MANIFEST.validate_json(data)
         base64.b64decode(manifest["loader"], validate=True)
     except ValidationError as error:
-        (first, *_) = error.errors(include_url=False, include_input=False)
-        where = ".".join(map(str, first["loc"]))
-        raise Damaged(f"its manifest is invalid: {where}: {rule(first['msg'])}"[:300]) from None
+        (detail, *_) = error.errors(include_url=False, include_input=False)
+        where = ".".join(map(str, detail["loc"]))
+        raise Damaged(f"its manifest is invalid: {where}: {rule(detail['msg'])}"[:300]) from None
     except ValueError as error:
         raise Damaged(f"its loader state cannot be read: {error}") from None
     if manifest["step"] != step_of(name):

@@ -89,7 +89,7 @@ class ElasticGroup(StaticGroup):
             if not self.aborted():  # an abort may have come before there was a group that it could end
                 return GroupView(rank, len(members), pg)
             self._drop()
-        self.complete = self.client.is_complete
+        self.is_complete = self.client.is_complete
         return None
 
     def progress(self, step: int) -> None:
@@ -132,8 +132,8 @@ class ElasticGroup(StaticGroup):
     def finish(self, sha256: str, step: int) -> bool:
         if sha256:
             self.client.send({"done": sha256})
-        self.complete = self.client.wait_complete(self.generation, 5.0)
-        return self.complete
+        self.is_complete = self.client.wait_complete(self.generation, 5.0)
+        return self.is_complete
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
         """Build and return the process group, and its sockets. Raises RuntimeError after a failure or an abort."""

@@ -20,7 +20,7 @@ class StaticGroup:
     """A group with fixed members; if it breaks, the process ends. ElasticGroup overrides most methods."""
 
     elastic = False  # True if the other members can continue when a member leaves
-    complete = False  # True if the run is known to be complete
+    is_complete = False  # True if the run is known to be complete
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
         self.device = device

@@ -302,8 +302,8 @@ class Accounts:
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when, soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
-            if soft and step >= newest:
+            when, is_soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
+            if is_soft and step >= newest:
                 when = max(when, pause.until if pause.opened is None else pause.opened)
                 self._relabel(when, pause.until, WAITED)
             else:
@@ -331,17 +331,17 @@ class Accounts:
         self.summary.steps = max(self.summary.steps, step)
 
     def _when(self, step: int, limit: float) -> float:
-        """Return when `step` was finished: interpolated between two points, or extrapolated from the last one."""
+        """Return when `step` was finished: interpolated between two points, or extrapolated from the last point."""
         index = bisect_left(self.points, step, key=lambda point: point[1])
         if index == 0:
             return self.points[0][0]
         if index < len(self.points):
             (t0, s0), (t1, s1) = self.points[index - 1 : index + 1]
             return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
-        last, last_step = self.points[-1]
-        more = step - last_step
-        step_seconds = (limit - last) / (more + 1) if self.step_seconds is None else self.step_seconds
-        return max(last, min(last + more * step_seconds, limit))
+        last_time, last_step = self.points[-1]
+        later_steps = step - last_step
+        step_seconds = (limit - last_time) / (later_steps + 1) if self.step_seconds is None else self.step_seconds
+        return max(last_time, min(last_time + later_steps * step_seconds, limit))
 
 
 def _id(event: Event) -> str:

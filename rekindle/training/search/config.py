@@ -137,12 +137,12 @@ class Sweep(Section):
     def _check_rungs(self, train: Any) -> None:
         """Raise ValueError if the first rung is before the first validation."""
         unit = "steps" if train.steps else "epochs"
-        every, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
-        first = self.share(0) * total
-        if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
+        interval, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
+        first_rung = self.share(0) * total
+        if (unit == "steps" or not train.validation_steps) and interval and first_rung < interval * (1 - 1e-9):
             raise ValueError(
-                f"sweep.rungs is {self.rungs}: the first rung is after {first:.3g} {unit}, before the first "
-                f"validation. Set train.validation_{unit} to at most {first:.3g}, or lower sweep.rungs or "
+                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung:.3g} {unit}, before the first "
+                f"validation. Set train.validation_{unit} to at most {first_rung:.3g}, or lower sweep.rungs or "
                 "sweep.reduction"
             )
 
@@ -153,9 +153,9 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
     try:
         return type(section).model_validate(section.model_dump() | changes)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or next(iter(changes))
-        reason = broken_rule(type(section), first)
+        detail = error.errors()[0]
+        key = ".".join(map(str, detail["loc"])) or next(iter(changes))
+        reason = broken_rule(type(section), detail)
         raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}") from error
 
 
@@ -179,11 +179,11 @@ def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
 def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
     """Return the family to train. Raises ValueError if there are several, or if it has no training steps, and if the
     metric is a measure that the workload does not define."""
-    family, *others = families.select(load(name), selected)
-    if others or isinstance(families.of(load(name))[family], families.Fitted):
+    family, *other_families = families.select(load(name), selected)
+    if other_families or isinstance(families.of(load(name))[family], families.Fitted):
         raise ValueError(
-            f"a sweep trains one family with training steps, not {', '.join([family, *others])}: set families to one "
-            "of them, such as families: [network]"
+            f"a sweep trains one family with training steps, not {', '.join([family, *other_families])}: set families "
+            "to one of them, such as families: [network]"
         )
     if sweep.metric != LOSS and not hasattr(load(name), "measures"):
         raise ValueError(

@@ -99,8 +99,8 @@ class Training:
                 self.controller.poll()
                 status = (self.controller.read(self.name) or {}).get("status") or {}
                 if is_finished(status):
-                    if failed := condition(status, "Failed"):
-                        raise RekindleError(failed["message"])
+                    if failure := condition(status, "Failed"):
+                        raise RekindleError(failure["message"])
                     return
             self._observe()
             last_step = now if self.step != last_seen else last_step
