@@ -40,7 +40,10 @@ def address() -> str:
 
 
 def request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """Return MLflow's answer to a request. Raises RequestRefused, or TrackingError if the answer is not MLflow's."""
+    """Return MLflow's answer to a request.
+
+    Raises RequestRefused, or TrackingError if the answer does not come from MLflow.
+    """
     import requests
 
     uri = address()

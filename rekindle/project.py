@@ -69,7 +69,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     pipelines, config = folder / "pipelines", folder / "pyproject.toml"
     if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
-    import tomllib  # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
+    import tomllib  # imported in this function: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
         text = config.read_text() if config.lstat().st_uid in owners else ""
@@ -185,7 +185,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """Format an exception: FILE:LINE of the innermost frame in the project, its text, and a hint on a misspelt name."""
-    from pydantic import ValidationError  # imported only here: `rekindle --help` does not need it
+    from pydantic import ValidationError  # imported in this function, since `rekindle --help` does not need it
 
     message = str(error)
     if isinstance(error, ValidationError):
@@ -222,7 +222,7 @@ def raises(error: BaseException) -> bool:
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
     """Return the frames outside of libraries, or all frames if every frame is in a library."""
-    import traceback  # imported only here: `rekindle --help` does not need it
+    import traceback  # imported in this function, since `rekindle --help` does not need it
 
     frames = list(traceback.extract_tb(error.__traceback__))
     outside = [

@@ -94,7 +94,7 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
         node = _nodes(model, path[:depth])[1]
         properties = node.get("properties", {})
         if part not in properties and not isinstance(node.get("additionalProperties"), dict):
-            key_list = f" Known: {', '.join(sorted(properties))}." if properties else " There are no keys below it."
+            key_list = f" Known: {', '.join(sorted(properties))}." if properties else " This setting has no keys."
             hint = did_you_mean(part, properties) or key_list
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
     return list(_describe(".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()))

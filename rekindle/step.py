@@ -4,7 +4,7 @@
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
 
 Each field of `Inputs` is a flag (`label_delay` → `--label-delay=VALUE`): scalars as text, other values as JSON. Each
-field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.
+field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved to this path.
 """
 
 import argparse

@@ -55,7 +55,7 @@ class RunData:
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """Return the id of the run of `workflow` in `experiment`; create both if missing."""
+    """Return the id of the run of `workflow` in `experiment`; create run and experiment if missing."""
     if run_id := find_run(experiment, workflow):
         return run_id
     tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
@@ -210,10 +210,10 @@ def champion(name: str) -> Release | None:
 
 
 def require_champion(name: str) -> Release:
-    """Return the champion of a model. Raises ConfigError if the model does not have one."""
+    """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
     if release := champion(name):
         return release
-    raise ConfigError(f'the model "{name}" does not have a champion: release one first, or correct the name.')
+    raise ConfigError(f'the model "{name}" does not have a champion: release a version first, or correct the name.')
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:

@@ -60,14 +60,13 @@ class DataConfig(Section):
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
         `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
-        or parquet file. Sections with other sources override this method, e.g. to return `self`. The rows may be
-        written to `folder`.
+        or parquet file. Other sections override the method, e.g. to return `self`. The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
 
     def check_source(self) -> None:
-        """Raise ConfigError if the source is a path that does not exist here, or that pods cannot access."""
+        """Raise ConfigError if the source is a path that does not exist, or that pods cannot access."""
         path = Path(self.source)
         if "://" in self.source:
             return
@@ -79,10 +78,9 @@ class DataConfig(Section):
                     f"below {project.root()}, or make it an object: rekindle put {self.source}"
                 )
             return
-        sibling_paths = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
+        siblings = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
         raise ConfigError(
-            f"data.source is {self.source!r}: this file or folder does not exist."
-            f"{did_you_mean(self.source, sibling_paths)}"
+            f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, siblings)}"
         )
 
 
@@ -93,7 +91,7 @@ class Prepared:
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
     `digest` identifies the dataset (empty: sha256 over the files). `newest` is the time of the newest row (ISO 8601
-    with a time zone): if the data moves, a run warns when its source is not newer than the last run's.
+    with a time zone): if the data moves, a run warns when its source is not newer than the source of the last run.
     """
 
     rows: int
@@ -199,8 +197,8 @@ class Workload(Protocol):
     def examples(self, path: Path) -> Iterable[tuple[Any, ...]] | Sized:
         """Yield the test rows of a dataset: (instance as a client sends it, truth), or an Example.
 
-        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if it is a different
-        one, and omits the rows that the champion has seen, since a comparison with these would be unfair.
+        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if this is a
+        different dataset, and omits the rows that the champion has seen, since a comparison with these would be unfair.
         A rekindle.Examples has all rows by column, and may define its own scoring and extend the report.
         """
         ...
@@ -250,18 +248,15 @@ def load(name: str) -> Workload:
         raise ConfigError(f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as (Metric(...),).')
     names = [metric.name for metric in metrics]
     if len(set(names)) != len(names) or not names:
-        raise ConfigError(f'workload "{name}": metrics has the names {names}: define at least one, with unique names.')
+        raise ConfigError(f'workload "{name}": metrics has the names {names}: define metrics, with unique names.')
     for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
         value = getattr(workload, attribute, base)
         if not (isinstance(value, type) and issubclass(value, base)):
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
-    for metric in metrics:
-        if metric.function is None:
-            raise ConfigError(
-                f'workload "{name}": metric {metric.name} lacks a function: Metric({metric.name!r}, function).'
-            )
+    for metric in (metric.name for metric in metrics if metric.function is None):
+        raise ConfigError(f'workload "{name}": metric {metric} lacks a function: Metric({metric!r}, function).')
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
@@ -297,13 +292,11 @@ def _check_spelling(name: str, workload: Any) -> None:
     undefined_names = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
     for attribute, value in vars(workload).items():
         similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
-        if not similar_names or not inspect.isfunction(value):
-            continue
-        arguments = tuple(inspect.signature(value).parameters)
-        if arguments == ARGUMENTS[similar_names[0]]:
+        arguments = tuple(inspect.signature(value).parameters) if inspect.isfunction(value) else ()
+        if similar_names and arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did '
-                f'you mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
+                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did you '
+                f'mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
             )
 
 

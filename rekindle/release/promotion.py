@@ -171,7 +171,7 @@ def _read_finished(store: Store, name: str, version: str = "", deadline: float |
         if not state.get("unfinished"):
             return state, etag
         if state["version"] != version and time.monotonic() < deadline:
-            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted there
+            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted between them
         else:
             try:
                 _finish(store, name, key, state, etag)

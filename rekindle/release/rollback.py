@@ -109,7 +109,7 @@ def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Obj
     """
     service = objects.find("Service", model)
     if not service:
-        raise ConfigError(f'the model "{model}" is not served here: `rekindle status` lists the served models.')
+        raise ConfigError(f'the model "{model}" is not served: `rekindle status` lists the served models.')
     champion = tracking.champion(model)
     serving_deployment = service["spec"]["selector"].get(INSTANCE_LABEL, model)
     current_version = next(

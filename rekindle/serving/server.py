@@ -1,7 +1,7 @@
 """HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
 
 The event loop only does I/O: the model is in separate processes (worker.py), so probes are always answered. A request
-enters the queue only after its body has arrived, so slow clients do not delay others.
+enters the queue only after its body has arrived, so slow clients do not delay other clients.
 """
 
 import asyncio

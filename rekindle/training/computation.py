@@ -48,7 +48,7 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
 
 
 def make_state(spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device) -> State:
-    """Return the training state of a model, with the workload's optimizer if it has one. Raises ConfigError."""
+    """Return the training state of a model, with the workload's optimizer if that is defined. Raises ConfigError."""
     return State(model, spec, device, training_function(workload, "optimizer", model_section(spec, workload)))
 
 
@@ -96,7 +96,7 @@ class Computation:
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError(
-                "a layer of the model has sparse gradients, which are not supported: use dense ones, such as "
+                "a layer of the model has sparse gradients, which are not supported: use dense gradients, such as "
                 "Embedding(sparse=False)."
             )
         changes = state.buffers.changes()
@@ -124,5 +124,5 @@ class Computation:
         return norm, rate(self.spec.learning_rate)
 
     def rate(self, step: int, highest: float) -> float:
-        """Return the learning rate of update `step`, by the workload's schedule if it has one."""
+        """Return the learning rate of update `step`, by the workload's schedule if that is defined."""
         return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)

@@ -63,7 +63,7 @@ class FusedAdamW:
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim, or a similar one, whose state consists of tensors.
+    """An optimizer of torch.optim, or a similar optimizer, whose state consists of tensors.
 
     Optimizers create their state in their first step. To find these tensors, the constructor makes a step with zero
     gradients and undoes it; the real first step then starts with the state of a new optimizer.
@@ -130,7 +130,7 @@ class TorchOptimizer:
             if (value := state.get(key)) is not view:
                 if not isinstance(value, Tensor) or (value.shape, value.dtype) != (view.shape, view.dtype):
                     raise ConfigError(
-                        f"the optimizer changed the shape or type of its state {key}: both must stay the same."
+                        f"the optimizer changed the shape or type of its state {key}, which must stay the same."
                     )
                 view.copy_(value)
                 state[key] = view
@@ -143,7 +143,7 @@ class TorchOptimizer:
         if missing_names := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
             raise ConfigError(
                 f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all parameters of the '
-                "model, or freeze the others with requires_grad_(False)."
+                "model, or freeze the other parameters with requires_grad_(False)."
             )
         if any(not isinstance(group.get("lr"), float | int) for group in groups):
             raise ConfigError(

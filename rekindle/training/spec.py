@@ -24,11 +24,11 @@ class TrainConfig(Section):
     workers: int = Field(2, ge=1, description="number of processes to start; does not change the weights")
     min_workers: int = Field(1, ge=1, description="minimum number of live workers; training waits for them")
     max_workers: int = Field(
-        0, ge=0, description="maximum number of workers that train; others are spares (0: `workers`)"
+        0, ge=0, description="maximum number of workers that train; other workers are spares (0: `workers`)"
     )
     virtual_workers: int = Field(8, ge=1, le=4096, description="fixed shares of each step's batch; changes the result")
     threads: int = Field(1, ge=1, description="CPU threads per worker; changes the bits of the result")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the machine has one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if available, else the CPU")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the initial weights, data order and dropout")
     batch_size: int = Field(32, ge=1, description="samples per virtual worker and step")
     epochs: float = Field(1.0, gt=0, description="passes over the training data")

@@ -1,6 +1,6 @@
 """Reports on the trainings of a run, from their ledgers: `rekindle explain`.
 
-python -m rekindle.view.explain WORKFLOW TASK...    in a pod: {TASK: {"words": [...], ...}}
+`python -m rekindle.view.explain WORKFLOW TASK...` prints in a pod: {TASK: {"words": [...], ...}}
 """
 
 import json

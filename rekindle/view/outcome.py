@@ -43,7 +43,7 @@ def parameters(status: Status) -> dict[str, str]:
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, verdict, reason and metrics, and the version of its model if released."""
+    """Return each evaluation: its task, verdict, reason and metrics, and the version of a released model."""
     rows, versions = [], {release.evaluation: release.version for release in releases(status)}
     for node in list((status.get("nodes") or {}).values()):
         values = outputs(node)

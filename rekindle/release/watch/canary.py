@@ -13,7 +13,7 @@ MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
-    """Comparison of candidate and champion; each is given by its Deployment and its version."""
+    """Comparison of candidate and champion; both are given by their Deployments and versions."""
 
     def __init__(
         self, name: str, champion_deployment: str, deployment: str, version: str, champion: str, config: CanaryConfig
@@ -54,7 +54,7 @@ class Canary:
         return find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics of both versions, for MLflow."""
+        """Return the metrics of candidate and champion, for MLflow."""
         figures: dict[str, float] = {}
         candidate, champion = self.stats
         for name, stats in (("candidate", candidate), ("champion", champion)):

@@ -26,7 +26,7 @@ def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shif
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
-        raise DataError(f'the model "{config.model}" does not have a champion: release one, or correct drift.model.')
+        raise DataError(f'the model "{config.model}" does not have a champion: correct drift.model, or release it.')
     try:
         reference = json.loads(store.get(f"{champion.uri.rstrip('/')}/{REFERENCE}"))
     except NotFound as error:

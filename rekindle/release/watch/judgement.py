@@ -54,7 +54,7 @@ def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryCon
 
 
 def errors_p_value(errors: float, requests: float, other_errors: float, other_requests: float) -> float:
-    """Return the probability of at least this number of errors if both sides have the same error rate.
+    """Return the probability of at least this number of errors if candidate and champion have the same error rate.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti, Categorical Data
     Analysis, 3.5.1).
@@ -73,7 +73,7 @@ def errors_p_value(errors: float, requests: float, other_errors: float, other_re
 
 
 def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
-    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's.
+    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's quantile.
 
     The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above
     this bound is tested. Both steps use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1),

@@ -110,7 +110,8 @@ class RemoteCheckpoints:
                 manifest = self._read_manifest(name)
                 self._load_chunks(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint has replaced this one
+                # a newer checkpoint has replaced this checkpoint
+                if (latest := self._read_latest()) != newest and latest:
                     return self._restore(target, after_step, latest)
                 self._report_damage(name, error)
                 continue

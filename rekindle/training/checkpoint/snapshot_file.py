@@ -39,7 +39,7 @@ FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' record
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed slot: its index, the step, the length of the loader state, and the checksum of both states."""
+    """One committed slot: its index, the step, the length of the loader state, and the checksum of the contents."""
 
     slot: int
     step: int
@@ -75,7 +75,7 @@ def path(run: str, node: str) -> Path:
 def newest_step(path: Path) -> int:
     """Return the step of the newest committed snapshot in a file, its data unverified, or -1.
 
-    The process that owns the file must not call it: closing the file here would release its lock.
+    The process that owns the file must not call it: closing the file in this function would release the lock.
     """
     with suppress(OSError), open(path, "rb") as file:
         return max((record.step for record in _records(file.read(PAGE)) if record), default=-1)

@@ -44,7 +44,7 @@ class Sum(Generic[T]):
         self.partial_sums: list[tuple[Block, T]] = []
 
     def push(self, block: Block, value: T) -> None:
-        """Add the next value: its block must start at the end of the previous one."""
+        """Add the next value, whose block must start at the end of the previous block."""
         while sibling := self.pop_sibling(block):
             value, block = self._add(sibling[1], value), (sibling[0][0], block[1])
         self.partial_sums.append((block, value))

@@ -2,12 +2,13 @@
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    a worker ends with               meaning               reaction 0                                the run is complete
-    wait for the others to end; exit code 0 78, 70, 65                       a permanent error     SIGTERM to the
-    others; exit code 78, 70, 65 143, by SIGTERM, by SIGKILL      a preemption          restart, the first time
-    immediately no object store, no MLflow       temporary             restart 76
-    workload's exception  restart; the same exception without a newer step: exit code 70 anything else, OOM-killed
-    a bug                 restart; the third time without a newer step: exit code 1
+    exit of a worker               kind                  reaction of the launcher
+    0                              the run is complete   wait for the other workers to end; exit code 0
+    78, 70, 65                     a permanent error     SIGTERM to the other workers; exit code 78, 70, 65
+    143, by SIGTERM, by SIGKILL    a preemption          restart, the first time immediately
+    no object store, no MLflow     temporary             restart
+    76                             workload's exception  restart; same exception without a newer step: exit code 70
+    any other, OOM-killed          a bug                 restart; the third time without a newer step: exit code 1
 
 After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers, which leave after
 their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it

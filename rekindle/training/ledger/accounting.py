@@ -274,7 +274,7 @@ class Accounts:
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group: at `step` if it has a member of the previous one, else a later event has the step."""
+        """Start the next group, at `step` if it has a member of the previous group; else a later event has the step."""
         pause, survivors = self.pause, self.group & members
         pause.until, self.pause, self.group = t, _Pause(), members
         for incident in pause.incidents:

@@ -95,7 +95,7 @@ class Summary:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps (repeated ones count once) per second during which any worker was in a group."""
+        """Steps (repeated steps count once) per second during which any worker was in a group."""
         busy = self.training_seconds
         return (self.steps - self.first_step) / busy if busy else 0.0
 

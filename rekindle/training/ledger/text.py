@@ -14,7 +14,7 @@ REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
     "hung": "alive, but without a step for too long",
-    "dropped": "not reachable by the others",
+    "dropped": "not reachable by the other workers",
     "unseen": "while the coordinator was unavailable",
 }
 

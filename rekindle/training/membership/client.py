@@ -258,7 +258,7 @@ class Client:
 
 
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """Connect to the coordinator; both sides prove that they belong to this run. Raises OSError."""
+    """Connect to the coordinator; worker and coordinator prove that they belong to this run. Raises OSError."""
     secret = handshake.run_secret()
     # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))

@@ -5,7 +5,7 @@
 Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that prove knowledge of
 REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in the object store; with 78, 65 or 1 and
 the workers' message if they cannot continue; with 143 after SIGTERM: the next coordinator resumes the run. A new
-coordinator takes the run over from an older one.
+coordinator takes the run over from an older coordinator.
 
 protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its connection. A worker
 that is silent for `silence_seconds` is dropped, unless the group has completed a step since; it may join again. A
@@ -76,7 +76,7 @@ class Coordinator:
         except OSError as error:
             raise RekindleError(
                 f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
-                "coordinator may be running here. Stop it, or set MASTER_PORT to another port for this run."
+                "coordinator may be running on this machine. Stop it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

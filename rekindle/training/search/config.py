@@ -177,8 +177,11 @@ def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
 
 
 def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
-    """Return the family to train. Raises ValueError if there are several, or if it has no training steps, and if the
-    metric is a measure that the workload does not define."""
+    """Return the family to train.
+
+    Raises ValueError for several families, for a family without training steps, and if the metric is a measure that the
+    workload does not define.
+    """
     family, *other_families = families.select(load(name), selected)
     if other_families or isinstance(families.of(load(name))[family], families.Fitted):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of both models.
+"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of the two models.
 
     code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
 
@@ -133,7 +133,8 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # no results are reused: both trainings train
+    # an empty value: no results are reused, so both trainings train
+    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}
     for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)
