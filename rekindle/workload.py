@@ -255,8 +255,8 @@ def load(name: str) -> Workload:
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
-    for metric in (metric.name for metric in metrics if metric.function is None):
-        raise ConfigError(f'workload "{name}": metric {metric} lacks a function: Metric({metric!r}, function).')
+    for label in (metric.name for metric in metrics if metric.function is None):
+        raise ConfigError(f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).')
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
@@ -295,8 +295,8 @@ def _check_spelling(name: str, workload: Any) -> None:
         arguments = tuple(inspect.signature(value).parameters) if inspect.isfunction(value) else ()
         if similar_names and arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did you '
-                f'mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
+                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did '
+                f'you mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
             )
 
 

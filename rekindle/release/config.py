@@ -15,9 +15,7 @@ class Limits(Section):
 
     processes: int = Field(default=1, ge=1, le=64, description="number of processes of one server; each has the model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
-    max_instances: int = Field(
-        default=1000, ge=1, description="maximum number of instances in a request (more: status 413)"
-    )
+    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances per request (else 413)")
     max_batch: int = Field(
         default=MAX_BATCH,
         ge=1,
@@ -29,7 +27,7 @@ class Limits(Section):
     )
     max_bytes: int = Field(default=16_000_000, ge=1000, description="maximum size of a request's body")
     max_waiting: int = Field(
-        default=128, ge=1, description="maximum number of requests queued or in progress (more: status 503)"
+        default=128, ge=1, description="maximum number of requests queued or in progress (else 503)"
     )
     body_seconds: float = Field(
         default=10.0, gt=0, description="time limit for sending a request; slower clients are answered with 408"

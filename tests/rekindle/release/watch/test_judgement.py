@@ -54,7 +54,7 @@ def draw_stats(
     [
         ({"errors": 0.011}, "requests failed"),
         ({"slow": 2}, "more than 1.5 times as long"),
-        ({"wrong": 0.5}, "score by 0"),
+        ({"wrong": 0.5}, "score differs by 0"),
         ({}, ""),
         ({"slow": 1.2, "wrong": 0.1}, ""),
     ],
