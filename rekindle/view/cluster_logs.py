@@ -33,7 +33,7 @@ ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
 Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE_TIMEOUT_S = 300.0  # time without a line after which a thread reconnects: the connection may have died silently
+SILENCE_TIMEOUT_S = 300.0  # longest time without a line; then a thread reconnects, since the connection may be dead
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (

@@ -46,9 +46,9 @@ class Incident:
     why: str = ""
     step: int = 0  # newest step that was recorded at the time `t`
     left: int = 0  # number of surviving members of the group; if a coordinator restarted: of its workers
-    resumed: float | None = None  # time at which the next group started
+    resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of repeated steps
-    back: float | None = None  # time at which a worker with this name trained again
+    back: float | None = None  # time when a worker with this name trained again
     cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
 
 

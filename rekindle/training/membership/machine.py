@@ -12,7 +12,7 @@ from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
 JOIN_TIMEOUT_S = 1.0  # time that the first group waits for the expected workers
-HANG_CHECK_TIMEOUT_S = 30.0  # time in which a worker of a hung group must acknowledge; otherwise it counts as the cause
+HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that does not acknowledge within this time is the cause
 # number of consecutive groups that broke without a step or a lost worker after which groups are delayed
 MAX_FRUITLESS_GROUPS = 3
 MAX_CRASHES = 3  # number of worker errors without a newer step in between after which the run is aborted
@@ -75,8 +75,8 @@ class Membership:
     expected_members: int = 0  # number of workers to wait for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
-    last_progress_time: float = 0.0  # time at which the newest step was completed, or the newest group published
-    open_time: float = 0.0  # time at which the newest generation was opened
+    last_progress_time: float = 0.0  # time when the newest step was completed, or the newest group published
+    open_time: float = 0.0  # time when the newest generation was opened
     is_hang_check: bool = False  # True if the newest generation was opened because no step was completed
     fruitless_groups: int = 0
     crashes: CrashCounter = field(default_factory=CrashCounter)

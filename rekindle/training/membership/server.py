@@ -44,7 +44,7 @@ from rekindle.training.spec import TrainingSpec
 # environment variable: seconds that the workers may train; time that they wait does not count
 DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
-LATE_TICK_S = 0.05  # delay of a tick from which the coordinator counts as paused
+LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
 # maximum number of connections without a proof, in addition to one per worker; further connections close the oldest
 MAX_UNVERIFIED = 128
 MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
