@@ -44,7 +44,7 @@ class Batches:
     count_batch: Callable[[Batch], None]  # called with each answered batch
     queue: deque[WaitingRequest] = field(default_factory=deque)
     change_event: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
-    error: RekindleError | None = None  # the error after which no request is answered
+    error: RekindleError | None = None  # the error that ended the model process; later requests get it, too
 
     async def answer(self, body: bytes) -> Answer:
         """Return the answer to a request. Raises RekindleError if the model process ended."""

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.config import Limits
 
-# multiple of the permitted size up to which a body is read to its end, so that the client receives the 413
+# bodies up to this multiple of the permitted size are read to their end: their clients receive the 413
 OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 

@@ -13,9 +13,9 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 
-READER_TIMEOUT_S = 900.0  # age from which the lease of a reader is ignored
-UNFINISHED_TIMEOUT_S = 3600.0  # age from which an unfinished checkpoint is never completed
-LISTING_TIMEOUT_S = 60.0  # age from which a listing may be outdated
+READER_TIMEOUT_S = 900.0  # the lease of a reader is ignored from this age on
+UNFINISHED_TIMEOUT_S = 3600.0  # an unfinished checkpoint of this age is never completed
+LISTING_TIMEOUT_S = 60.0  # a listing of this age may be outdated
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Retention:
             expired_chunks = {chunk for key in expired_keys for chunk in self._chunks(key)}
             expired_chunks |= {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
             unneeded_keys = [entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks]
-            # manifests are deleted first: nobody reads chunks without a manifest
+            # manifests are deleted first: chunks without a manifest are never read
             for keys in (sorted(expired_keys), unneeded_keys):
                 if time.monotonic() - list_time < LISTING_TIMEOUT_S:
                     self.store.delete(keys)

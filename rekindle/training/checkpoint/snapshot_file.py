@@ -27,7 +27,7 @@ from rekindle.errors import ConfigError, RekindleError
 SLOTS = 3  # number of slots in a file
 PAGE = 4096  # bytes of a memory page
 MAX_LOADER_STATE_BYTES = 1 << 18  # bytes that each slot reserves for the state of the workload's own data loader
-STALE_AFTER_S = 3600.0  # age from which a file that no process holds is removed
+STALE_AFTER_S = 3600.0  # a file of this age that no process holds is removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"

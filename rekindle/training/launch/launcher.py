@@ -57,7 +57,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """Kind of a process's end, on which its restart depends."""
+    """Kind of a process's end, which determines its restart."""
 
     PREEMPTED = auto()
     UNAVAILABLE = auto()
@@ -109,7 +109,7 @@ class ProcessSlot:
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    start_time: float = 0.0  # time (monotonic) at which to start the process
+    start_time: float = 0.0  # start time of the process (monotonic)
     budget: RestartBudget = field(default_factory=RestartBudget)
 
 

@@ -97,7 +97,7 @@ class Study:
         return self.trials
 
     def result(self, trial: int, rung: int) -> dict[str, Any] | None:
-        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if its result is missing."""
+        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both are missing."""
         output, metric = self.output(trial, rung), self.sweep.metric
         model = self._read_json(f"{output}/model.json")
         if model is None:
