@@ -1,12 +1,12 @@
 """Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes without losing work.
 
-The names below are the public API (docs/api.md). Each is imported on first use, not by `import rekindle`.
+The names below are the public API (docs/api.md). Each name is imported on first use, not by `import rekindle`.
 """
 
 from argolocal import exports
 from argolocal.common import program
 
-NAMES = {  # module → its public names; __init__.pyi lists them for type checkers
+NAMES = {  # module → its public names, which __init__.pyi lists for type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": (
         "Workload",

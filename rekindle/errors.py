@@ -1,6 +1,6 @@
 """User-facing errors. A message names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process. For errors that a retry cannot repair, the code is one of sysexits.h
+`exit_code` is the exit code of the process. For errors that a retry cannot repair, the exit code is one of sysexits.h
 (78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE), and retry strategies recognize it.
 """
 
@@ -12,7 +12,7 @@ from argolocal.errors import ConfigError, Conflict, NotFound, StorageError, did_
 
 __all__ = ["ConfigError", "Conflict", "NotFound", "RekindleError", "StorageError", "did_you_mean", "say"]
 
-# also matches passwords with a slash, and text without a scheme: such URLs are invalid, but still contain secrets
+# also matches URLs without a scheme, and passwords with a slash: invalid URLs may contain secrets, too
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
@@ -29,7 +29,7 @@ class CodeError(RekindleError):
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`; the process that raises this is not the cause."""
+    """The coordinator aborted the run with `exit_code`; the process that raises this error is not the cause."""
 
 
 class TrackingError(RekindleError):
@@ -38,7 +38,7 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check of `rekindle doctor`, with the remedy if it failed. A check without `required` only warns."""
+    """Result of one check of `rekindle doctor`, and the remedy. If `required` is false, a failure is only a warning."""
 
     name: str
     ok: bool
@@ -64,7 +64,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def rule(message: str) -> str:
-    """Format a validator's message as the end of a sentence, without regular expressions."""
+    """Return a validator's message as the end of a sentence, without the regular expression that it may contain."""
     message = message.removeprefix("Value error, ")
     if message.startswith("String should match pattern"):
         return "it has the wrong form."

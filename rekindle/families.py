@@ -1,8 +1,10 @@
-"""Families: several models that a workload offers instead of one, for the same data. Validation chooses between them.
+"""Families: several models that a workload offers for the same data, instead of one model. Validation chooses between
+the families.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
-A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model in one call.
+A function `(section, facts)` that returns a torch.nn.Module is trained step by step; a `Fitted` model is trained by one
+call of `fit`.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +23,7 @@ class Fitted:
     """A model without training steps, such as boosted trees.
 
     `model(section, facts)` returns a torch.nn.Module. `fit(model, samples)` sets its parameters and buffers; `samples`
-    is a Dataset of the training samples. It runs in one process and is repeated after an interruption, so the result
+    is a Dataset of the training samples. `fit` runs in one process and is repeated after an interruption, so its result
     must be the same each time.
     """
 
@@ -30,21 +32,21 @@ class Fitted:
 
 
 def of(workload: Any) -> dict[str, Any]:
-    """Return the families of a workload by name; one with an empty name if it defines `model`."""
+    """Return the families of a workload by name; if the workload defines `model`, one family with an empty name."""
     return workload.families if hasattr(workload, "families") else {"": workload.model}
 
 
 def select(workload: Any, names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `names`, or all. Raises ConfigError for an unknown one."""
-    offered = of(workload)
+    """Return the names of the families to train: `names`, or all names. Raises ConfigError for an unknown name."""
+    family_by_name = of(workload)
     for name in names:
-        if name not in offered:
-            known = ", ".join(offered) if any(offered) else "none, since it defines `model`"
+        if name not in family_by_name:
+            family_names = ", ".join(family_by_name) if any(family_by_name) else "none, since it defines `model`"
             raise ConfigError(
-                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(offered))} '
-                f"Its families: {known}."
+                f'the workload {workload.__name__} has no family "{name}".{did_you_mean(name, set(family_by_name))} '
+                f"Its families: {family_names}."
             )
-    return list(dict.fromkeys(names)) or list(offered)
+    return list(dict.fromkeys(names)) or list(family_by_name)
 
 
 def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
@@ -55,7 +57,7 @@ def build(workload: Any, name: str, section: Any, facts: dict[str, Any]) -> Any:
 
 
 def functions(workload: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """Yield the functions of all families: label, function, names of its arguments."""
+    """Yield (label, function, names of the function's arguments) for all functions of the families."""
     for name, family in of(workload).items():
         label = f'families["{name}"]' if name else "model"
         yield label, family.model if isinstance(family, Fitted) else family, ("section", "facts")
@@ -82,14 +84,14 @@ def check(name: str, workload: Any) -> None:
     if hasattr(workload, "model") == hasattr(workload, "families"):
         both = "both model and families" if hasattr(workload, "model") else "neither model nor families"
         raise ConfigError(f'workload "{name}" defines {both}: it must define one of them (see docs/your-own-model.md).')
-    offered, chosen_by = of(workload), criterion(workload)
-    names = list(offered) if isinstance(offered, dict) else []
+    family_by_name, chosen_by = of(workload), criterion(workload)
+    names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not names or not all(name == "" or NAME.fullmatch(str(name)) for name in names):
         raise ConfigError(
-            f'workload "{name}": families is {offered!r:.200}: it must be a dict with names of lower-case letters, '
-            'digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
+            f'workload "{name}": families is {family_by_name!r:.200}: it must be a dict with names of lower-case '
+            'letters, digits and hyphens, such as {"network": network, "trees": Fitted(trees, fit_trees)}.'
         )
-    for key, family in offered.items():
+    for key, family in family_by_name.items():
         if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
                 f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function (section, facts) that '

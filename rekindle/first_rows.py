@@ -6,7 +6,10 @@ LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
-    """Copy about `rows` rows of a CSV, JSON lines or parquet file to `folder`; return the copy, None for other data."""
+    """Copy about `rows` rows of a CSV, JSON lines or parquet file to `folder`.
+
+    Return the copy, or None for another format.
+    """
     target = folder / source.name
     if source.suffix in LINE_FORMATS and source.is_file():
         copy_lines(source, target, rows + 1)
@@ -20,7 +23,7 @@ def copy_first_rows(source: Path, rows: int, folder: Path) -> Path | None:
 
 
 def copy_lines(source: Path, target: Path, lines: int) -> None:
-    """Copy the first `lines` lines, and more if they end within a quoted field: then copy up to the field's end."""
+    """Copy the first `lines` lines; if they end within a quoted field, also copy the lines up to its end."""
     quotes = 0
     with source.open("rb") as read, target.open("wb") as write:
         for number, line in enumerate(read):

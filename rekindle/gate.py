@@ -1,6 +1,6 @@
 """The gate: turns an evaluation into a verdict, with a reason in words and figures.
 
-Pipelines import `Gate` from here, so this module imports no numeric library.
+Pipelines import `Gate` from this module, so the module imports no numeric library.
 """
 
 import math
@@ -73,7 +73,7 @@ class Gate(Section):
 
 @dataclass(frozen=True)
 class Difference:
-    """Candidate minus another model in `metric`, over the same rows, with a confidence interval."""
+    """Candidate's value of `metric` minus another model's value, over the same rows, with a confidence interval."""
 
     metric: str
     mean: float
@@ -83,22 +83,22 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation; `metrics` has the key "candidate" and, if scored, "champion" and "baseline"."""
+    """Result of an evaluation; `metrics` has the key "candidate", and "champion" and "baseline" if they were scored."""
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # number of rows evaluated
     # parts of the rows, e.g. weeks: {"name", "rows", "candidate": {...}, ...}
     parts: list[dict[str, Any]] = field(default_factory=list)
-    difference: Difference | None = None  # from the champion
-    baseline_difference: Difference | None = None
-    chosen: dict[str, Any] | None = None  # the family of the candidate, and the validation values of all
+    difference: Difference | None = None  # difference between the candidate and the champion
+    baseline_difference: Difference | None = None  # difference between the candidate and the baseline
+    chosen: dict[str, Any] | None = None  # the family of the candidate, and the validation values of all families
     incomparable: str = ""  # the reason why the champion cannot score this data
     warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision of the gate: about a candidate with its evaluation, and the champion that it would replace."""
+    """Decision of the gate about a candidate: its evaluation, and the champion that it would replace."""
 
     gate: Gate
     metrics: Sequence[Metric]
@@ -106,7 +106,7 @@ class Decision:
     candidate: str  # sha256 of the candidate's weights
     champion: Champion | None
     champion_rows: int = 0  # number of rows that the champion was evaluated on for its release; 0: unknown
-    changed: str = ""  # the difference from the champion if the weights are equal, e.g. code or servers
+    changed: str = ""  # difference from a champion with equal weights, e.g. code or servers
 
     def decide(self) -> tuple[Verdict, str]:
         """Return the verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
@@ -185,7 +185,7 @@ class Decision:
         return broken_bounds, met_bounds
 
     def _margin(self) -> tuple[list[str], list[str]]:
-        """Return gate.beats_baseline as a broken or a met bound, like `_bounds`."""
+        """Return gate.beats_baseline as a broken or a met bound, in the form of `_bounds`."""
         margin, difference = self.gate.beats_baseline, self.evaluation.baseline_difference
         if not margin:
             return [], []
@@ -217,10 +217,9 @@ class Decision:
         if not (chosen := self.evaluation.chosen):
             return []
         by, values = chosen["by"], chosen["validation"]
-        others = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
-        return [
-            f"Validation chose the family {chosen['family']} by {by} {values[chosen['family']][by]:.5g} ({others})."
-        ]
+        other_values = ", ".join(f"{name} {values[name][by]:.5g}" for name in values if name != chosen["family"])
+        value = f"{values[chosen['family']][by]:.5g}"
+        return [f"Validation chose the family {chosen['family']} by {by} {value} ({other_values})."]
 
     def _compare(self, difference: Difference, version: str) -> tuple[Verdict, str]:
         gate, values = self.gate, self.evaluation.metrics

@@ -6,7 +6,7 @@ Cached artifacts are not copied: the workflow parameter `cached` maps tasks to t
 DATASET, MODEL, CHECKPOINTS, LEDGER = "dataset", "model", "checkpoints", "checkpoints/ledger"
 CACHED = "cached"  # JSON: task → its cached outputs; `at`: RUN/TASK that wrote them ("": not cached, so the task runs)
 FREE_BYTES = "x-rekindle-free-bytes"  # header of the embedded object store's answer to HeadBucket
-REUSE = "reuse"  # field of the same JSON: "yes" if tasks may look up the cache when they start
+REUSE = "reuse"  # field of the JSON in `cached`: "yes" if tasks may look up the cache when they start
 
 
 def key(task: str, artifact: str, workflow: str = "{{workflow.name}}") -> str:
@@ -25,11 +25,11 @@ def cached(task: str, field: str = "at") -> str:
 
 
 def cached_key(task: str, artifact: str) -> str:
-    """Return a template tag for the key of an artifact: the cached location, else this run's."""
+    """Return a template tag for the key of an artifact: the cached location, else the location in this run."""
     location = cached(task)
     return f"{{{{={location} == '' ? workflow.name + '/{task}' : {location}}}}}/{artifact}"
 
 
 def reuse() -> str:
-    """Return a template tag for `yes`, or `no` if the run computes everything."""
+    """Return a template tag with the value `yes`, or `no` if the run computes everything."""
     return f"{{{{=jsonpath(workflow.parameters.{CACHED}, '$.{REUSE}')}}}}"

@@ -1,4 +1,4 @@
-"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Errors have the server's answer and the remedy."""
+"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI. Error messages contain the server's answer and the remedy."""
 
 import os
 import re
@@ -12,7 +12,8 @@ from rekindle.errors import TrackingError, innermost, without_user
 if TYPE_CHECKING:
     import requests
 
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
+# environment variable of MLflow's client; five retries wait 0 + 2 + 4 + 8 + 16 s
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 TIMEOUT_S = 30
 UNAVAILABLE_STATUSES = (502, 503, 504)  # status codes of a proxy whose server does not answer
 MAX_ANSWER_LENGTH = 300  # characters to show of an answer that is not MLflow's JSON
@@ -28,7 +29,7 @@ class RequestRefused(TrackingError):
 
 
 def address() -> str:
-    """Return the address of the server. Raises TrackingError if it is not set."""
+    """Return the address of the MLflow server. Raises TrackingError if MLFLOW_TRACKING_URI is not set."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     if not uri.startswith(("http://", "https://")):
         raise TrackingError(
@@ -39,7 +40,10 @@ def address() -> str:
 
 
 def request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """Return MLflow's answer to a request. Raises RequestRefused, or TrackingError if the answer is not MLflow's."""
+    """Return MLflow's answer to a request.
+
+    Raises RequestRefused, or TrackingError if the answer does not come from MLflow.
+    """
     import requests
 
     uri = address()

@@ -20,14 +20,14 @@ from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
 SECRET = "rekindle-notify"  # name of the Secret with the webhook's address, on a cluster
-URL = "NOTIFY_URL"  # key in this Secret, and name of the environment variable
+URL = "NOTIFY_URL"  # environment variable with the webhook's address, and key in the Secret
 TIMEOUT_S = 10  # time limit to connect, and time limit for the answer
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
 # source: Slack, "Formatting text for app surfaces"
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-# messages of Argo about `stop`
+# parts of Argo's messages about a stopped workflow
 STOP_MESSAGES = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")
 VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")  # MLflow tags, with a prefix if the run has several evaluations
 
@@ -76,7 +76,7 @@ class Message:
 def send(message: Message, config: NotifyConfig, attempts: int = 6, environ: Mapping[str, str] = os.environ) -> bool:
     """Send `message` if `config` includes its event, with pauses of 0, 2, 4, 8 and 16 s between the attempts.
 
-    Return True if it was delivered; a failure is logged.
+    Return True if the message was delivered; a failure is logged.
     """
     if config.format == "off" or message.event not in config.events:
         return False
@@ -139,7 +139,7 @@ def status(phase: str, reasons: list[str]) -> str:
 
 
 def reasons(failures: str) -> list[str]:
-    """Return a line per failed node of {{workflow.failures}}: a JSON list, quoted once more (strconv.Quote)."""
+    """Return a line per failed node in {{workflow.failures}}, a JSON list that Argo quotes again (strconv.Quote)."""
     value: Any = failures
     while isinstance(value, str) and value:
         try:
@@ -148,7 +148,7 @@ def reasons(failures: str) -> list[str]:
             return [f"workflow: {value}"]
     # the value may be `null`
     nodes = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-    nodes = [node for node in nodes if node.get("message")] or nodes  # leaves out DAGs, whose message is empty
+    nodes = [node for node in nodes if node.get("message")] or nodes  # omits the nodes of DAGs, whose message is empty
     return [f"{node.get('displayName', '?')}: {node.get('message') or node.get('phase', 'failed')}" for node in nodes]
 
 

@@ -32,11 +32,13 @@ ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
 # this folder exists in a wheel; in a clone, the reference project is next to the package
 BUNDLED = PACKAGE / "reference"
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
-SHARED = ("steps", "pipelines")  # packages that extend the reference project's; a project's modules take precedence
+# packages of a project, which extend the reference project's packages with the same name
+SHARED = ("steps", "pipelines")
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 UNEXPECTED_ARGUMENT = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
-WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # the files of `only_workload`
+# template files that `create` copies for `only_workload`
+WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")
 MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
 PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -67,7 +69,7 @@ def _is_project(folder: Path, owners: Collection[int]) -> bool:
     pipelines, config = folder / "pipelines", folder / "pyproject.toml"
     if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
-    import tomllib  # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
+    import tomllib  # imported in this function: steps do not need it, since pods get their project from REKINDLE_PATH
 
     try:
         text = config.read_text() if config.lstat().st_uid in owners else ""
@@ -107,16 +109,16 @@ def other_project(file: Path) -> Path | None:
     folder = Path(os.path.abspath(file)).parent
     if not file.is_file() or folder.stat().st_uid not in (os.geteuid(), 0):
         return None
-    found = find(folder)
-    return None if found in (REFERENCE, find(Path.cwd())) else found
+    other_root = find(folder)
+    return None if other_root in (REFERENCE, find(Path.cwd())) else other_root
 
 
 def enter(file: Path) -> None:
-    """Use the project that `file` is in, in this process and its child processes, if it is in another project."""
-    if found := other_project(file):
-        here = {str(find(Path.cwd())), str(Path.cwd())}
-        folders = [folder for folder in search_path() if folder not in here]
-        os.environ[PATH] = os.pathsep.join([*folders, str(found)])
+    """Use the project that `file` is in, in this process and its child processes, if `file` is in another project."""
+    if other_root := other_project(file):
+        current_folders = {str(find(Path.cwd())), str(Path.cwd())}
+        folders = [folder for folder in search_path() if folder not in current_folders]
+        os.environ[PATH] = os.pathsep.join([*folders, str(other_root)])
 
 
 def config(path: Path) -> Path:
@@ -132,7 +134,7 @@ def configs() -> set[str]:
 
 
 def module_of(path: Path) -> str:
-    """Return the module name of a Python file. Raises ConfigError if it is missing or not in the project."""
+    """Return the module name of a Python file. Raises ConfigError if the file is missing or not in the project."""
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give the file of a pipeline, or a config.")
@@ -144,7 +146,8 @@ def module_of(path: Path) -> str:
 
 
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
-    """Import the module `name` of the project or of an installed package. Raises ConfigError if a name is missing.
+    """Import the module `name` of the project or of an installed package. Raises ConfigError if the module lacks a
+    required name.
 
     The project is searched last, so its files never shadow a library. Modules that are missing in its `steps` and
     `pipelines` are imported from the reference project.
@@ -165,24 +168,24 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
             raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} {remedy}') from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
-            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
+            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for further folders)."
             f"{did_you_mean(name, _siblings(name, folders))}"
         ) from error
     except ConfigError:
         raise
     except Exception as error:  # a mistake in the user's code, at module level
         raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.') from error
-    if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
+    if missing_names := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(
-            f'{kind} "{name}" lacks {", ".join(missing)}: a {kind} module must define {", ".join(required)} '
+            f'{kind} "{name}" lacks {", ".join(missing_names)}: a {kind} module must define {", ".join(required)} '
             f"(see {DOCS[kind]})."
         )
     return module
 
 
 def describe(error: Exception) -> str:
-    """Format an exception: FILE:LINE of the innermost frame in the project, the text, and the nearest name."""
-    from pydantic import ValidationError  # imported only here: `rekindle --help` does not need it
+    """Format an exception: FILE:LINE of the innermost frame in the project, its text, and a hint on a misspelt name."""
+    from pydantic import ValidationError  # imported in this function, since `rekindle --help` does not need it
 
     message = str(error)
     if isinstance(error, ValidationError):
@@ -198,7 +201,7 @@ def describe(error: Exception) -> str:
 
 
 def _nearest_name(error: Exception, file: str) -> str:
-    """Return a hint for a misspelt attribute, or argument of a function that `file` uses."""
+    """Return a hint for a misspelt attribute, or for a misspelt argument of a function that `file` uses."""
     if isinstance(error, AttributeError) and error.name:
         owner = type(error.obj) if isinstance(error.obj, str | int | float) else error.obj
         return did_you_mean(error.name, [name for name in dir(owner) if not name.startswith("_")])
@@ -218,8 +221,8 @@ def raises(error: BaseException) -> bool:
 
 
 def _own_frames(error: BaseException) -> list["FrameSummary"]:
-    """Return the frames outside of libraries, or all frames if every one is in a library."""
-    import traceback  # imported only here: `rekindle --help` does not need it
+    """Return the frames outside of libraries, or all frames if every frame is in a library."""
+    import traceback  # imported in this function, since `rekindle --help` does not need it
 
     frames = list(traceback.extract_tb(error.__traceback__))
     outside = [
@@ -237,7 +240,7 @@ def _is_engine(file: str) -> bool:
 
 
 def _extend_path(package: str) -> None:
-    """Let `steps` and `pipelines` contain the project's modules and the reference project's."""
+    """Let `steps` and `pipelines` contain the modules of the project and of the reference project."""
     if package not in SHARED:
         return
     if find_spec(package) is None:
@@ -248,7 +251,7 @@ def _extend_path(package: str) -> None:
 
 
 def create(folder: Path, only_workload: bool = False) -> list[Path]:
-    """Create a project in `folder`, named after it, and return its files. Raises ConfigError; overwrites nothing."""
+    """Create a project with the name of `folder`, and return its files. Overwrites no file: raises ConfigError."""
     import shutil
 
     name, template = folder.resolve().name, REFERENCE / "template"
@@ -288,7 +291,7 @@ def _siblings(name: str, folders: list[str]) -> set[str]:
 
 
 def as_error(error: Exception, where: str = "") -> RekindleError:
-    """Convert an exception of the project's code: a CodeError if it would be raised again, else a RekindleError.
+    """Convert an exception of the project's code: a CodeError if a retry would raise it again, else a RekindleError.
 
     `where`: start of the message, such as "`predict` failed on the test rows".
     """
@@ -298,7 +301,7 @@ def as_error(error: Exception, where: str = "") -> RekindleError:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return True if running again may not raise the exception."""
+    """Return True if a retry may succeed."""
     if isinstance(error, PATH_ERRORS):
         return False
     if isinstance(error, RekindleError):

@@ -38,14 +38,14 @@ def resolve(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 class AnyModel(GenerateJsonSchema):
     """Generates the JSON schema of any model: a type that JSON schema cannot describe may have any value."""
 
-    # the base class has the same attribute
+    # overrides a class attribute of the base class
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
 
 
-@lru_cache(64)  # cached: a schema takes milliseconds, and thousands of wrong keys need it
+@lru_cache(64)  # cached: the schema takes milliseconds, and is needed for each of thousands of wrong keys
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(schema_generator=AnyModel)
 
@@ -76,7 +76,7 @@ def _nodes(model: type[BaseModel], path: Iterable[str | int]) -> tuple[dict[str,
 
 
 class Setting(NamedTuple):
-    """One key of a config file. `default` is None where the key is required, or has keys of its own."""
+    """One key of a config file. `default` is None if the key is required, or has keys below it."""
 
     key: str
     values: str
@@ -85,14 +85,17 @@ class Setting(NamedTuple):
 
 
 def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
-    """Describe the keys at and below `key` ("train.workers", "train"; "": all). Raises ConfigError if it is unknown."""
+    """Describe the keys at and below `key` ("train.workers", "train"; "": all).
+
+    Raises ConfigError if `key` is unknown.
+    """
     path = list(filter(None, key.split(".")))
     for depth, part in enumerate(path):
         node = _nodes(model, path[:depth])[1]
         properties = node.get("properties", {})
         if part not in properties and not isinstance(node.get("additionalProperties"), dict):
-            known = f" Known: {', '.join(sorted(properties))}." if properties else " There are no keys below it."
-            hint = did_you_mean(part, properties) or known
+            key_list = f" Known: {', '.join(sorted(properties))}." if properties else " This setting has no keys."
+            hint = did_you_mean(part, properties) or key_list
             raise ConfigError(f"{'.'.join(path[: depth + 1])} is not a known key.{hint}")
     return list(_describe(".".join(path), _nodes(model, path)[0], _schema(model).get("$defs", {}), frozenset()))
 
@@ -100,8 +103,8 @@ def settings(model: type[BaseModel], key: str = "") -> list[Setting]:
 def _describe(key: str, node: dict[str, Any], definitions: dict[str, Any], above: frozenset[str]) -> Iterator[Setting]:
     target = resolve(node, definitions)
     title, inner = target.get("title", ""), dict(target.get("properties", {}))
-    if isinstance(more := target.get("additionalProperties"), dict) and "$ref" in more:
-        inner["NAME"] = more
+    if isinstance(entry_schema := target.get("additionalProperties"), dict) and "$ref" in entry_schema:
+        inner["NAME"] = entry_schema
     if not inner or title in above:
         yield Setting(key, _values(node, definitions), node.get("default"), node.get("description", ""))
         return
@@ -137,7 +140,11 @@ def parse_section(section: type[S], values: Any, name: str) -> S:
 def _sentence(section: type[Section], name: str, error: Any) -> str:
     key = ".".join(map(str, [name, *error["loc"]]))
     if error["type"] == "extra_forbidden":
-        *path, last = error["loc"]
-        return f"{key} is not a known key.{did_you_mean(str(last), known_keys(section, path))}"
-    shown = error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
-    return f"{key} is {shown!r}: {broken_rule(section, error)}" if error["type"] != "missing" else f"{key} is missing."
+        *path, last_key = error["loc"]
+        return f"{key} is not a known key.{did_you_mean(str(last_key), known_keys(section, path))}"
+    shown_value = (
+        error["input"] if isinstance(error["input"], str | int | float | None) else type(error["input"]).__name__
+    )
+    if error["type"] == "missing":
+        return f"{key} is missing."
+    return f"{key} is {shown_value!r}: {broken_rule(section, error)}"

@@ -4,7 +4,7 @@
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
 
 Each field of `Inputs` is a flag (`label_delay` → `--label-delay=VALUE`): scalars as text, other values as JSON. Each
-field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.
+field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved to this path.
 """
 
 import argparse
@@ -140,8 +140,8 @@ def _sentence(inputs: type[StepInputs], error: Any, texts: dict[str, str]) -> st
     inner = "".join(f".{key}" for key in error["loc"][1:])
     if error["type"] == "missing" and not inner:
         return f"{flag(name)} is missing: it is required."
-    shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
-    return f"{shown}: {broken_rule(inputs, error)}"
+    subject = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
+    return f"{subject}: {broken_rule(inputs, error)}"
 
 
 def _is_scalar(annotation: Any) -> bool:
@@ -200,7 +200,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     try:
         step = load(argv[0])
         flags = parser(argv[0], step.Inputs, step.__doc__)
-        note = f"file for an output: {', '.join(step.Outputs.model_fields) or 'without outputs'}"
+        note = f"file for one of the outputs: {', '.join(step.Outputs.model_fields) or 'none'}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=note)
         cache_flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         if hasattr(step, "REUSE"):
@@ -231,7 +231,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Report an error on stderr and to the kubelet, and return its exit code."""
+    """Report an error on stderr and to the kubelet, and return the exit code of the error."""
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):

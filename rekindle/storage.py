@@ -41,7 +41,7 @@ class Entry:
     key: str
     size: int
     etag: str
-    modified: float  # Unix seconds, by the store's clock
+    modified: float  # time of the last change, in Unix seconds by the store's clock
 
 
 class Store:
@@ -140,7 +140,7 @@ class Store:
         return Entry(key, head["ContentLength"], head["ETag"], head["LastModified"].timestamp())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are ignored."""
+        """Delete objects; missing objects are ignored."""
         for start in range(0, len(keys), 1000):
             batch = {"Objects": [{"Key": key} for key in keys[start : start + 1000]], "Quiet": True}
             answer = self._request(
@@ -161,7 +161,7 @@ class Store:
                 yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
 
     def free_bytes(self) -> float:
-        """Return the free space on the store's disk; infinite unless it is the embedded store, which reports it."""
+        """Return the free space on the store's disk; infinite for stores other than the embedded store."""
         answer = self._request("", lambda: self.client.head_bucket(Bucket=self.bucket))
         return float(answer["ResponseMetadata"]["HTTPHeaders"].get(FREE_BYTES, "inf"))
 

@@ -20,16 +20,17 @@ from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag of a run: its workflow
 DIGEST = "rekindle.digest"  # tag of a run: digest of the dataset that it prepared
-URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
+URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version: prefix of its files, sha256 of its weights
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the served version, and the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-VIEW_TAG = "mlflow.sharedViewState.rekindle"  # tag: state of the page for addresses that contain the view "rekindle"
+# experiment tag: the state of MLflow's page for addresses with the view "rekindle"
+VIEW_TAG = "mlflow.sharedViewState.rekindle"
 TABLE_COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
-NOTE = "mlflow.note.content"  # tag: the description of a run
+NOTE = "mlflow.note.content"  # tag of a run: its description
 MAX_METRICS, MAX_PARAMS = 1000, 100  # MLflow's limits per request; MAX_PARAMS also applies to tags
-LAST_RUNS = 20  # number of earlier runs to compare a new one with
+LAST_RUNS = 20  # number of earlier runs that a new run is compared with
 MAX_PARAM_LENGTH, MAX_DIGEST_LENGTH = 6000, 36
 
 
@@ -40,7 +41,7 @@ class Release:
     version: str
     uri: str
     sha256: str
-    deployment: str = ""  # empty until promoted
+    deployment: str = ""  # name of its Deployment; empty until the version is promoted
     run_id: str = field(default="", compare=False)
 
 
@@ -54,7 +55,7 @@ class RunData:
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """Return the id of the run of `workflow` in `experiment`; create both if missing."""
+    """Return the id of the run of `workflow` in `experiment`; create run and experiment if missing."""
     if run_id := find_run(experiment, workflow):
         return run_id
     tag_pairs = _pairs({**(tags or {}), WORKFLOW: workflow})
@@ -209,10 +210,10 @@ def champion(name: str) -> Release | None:
 
 
 def require_champion(name: str) -> Release:
-    """Return the champion of a model. Raises ConfigError if the model does not have one."""
+    """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
     if release := champion(name):
         return release
-    raise ConfigError(f'the model "{name}" does not have a champion: release one first, or correct the name.')
+    raise ConfigError(f'the model "{name}" does not have a champion: release a version first, or correct the name.')
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:
@@ -262,7 +263,8 @@ def _release(version: dict[str, Any]) -> Release:
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" lacks the tag {error}: only versions that '
-            "`steps.release` registered can serve. Remove its alias in MLflow, or give the model another name."
+            "`steps.release` registered can serve. Remove the alias of this version in MLflow, or give the model "
+            "another name."
         ) from error
 
 
@@ -308,7 +310,7 @@ def _experiment_id(name: str) -> str:
     assert experiment
     if experiment["lifecycle_stage"] == "deleted":
         raise TrackingError(
-            f'the experiment "{name}" is deleted in MLflow: its name stays taken. Restore it (mlflow experiments '
+            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow experiments '
             f"restore -x {experiment['experiment_id']}), or choose another name."
         )
     return experiment["experiment_id"]

@@ -60,27 +60,27 @@ class DataConfig(Section):
         """Return the section for the first `rows` rows (about), or None if all would have to be prepared.
 
         `rekindle lint`, `check` and `run` try the workload on these rows. Default: the first rows of a CSV, JSON lines
-        or parquet file. Other sources override it, e.g. to return `self`. The rows may be written to `folder`.
+        or parquet file. Other sections override the method, e.g. to return `self`. The rows may be written to `folder`.
         """
         target = copy_first_rows(Path(self.source), rows, folder)
         return self.model_copy(update={"source": str(target)}) if target else None
 
     def check_source(self) -> None:
-        """Raise ConfigError if the source is a path that does not exist here, or that pods cannot access."""
+        """Raise ConfigError if the source is a path that does not exist, or that pods cannot access."""
         path = Path(self.source)
         if "://" in self.source:
             return
         if path.exists():
-            visible = map(Path, project.search_path())
-            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in visible):
+            pod_folders = map(Path, project.search_path())
+            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in pod_folders):
                 raise ConfigError(
                     f"data.source is {self.source!r}: each pod has its own /tmp and cannot access it. Move it "
                     f"below {project.root()}, or make it an object: rekindle put {self.source}"
                 )
             return
-        near = {str(path.with_name(other.name)) for other in path.parent.glob("*")}
+        siblings = {str(path.with_name(sibling.name)) for sibling in path.parent.glob("*")}
         raise ConfigError(
-            f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, near)}"
+            f"data.source is {self.source!r}: this file or folder does not exist.{did_you_mean(self.source, siblings)}"
         )
 
 
@@ -91,7 +91,7 @@ class Prepared:
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact `data_until` (ISO 8601 text
     with a time zone) is the data cut-off, which the release and the server show. `tags` are set on the MLflow run.
     `digest` identifies the dataset (empty: sha256 over the files). `newest` is the time of the newest row (ISO 8601
-    with a time zone): if the data moves, a run warns when its source is not newer than the last run's.
+    with a time zone): if the data moves, a run warns when its source is not newer than the source of the last run.
     """
 
     rows: int
@@ -197,8 +197,8 @@ class Workload(Protocol):
     def examples(self, path: Path) -> Iterable[tuple[Any, ...]] | Sized:
         """Yield the test rows of a dataset: (instance as a client sends it, truth), or an Example.
 
-        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if it is a different
-        one, and omits the rows that the champion has seen, since a comparison with these would be unfair.
+        `examples(path, champion)` gets the facts of the dataset that the champion was trained on, if this is a
+        different dataset, and omits the rows that the champion has seen, since a comparison with these would be unfair.
         A rekindle.Examples has all rows by column, and may define its own scoring and extend the report.
         """
         ...
@@ -237,32 +237,32 @@ def load(name: str) -> Workload:
                 f'workload "{name}" defines {attribute}, which the engine no longer calls: {replacement} (see '
                 "docs/your-own-model.md). If the function is for your own use, begin its name with an underscore."
             )
-    missing = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
-    if missing and not hasattr(workload, "predictor"):
+    missing_names = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
+    if missing_names and not hasattr(workload, "predictor"):
         raise ConfigError(
-            f'workload "{name}" lacks {", ".join(missing)}: it must define {" and ".join(SERVED)} for evaluation and '
-            "serving, or a predictor of its own (see docs/your-own-model.md)."
+            f'workload "{name}" lacks {", ".join(missing_names)}: it must define {" and ".join(SERVED)} for evaluation '
+            "and serving, or a predictor of its own (see docs/your-own-model.md)."
         )
     metrics = workload.metrics
     if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
         raise ConfigError(f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as (Metric(...),).')
     names = [metric.name for metric in metrics]
     if len(set(names)) != len(names) or not names:
-        raise ConfigError(f'workload "{name}": metrics has the names {names}: define at least one, with unique names.')
+        raise ConfigError(f'workload "{name}": metrics has the names {names}: define metrics, with unique names.')
     for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
         value = getattr(workload, attribute, base)
         if not (isinstance(value, type) and issubclass(value, base)):
             raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     if not isinstance(facts := getattr(workload, "example_facts", {}), dict):
         raise ConfigError(f'workload "{name}": example_facts is {facts!r}: it must be a dict.')
-    if lacking := [metric.name for metric in metrics if metric.function is None]:
-        raise ConfigError(f'workload "{name}": metric {lacking[0]} lacks a function: Metric({lacking[0]!r}, function).')
+    for label in (metric.name for metric in metrics if metric.function is None):
+        raise ConfigError(f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).')
     families.check(name, workload)
     for label, function, arguments in families.functions(workload):
         _check_arguments(name, label, function, arguments)
     for function, names in ARGUMENTS.items():
-        more = OPTIONAL[function] if takes_more(workload, function) else ()
-        _check_arguments(name, function, getattr(workload, function, None), (*names, *more))
+        optional_arguments = OPTIONAL[function] if takes_more(workload, function) else ()
+        _check_arguments(name, function, getattr(workload, function, None), (*names, *optional_arguments))
     _check_spelling(name, workload)
     return cast(Workload, workload)
 
@@ -289,13 +289,14 @@ def training_function(workload: Any, name: str, section: Any) -> Any:
 
 def _check_spelling(name: str, workload: Any) -> None:
     """Raise ConfigError if a function looks like a misspelt optional function: a similar name, the same arguments."""
-    absent = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
+    undefined_names = {function for function in ARGUMENTS if function != "model" and not hasattr(workload, function)}
     for attribute, value in vars(workload).items():
-        near = get_close_matches(attribute, absent, n=1, cutoff=0.6)
-        if near and inspect.isfunction(value) and tuple(inspect.signature(value).parameters) == ARGUMENTS[near[0]]:
+        similar_names = get_close_matches(attribute, undefined_names, n=1, cutoff=0.6)
+        arguments = tuple(inspect.signature(value).parameters) if inspect.isfunction(value) else ()
+        if similar_names and arguments == ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute}({", ".join(ARGUMENTS[near[0]])}), which the engine does not '
-                f'call. Did you mean "{near[0]}"? If not, begin its name with an underscore.'
+                f'workload "{name}" defines {attribute}({", ".join(arguments)}), which the engine does not call. Did '
+                f'you mean "{similar_names[0]}"? If not, begin the name of the function with an underscore.'
             )
 
 
@@ -323,7 +324,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
                 f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
-                f"({data.tolerated_rejects:g} of them). Correct the data, or raise the share."
+                f"({data.tolerated_rejects:g} of all rows). Correct the data, or raise data.tolerated_rejects."
             )
         digest = record_dataset(out, prepared)
     except BaseException:

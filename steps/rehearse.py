@@ -145,7 +145,7 @@ def predict(workload: Any, dataset: Path, model: Path, report: dict[str, Any]) -
     from rekindle.release import judge
 
     report["stage"] = "examples"
-    examples = judge.read_examples(workload, dataset, most=MAX_EXAMPLES)
+    examples = judge.read_examples(workload, dataset, max_rows=MAX_EXAMPLES)
     report["stage"] = "predict"
     predictions = judge.score(examples, model, dataset)
     if len(examples.instances):

@@ -26,7 +26,7 @@ def paired_bootstrap(
 
     Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: use it for dependent
     rows, such as all of one customer. Draws whose statistic is undefined (it raises ValueError or is NaN) do not count;
-    if fewer than half remain, the interval is NaN.
+    if fewer than half of the draws remain, the interval is NaN.
     """
     members = _members(size, groups)
     generator = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return (low, high) as `paired_bootstrap` does, for a `statistic` of all draws at once: faster with many rows.
+    """Return (low, high) as `paired_bootstrap` does, from one call of `statistic` for all draws: faster with many rows.
 
     `statistic` gets the group number of each row, and the count of each group in each draw: [groups, resamples].
     """

@@ -19,7 +19,7 @@ UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError
 
 
 def resolve(endpoint: str) -> str:
-    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the variables that pods have for a Service."""
+    """Return the URL of a service: $REKINDLE_ENDPOINT, else from the environment variables of pods for a Service."""
     name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
     host, port = os.environ.get(f"{name}_SERVICE_HOST"), os.environ.get(f"{name}_SERVICE_PORT")
     return (os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)).rstrip("/")
@@ -30,7 +30,10 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """The model `name` at `endpoint`. Accepts only answers of the weights `sha256`, and retries until `deadline`."""
+    """Client of the model `name` at `endpoint`.
+
+    Accepts only answers of the weights `sha256`, and retries until `deadline`.
+    """
 
     def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
         self.endpoint, self.path, self.sha256, self.deadline = endpoint, f"/v1/models/{name}", sha256, deadline
@@ -42,7 +45,7 @@ class ModelClient:
         return status
 
     def example(self) -> dict[str, Any]:
-        """Return the server's example request. Raises as `predict` does."""
+        """Return the server's example request. Raises the errors of `predict`."""
         return self._send(f"{self.path}/example")
 
     def predict(self, request: dict[str, Any]) -> list[Any]:
@@ -54,7 +57,7 @@ class ModelClient:
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # the pipeline's
+                with urllib.request.urlopen(request, timeout=30) as answer:  # nosec B310  # an address in the pipeline
                     if (sha256 := answer.headers[SHA256]) == self.sha256:
                         return json.load(answer)
                     self._retry(f"it answers with the weights {str(sha256)[:12]}")

@@ -27,13 +27,14 @@ class Comparison:
     differing: int = 0  # number of instances whose predictions differ by more than the tolerance
     too_large: int = 0  # number of instances in requests that the server rejected because of their size
     max_difference: float = 0.0
-    worst: str = ""  # the instance with the largest difference, and both predictions
-    unstable: int = 0  # number of instances whose predictions, alone and with others, differ by more than the tolerance
-    example: str = ""  # an unstable instance, and both predictions
-    random: bool = False  # the predictions differ even if the requests are the same
+    worst: str = ""  # text with the instance of the largest difference, and its served and offline predictions
+    # number of instances whose predictions alone and with other requests differ by more than the tolerance
+    unstable: int = 0
+    example: str = ""  # text with the first such instance, and its predictions alone and with other requests
+    random: bool = False  # True: the predictions for equal requests differ
 
     def add(self, request: dict[str, Any], served: list[Any], expected: list[Any]) -> None:
-        """Add the answer to a request. Raises ValueError if the number of predictions differs."""
+        """Add the answer to a request. Raises ValueError if the numbers of served and expected predictions differ."""
         for instance, prediction, offline in zip(request["instances"], served, expected, strict=True):
             distance = difference(prediction, offline)
             self.replayed += 1
@@ -44,7 +45,7 @@ class Comparison:
                 self.worst = "{}: served {}, offline {}".format(*texts)
 
     def add_single(self, request: dict[str, Any], single: list[Any], batched: list[Any]) -> bool:
-        """Add the predictions of a request alone and with others; return True if they agree."""
+        """Add the predictions of a request, sent alone and with others; return True if the predictions agree."""
         unstable = self.unstable
         for instance, alone, together in zip(request["instances"], single, batched, strict=True):
             if difference(alone, together) > self.tolerance:
@@ -73,7 +74,8 @@ def difference(served: Any, offline: Any) -> float:
 
 
 def compare(client: ModelClient, replay: Replay, tolerance: float, independent: bool = False) -> Comparison:
-    """Send the requests alone, then together; compare the answers with each other and with the expected predictions.
+    """Send each request alone, then all requests together; compare the answers with each other and with the expected
+    predictions.
 
     `independent`: the instances of a request do not influence each other, so each instance is sent alone. Raises
     DataError, or RekindleError if no server answers.
@@ -92,10 +94,10 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
         return None if None in answers else [prediction for answer in answers for prediction in answer or ()]
 
     requests = [request for request, _ in replay]
-    alone = [send_alone(request) for request in requests]
+    answers_alone = [send_alone(request) for request in requests]
     with ThreadPoolExecutor(CLIENTS) as clients:
-        together = list(clients.map(send, requests))
-    for (request, expected), single, batched in zip(replay, alone, together, strict=True):
+        answers_together = list(clients.map(send, requests))
+    for (request, expected), single, batched in zip(replay, answers_alone, answers_together, strict=True):
         if single is None or batched is None:
             comparison.too_large += len(expected)
             continue
@@ -106,12 +108,12 @@ def compare(client: ModelClient, replay: Replay, tolerance: float, independent: 
 
 
 def read_numerics(report: Path) -> str:
-    """Return the numerics of servers that must give the report's predictions to the bit, or "". Raises DataError."""
+    """Return which servers must give the report's predictions to the bit (device.describe), or "". Raises DataError."""
     return next(_lines(report), {}).get("numerics", "")
 
 
 def read_predictions(report: Path, count: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the report's first requests with at least `count` test rows in total, or all. Raises DataError."""
+    """Yield the report's first requests with at least `count` test rows in total, or all requests. Raises DataError."""
     for line in _lines(report):
         yield line["request"], line["predictions"]
         count -= len(line["predictions"])

@@ -15,7 +15,7 @@ class Limits(Section):
 
     processes: int = Field(default=1, ge=1, le=64, description="number of processes of one server; each has the model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
-    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances in a request (more: 413)")
+    max_instances: int = Field(default=1000, ge=1, description="maximum number of instances per request (else 413)")
     max_batch: int = Field(
         default=MAX_BATCH,
         ge=1,
@@ -23,11 +23,11 @@ class Limits(Section):
         "1: one at a time, with the same bits as in the evaluation",
     )
     batch_delay_ms: float = Field(
-        default=0.0, ge=0, le=1000, description="time that a request waits for others to fill a batch"
+        default=0.0, ge=0, le=1000, description="time that a request waits for other requests in its batch"
     )
     max_bytes: int = Field(default=16_000_000, ge=1000, description="maximum size of a request's body")
     max_waiting: int = Field(
-        default=128, ge=1, description="maximum number of requests queued or in progress; others are answered with 503"
+        default=128, ge=1, description="maximum number of requests queued or in progress (else 503)"
     )
     body_seconds: float = Field(
         default=10.0, gt=0, description="time limit for sending a request; slower clients are answered with 408"
@@ -44,7 +44,7 @@ class CanaryConfig(Section):
     """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if it does worse."""
 
     steps: list[int] = Field(
-        default=[5, 25, 100], description="percent of the traffic in each step; the last, 100, is the release"
+        default=[5, 25, 100], description="percent of the traffic in each step; the last step, 100, is the release"
     )
     minutes: float = Field(default=5.0, gt=0, description="minimum duration of each step")
     requests: int = Field(
@@ -53,7 +53,7 @@ class CanaryConfig(Section):
     wait_minutes: float = Field(
         default=60.0, gt=0, description="time after `minutes` to wait for `requests`; then the candidate is rolled back"
     )
-    slower: float = Field(default=1.5, ge=1, description="largest response time, relative to the champion's")
+    slower: float = Field(default=1.5, ge=1, description="largest response time, relative to the champion's time")
     score_shift: float = Field(
         default=0.25,
         ge=0,
@@ -81,11 +81,11 @@ class CanaryConfig(Section):
 
     @property
     def shares(self) -> list[int]:
-        """Percent of the traffic in each watched step; a shadow gets a copy of all."""
+        """Percent of the traffic in each watched step; a shadow gets a copy of all requests."""
         return [100] if self.shadow else self.steps[:-1]
 
     def after(self, percent: int) -> int:
-        """Return the share that follows `percent`, or 0 after the last."""
+        """Return the share that follows `percent`, or 0 after the last share."""
         return next((share for share in self.shares if share > percent), 0)
 
 
@@ -131,7 +131,7 @@ class ServerSettings(StepInputs, Limits):
 
     model: str = Field(description="key prefix of a release in the object store")
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on (0: a free one)")
+    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on (0: a free port)")
 
 
 class DriftConfig(Section):
@@ -144,7 +144,7 @@ class DriftConfig(Section):
         description="PSI above this counts as drift, if chance does not explain it (0.1: a small change)",
     )
     minimum: int = Field(
-        default=500, ge=50, description="minimum number of instances; fewer are counted in the next check"
+        default=500, ge=50, description="minimum number of instances; fewer instances are counted in the next check"
     )
     ignore: list[str] = Field(default_factory=list, description="features and outputs that do not count, such as ids")
     retrain: bool = Field(

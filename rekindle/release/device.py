@@ -1,4 +1,4 @@
-"""The device of a released model: the model is moved once, its inputs are copied there, and its outputs come back.
+"""The device of a released model: the model is moved to it once; inputs are copied to it, and outputs to the CPU.
 
 All copies and kernels are in the current stream of the process, so nothing waits before the outputs are read. Inputs
 are copied to a GPU from pinned memory, while the CPU prepares the next operations.

@@ -48,7 +48,7 @@ class Examples:
         columns = {name: getattr(self, name) for name in ("groups", "baseline", "parts")}
         for name, column in columns.items():
             if column is not None and len(column) != len(self):
-                raise DataError(f"the examples have {len(column)} {name} for {len(self)} truths: give one per truth.")
+                raise DataError(f"the examples have {len(column)} {name} for {len(self)} truths: give one for each.")
 
     def __len__(self) -> int:
         return len(self.truths)
@@ -65,13 +65,14 @@ class Examples:
         return cls(columns["truth"], columns["instance"], group, baseline, part)
 
     def score(self, model: Path, origin: Path) -> Column:
-        """Return the answers of a server of `model`, with one request per row, in batches of fixed size and order.
+        """Return the predictions of a server of `model` for one request per row, in batches of fixed size and order.
 
-        `origin`: directory with the model's dataset.json and state/. Raises DataError if the model does not fit.
+        `origin`: directory with the model's dataset.json and state/. Raises DataError if the model does not fit the
+        rows.
         """
         import torch
 
-        torch.set_num_threads(1)  # a server's default, too; with more threads, small layers are slow on a busy machine
+        torch.set_num_threads(1)  # as servers do by default; with more threads, small layers are slow on a busy machine
         with serving_folder(model, origin) as release:
             predictor = open_predictor(release, self.max_batch)
             self.numerics = getattr(predictor, "numerics", "")
@@ -128,7 +129,7 @@ def serving_folder(model: Path, origin: Path) -> Iterator[Path]:
 
 
 def check_json(prediction: Any) -> Any:
-    """Return the prediction. Raises CodeError if it is not JSON."""
+    """Return `prediction`. Raises CodeError if the prediction is not JSON."""
     try:
         json.dumps(prediction)
     except (TypeError, ValueError) as error:

@@ -37,7 +37,10 @@ def model_description(model: Path) -> dict[str, Any]:
 
 
 def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
-    """Link the files of a release, except release.json, in `folder`. Return file → sha256. Raises DataError."""
+    """Create links in `folder` to the files of a release, except release.json.
+
+    Return {file: sha256}. Raises DataError.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     files, example = serving_files(model, dataset), _example(report)
     reports = ["verdict.json", *([REFERENCE] if (report / REFERENCE).exists() else [])]
@@ -50,7 +53,7 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
 
 
 def describe_changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
-    """Return the differences in code or `servers` (digest; empty: not compared) from a champion of equal weights."""
+    """Return the differences from a champion of equal weights: code, and the digest `servers` (empty: not compared)."""
     try:
         code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
     except NotFound:
@@ -61,7 +64,7 @@ def describe_changes(store: Store, champion: Release, workload: Any, servers: st
 
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
-    """Upload a folder of `collect`, and return its prefix."""
+    """Upload a folder that `collect` has filled, and return the key prefix of the release."""
     prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
     store.upload(folder, prefix)
     return prefix
@@ -73,7 +76,10 @@ def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
 
 
 def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
-    """Download a release into `folder`, and return release.json. Raises StorageError, or DataError if it is damaged."""
+    """Download a release into `folder`, and return release.json.
+
+    Raises StorageError, or DataError if a file is damaged.
+    """
     store.download(prefix.rstrip("/") + "/", folder)
     try:
         record = json.loads((folder / "release.json").read_text())
@@ -115,7 +121,7 @@ def record_predictions(report: Path, requests: Iterable[tuple[dict[str, Any], li
 
 
 def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return key below the prefix → file for all files that affect predictions. Raises DataError."""
+    """Return {key below the release's prefix: file} for all files that affect predictions. Raises DataError."""
     files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
     files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
     for key, path in files.items():
@@ -125,7 +131,7 @@ def serving_files(model: Path, dataset: Path) -> dict[str, Path]:
 
 
 def link(folder: Path, files: dict[str, Path]) -> None:
-    """Link the files in `folder`, named by their keys."""
+    """Create links to the files in `folder`, with their keys as names."""
     for key, path in files.items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).symlink_to(path.absolute())

@@ -38,23 +38,23 @@ def evaluate(
     """Compute the metrics of `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
 
     The candidate was trained on `dataset`; the champion's directory contains the dataset.json of its own dataset. Both
-    predict the rows in the same batches, of `max_batch` rows in their order.
+    models predict the rows in the same batches, of `max_batch` rows in their order.
     """
     all_examples = read_examples(workload, dataset)
     examples, warnings, incomparable = all_examples, list[str](), ""
     if champion and digest_of(champion) != digest_of(dataset):
         examples, warnings, incomparable = exclude_seen(workload, all_examples, dataset, dataset_facts(champion))
     all_examples.max_batch = examples.max_batch = max_batch
-    others: dict[str, Any] = {}
+    other_predictions: dict[str, Any] = {}
     if champion and not incomparable:
         try:
-            others["champion"] = score(examples, champion, champion)
-        # e.g. the champion expects inputs of another shape, or other classes
+            other_predictions["champion"] = score(examples, champion, champion)
+        # for example, the champion expects inputs of another shape, or other classes
         except (DataError, CodeError, RuntimeError) as error:
             examples, warnings, incomparable = all_examples, [], f"{error}"
     if examples.baseline is not None:
-        others["baseline"] = examples.baseline
-    predictions = {"candidate": score(examples, candidate, dataset)} | others
+        other_predictions["baseline"] = examples.baseline
+    predictions = {"candidate": score(examples, candidate, dataset)} | other_predictions
     arrays = {name: to_array(values) for name, values in predictions.items()}
     truths, parts = to_array(examples.truths), split_parts(examples)
     by_part = {name: compute_metrics(workload.metrics, arrays, truths, rows) for name, rows in parts.items()}
@@ -62,10 +62,10 @@ def evaluate(
         model: {metric.name: mean(part[model][metric.name] for part in by_part.values()) for metric in workload.metrics}
         for model in arrays
     }
-    named = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
+    named_parts = [{"name": name, "rows": int(parts[name].sum())} | values for name, values in by_part.items() if name]
     differences = {
         name: compare(workload.metrics[0], arrays["candidate"], arrays[name], truths, parts, examples, gate)
-        for name in others
+        for name in other_predictions
     }
     warnings = examples.warnings + warnings
     report.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def evaluate(
         evaluation = Evaluation(
             metrics,
             rows=len(examples),
-            parts=named,
+            parts=named_parts,
             difference=differences.get("champion"),
             baseline_difference=differences.get("baseline"),
             chosen=model_description(candidate).get("chosen"),
@@ -84,14 +84,15 @@ def evaluate(
 
 
 def read_examples(
-    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, most: int | None = None
+    workload: Any, dataset: Path, champion: dict[str, Any] | None = None, max_rows: int | None = None
 ) -> Examples:
-    """Return the workload's examples; with a champion's facts, only rows that it has not seen. Raises DataError.
+    """Return the workload's examples; with a champion's facts, only the rows that the champion has not seen. Raises
+    DataError.
 
-    `most`: number of rows to read, if the examples are yielded one by one.
+    `max_rows`: number of rows to read, if the examples are yielded one by one.
     """
     result = workload.examples(dataset, champion) if compares(workload) else workload.examples(dataset)
-    examples = result if isinstance(result, Examples) else Examples.of(islice(result, most))
+    examples = result if isinstance(result, Examples) else Examples.of(islice(result, max_rows))
     if not len(examples) and champion is None:
         raise DataError("the dataset does not contain test examples for the evaluation. Provide more data.")
     return examples
@@ -100,19 +101,19 @@ def read_examples(
 def exclude_seen(
     workload: Any, examples: Examples, dataset: Path, facts: dict[str, Any]
 ) -> tuple[Examples, list[str], str]:
-    """Return the examples that the champion has not seen, warnings, and the reason if it has seen all examples."""
+    """Return the examples that the champion has not seen, warnings, and why the champion cannot be compared, or ""."""
     if not compares(workload):
         return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
     try:
-        kept, count = read_examples(workload, dataset, facts), len(examples)
+        unseen_examples, count = read_examples(workload, dataset, facts), len(examples)
     except DataError as error:
         return examples, [], f"{error}"
-    if not len(kept):
-        return examples, [], f"it was trained on all {count:,} of them."
-    if len(kept) == count or kept.warnings != examples.warnings:
-        return kept, [], ""
-    warning = f"{count - len(kept):,} of {count:,} test rows are excluded: the champion was trained on them"
-    return kept, [warning], ""
+    if not len(unseen_examples):
+        return examples, [], f"it was trained on all {count:,} test rows."
+    if len(unseen_examples) == count or unseen_examples.warnings != examples.warnings:
+        return unseen_examples, [], ""
+    warning = f"{count - len(unseen_examples):,} of {count:,} test rows are excluded: the champion was trained on them"
+    return unseen_examples, [warning], ""
 
 
 def score(examples: Examples, model: Path, origin: Path) -> Any:
@@ -146,7 +147,7 @@ def to_array(values: Any) -> Any:
 
 
 def split_parts(examples: Examples) -> Parts:
-    """Return the parts, sorted by name; without parts, a single one with an empty name."""
+    """Return the parts, sorted by name; without parts, a single part with an empty name."""
     if examples.parts is None:
         return {"": np.ones(len(examples), bool)}
     names, numbers = np.unique(np.asarray(examples.parts), return_inverse=True)
@@ -179,14 +180,21 @@ def compute(metric: Metric, predictions: Any, truths: Any) -> float:
 
 
 def compare(
-    metric: Metric, candidate: Any, other: Any, truths: Any, parts: Parts, examples: Examples, gate: Gate
+    metric: Metric,
+    candidate_predictions: Any,
+    other_predictions: Any,
+    truths: Any,
+    parts: Parts,
+    examples: Examples,
+    gate: Gate,
 ) -> Difference:
-    """Return the metric of the candidate minus the other model's, with the interval of a paired bootstrap."""
+    """Return the difference of `metric` between the predictions, with the interval of a paired bootstrap."""
     function, weighted = metric.function, metric.weighted
     assert function, "workload.load rejects a metric without a function"
 
     def difference_in_part(rows: Rows) -> float:
-        a, b = (function(select(array, rows), select(truths, rows)) for array in (candidate, other))
+        models = (candidate_predictions, other_predictions)
+        a, b = (function(select(array, rows), select(truths, rows)) for array in models)
         return a - b
 
     def difference(rows: Rows) -> float:
@@ -197,7 +205,9 @@ def compare(
         total = np.zeros(draws.shape[1])
         for mask in parts.values():
             arguments = select(truths, mask), group[mask], draws
-            total += weighted(select(candidate, mask), *arguments) - weighted(select(other, mask), *arguments)
+            models = (candidate_predictions, other_predictions)
+            a, b = (weighted(select(array, mask), *arguments) for array in models)
+            total += a - b
         return total / len(parts)
 
     size, groups, settings = len(examples), examples.groups, (gate.resamples, gate.confidence)

@@ -55,7 +55,7 @@ class InstancePredictor:
         self.numerics = describe(device)
 
     def example(self) -> dict[str, Any]:
-        """Return a request with one of the test rows. Raises DataError if the release does not contain it."""
+        """Return a request with one of the test rows. Raises DataError if the release lacks the request."""
         try:
             return json.loads((self.release / EXAMPLE).read_text())
         except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ class InstancePredictor:
 def predict(
     workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any], max_batch: int = 1
 ) -> list[Any]:
-    """Call the workload's `predict` for each `max_batch` instances. Raises CodeError for a wrong number of results."""
+    """Call the workload's `predict`, with up to `max_batch` instances at a time. Raises CodeError for wrong results."""
     import torch
 
     predictions = []

@@ -36,7 +36,7 @@ class Rollback:
     deployment: str  # Deployment of the target version
     champion: str  # version of the champion at the start, or ""
     replicas: int  # pods of the Deployment at the start
-    decided: bool = False  # the version is being made the champion: the rollback can only be finished
+    decided: bool = False  # True: the version becomes the champion, and the rollback can only be finished
 
 
 def promote(store: Store, name: str, version: str, champion: str, deployment: str) -> str:
@@ -56,17 +56,18 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
                 return ""
             raise ChampionChanged(
                 f"version {version} of {name} was compared with {_format_version(champion)}, but by now the champion "
-                f"is {_format_version(current_version)}: it is not promoted. Run the pipeline again to compare them."
+                f"is {_format_version(current_version)}: version {version} is not promoted. Run the pipeline again to "
+                "compare them."
             )
         previous_deployment = (
             current_champion.deployment if current_champion and current_champion.deployment != deployment else ""
         )
         state = {"version": version, "deployment": deployment, "former": previous_deployment, "unfinished": True}
-        _write(store, key, state, etag)  # after a conflict, the next iteration decides
+        _write(store, key, state, etag)  # after a conflict, the next iteration tries again
 
 
 def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
-    """Return True if `version`, which was compared with `champion`, was promoted, and later replaced."""
+    """Return True if `version`, which was compared with `champion`, was the champion and has been replaced."""
     current_champion = tracking.champion(name)
     if not current_champion or current_champion.version in (champion, version):
         return False
@@ -81,7 +82,7 @@ def pending_rollback(store: Store, name: str) -> Rollback | None:
 
 
 def begin_rollback(store: Store, name: str, rollback: Rollback) -> None:
-    """Record a rollback. Raises ChampionChanged if another command was faster."""
+    """Record a rollback. Raises ChampionChanged if another command changed the record first."""
     state, etag = _read_finished(store, name)
     if _parse_rollback(state) or not _write(store, _key(name), state | {"rollback": asdict(rollback)}, etag):
         raise ChampionChanged(f"another command is changing {name}: nothing was changed. Repeat this command.")
@@ -112,7 +113,10 @@ def decide_rollback(store: Store, name: str, rollback: Rollback) -> None:
 
 
 def end_rollback(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bool:
-    """Remove the record of a rollback. Without `decided`, a decided rollback stays recorded: return False."""
+    """Remove the record of a rollback.
+
+    If `decided` is false, keep the record of a decided rollback, and return False.
+    """
     while True:
         state, etag = _read(store, _key(name))
         recorded_rollback = _parse_rollback(state)
@@ -167,7 +171,7 @@ def _read_finished(store: Store, name: str, version: str = "", deadline: float |
         if not state.get("unfinished"):
             return state, etag
         if state["version"] != version and time.monotonic() < deadline:
-            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted there
+            time.sleep(0.05)  # the promoting run may be between its two writes, or was interrupted between them
         else:
             try:
                 _finish(store, name, key, state, etag)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 INSTANCES = "instances"
-MLFLOW_TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}  # JSON schema → MLflow
+# type in a JSON schema → type of MLflow
+MLFLOW_TYPES = {"integer": "long", "number": "double", "string": "string", "boolean": "boolean"}
 PYTHON_TYPES = {int: "long", float: "double", str: "string", bool: "boolean"}
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 
@@ -59,7 +60,10 @@ def _load_pyfunc(release: str) -> Model:
 
 
 def describe(release: Path, run_id: str) -> None:
-    """Write the MLmodel file of a release, its signature and input example. Raises DataError if it cannot predict."""
+    """Write the MLmodel file of a release, its signature and input example.
+
+    Raises DataError if the release cannot predict.
+    """
     predictor = open_predictor(release)
     example = predictor.example()
     [predictions] = predictor.predict([parse(predictor.Request, json.dumps(example).encode())])
@@ -116,7 +120,7 @@ def _fields(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, An
 
 
 def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Convert a JSON schema to MLflow's type, or `any` if MLflow lacks one, e.g. for a number or text."""
+    """Convert a JSON schema to MLflow's type; to `any` if MLflow lacks the type, such as a union of number and text."""
     schema = resolve(schema, definitions)
     match schema.get("type"):
         case "array" if "items" in schema:
@@ -129,5 +133,5 @@ def _type(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _to_json_value(value: Any) -> Any:
-    """Convert a NumPy or pandas value for JSON."""
+    """Convert a NumPy or pandas value to a JSON value."""
     return value.isoformat() if hasattr(value, "isoformat") else value.tolist()

@@ -37,18 +37,18 @@ class Objects(Protocol):
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, or only test it. Raises Conflict if its resourceVersion is outdated."""
+        """Apply a merge patch, or only test the patch. Raises Conflict if the patch has an outdated resourceVersion."""
         ...
 
 
 def roll_back(
     objects: Objects, store: Store, model: str, version: str, seconds: float, report: Callable[[Result], None]
 ) -> Result:
-    """Make `version` of the model serve (empty: the one before the champion), or finish a rollback in progress.
+    """Make `version` of the model serve (empty: the version before the champion), or finish a rollback in progress.
 
-    `report` is called with the result before the record of the rollback is removed: if the command is interrupted
-    between the two, the result is not lost. Raises ConfigError if the release does not exist, ChampionChanged if the
-    champion has changed, RekindleError if the servers are not ready after `seconds` or a service is unavailable.
+    `report` is called with the result before the record of the rollback is removed: an interruption in between does not
+    lose the result. Raises ConfigError if the release does not exist, ChampionChanged if the champion has changed,
+    RekindleError if the servers are not ready after `seconds` or a service is unavailable.
     """
     rollback, releases = promotion.pending_rollback(store, model), _releases(objects, model)
     if rollback and rollback.version not in releases:
@@ -103,10 +103,13 @@ def _releases(objects: Objects, model: str) -> dict[str, Object]:
 
 
 def _prepare(objects: Objects, model: str, version: str, releases: dict[str, Object]) -> Rollback:
-    """Choose the version, and test all changes that could be rejected. Raises RekindleError; changes nothing."""
+    """Choose the target version, and test all changes that could be rejected, without a change.
+
+    Raises RekindleError.
+    """
     service = objects.find("Service", model)
     if not service:
-        raise ConfigError(f'the model "{model}" is not served here: `rekindle status` lists the served models.')
+        raise ConfigError(f'the model "{model}" is not served: `rekindle status` lists the served models.')
     champion = tracking.champion(model)
     serving_deployment = service["spec"]["selector"].get(INSTANCE_LABEL, model)
     current_version = next(
@@ -174,7 +177,10 @@ def _traffic(objects: Objects, model: str, deployment: str) -> list[Change]:
 
 
 def _switch_traffic(objects: Objects, model: str, rollback: Rollback) -> None:
-    """Direct clients to the version while it is the champion. Raises ChampionChanged after it was replaced."""
+    """Direct clients to the version while it is the champion.
+
+    Raises ChampionChanged if another version is the champion.
+    """
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
         # checked after reading the Service: if the Service changes later, the patch fails
@@ -212,14 +218,17 @@ def _check_champion(model: str, rollback: Rollback) -> None:
 
 
 def _scale(objects: Objects, deployment: Object, replicas: int) -> None:
-    """Set the number of pods of a Deployment. Raises Conflict if it changed since it was read."""
+    """Set the number of pods of a Deployment. Raises Conflict if the Deployment changed since it was read."""
     condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
     change = {"metadata": condition, "spec": {"replicas": replicas}}
     objects.patch("Deployment", deployment["metadata"]["name"], change)
 
 
 def _cancel(objects: Objects, store: Store, model: str, rollback: Rollback, champion_changed: bool) -> str:
-    """Stop the pods that a rollback started, unless it is decided and the champion is unchanged. Return the outcome."""
+    """Stop the pods that a rollback started, unless the rollback is decided and the champion is unchanged.
+
+    Return the outcome.
+    """
     unfinished_message = (
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle rollback {model}`."
     )

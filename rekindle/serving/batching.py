@@ -44,7 +44,7 @@ class Batches:
     count_batch: Callable[[Batch], None]  # called with each answered batch
     queue: deque[WaitingRequest] = field(default_factory=deque)
     change_event: asyncio.Event = field(default_factory=asyncio.Event)  # a request arrived, or a process is free
-    error: RekindleError | None = None  # the error that ended all answers
+    error: RekindleError | None = None  # the error that ended the model process; later requests get it, too
 
     async def answer(self, body: bytes) -> Answer:
         """Return the answer to a request. Raises RekindleError if the model process ended."""
@@ -57,7 +57,7 @@ class Batches:
         return await request.answer
 
     async def run(self) -> None:
-        """Run until a process ends; then raise RekindleError, here and in all waiting requests."""
+        """Run until a process ends; then raise RekindleError, also in all waiting requests."""
         feeds = [Feed(process) for process in self.processes]
         tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
         try:

@@ -12,12 +12,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from rekindle.release.config import Limits
 
-OVERSIZE_FACTOR = 4  # a body up to this many times the limit is read to its end, so that the client receives the 413
+# bodies up to this multiple of the permitted size are read to their end: their clients receive the 413
+OVERSIZE_FACTOR = 4
 BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
 
 
 class Refusal(Exception):
-    """A rejected request: HTTP status and reason. `close`: close the connection without reading the rest."""
+    """A rejected request: HTTP status and reason.
+
+    `close`: close the connection without reading the rest of the request.
+    """
 
     def __init__(self, status: int, reason: str, close: bool = False) -> None:
         super().__init__(reason)
@@ -34,7 +38,7 @@ class Body:
 
 
 class Bodies:
-    """All arriving bodies."""
+    """The bodies of all arriving requests."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -42,7 +46,7 @@ class Bodies:
         self.bytes_by_client: Counter[str] = Counter()  # client address → bytes
 
     async def read(self, request: Request) -> bytes:
-        """Return the request's body. Raises Refusal if it is too large, too slow or incomplete."""
+        """Return the request's body. Raises Refusal if the body is too large, too slow or incomplete."""
         limits = self.limits
         too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
         if int(request.headers.get("content-length", 0)) > OVERSIZE_FACTOR * limits.max_bytes:

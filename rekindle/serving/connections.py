@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError
 
-KEEP_ALIVE_S = 75.0  # longer than load balancers keep idle connections (60 s)
-MAX_CONNECTIONS = 10_000  # a connection takes about 10 KB of memory
+KEEP_ALIVE_S = 75.0  # time until an idle connection is closed: longer than in load balancers (60 s)
+MAX_CONNECTIONS = 10_000  # maximum number of connections; each takes about 10 KB of memory
 # descriptors for the object store while loading, for files, and for connections that are rejected or closing
 RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4  # descriptors per model process, for its pipe and the monitoring of the process
@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
-        """Move to `group`; the waiting time continues if the connection is already in that group."""
+        """Move the connection to `group`; its waiting time continues if it is already in that group."""
         if group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
             self.group = group
 
     def update_group(self) -> None:
-        """Move to the group for the event that the connection waits for."""
+        """Move the connection to the group for the event that it waits for."""
         registry = self.registry
         if self.transport.is_closing() or self.flow.write_paused:
             self.enter(registry.unread)
@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def shutdown(self) -> None:
-        """Close after the current request; idle connections may send requests until the registry closes them."""
+        """Close the connection after the current request; an idle connection is open until the registry closes it."""
         if self.is_busy:
             super().shutdown()
         elif self.registry.closing_idle:
@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
         return bool(poll.poll(0))
 
     def refuse(self) -> None:
-        """Close, with a 503 if the client has not received an answer yet."""
+        """Close the connection, with a 503 if the client has not received an answer yet."""
         if self.arriving_part == "head" or self.cycle is None:
             self.transport.write(REFUSAL_RESPONSE)
         else:
@@ -137,14 +137,14 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def close(self) -> None:
-        """Close, unless a request has arrived, which is answered first."""
+        """Close the connection, unless a request has arrived, which is answered first."""
         if not self.has_bytes():
             self.send_end()
             self.transport.close()
             self.update_group()
 
     def send_end(self) -> None:
-        """Shut down sending immediately: `transport.close` does so later, and a request could arrive before that."""
+        """Shut down sending immediately: `transport.close` does this later, and a request could arrive until then."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
 
 
 class Connections:
-    """All connections of a server: at most `limit`, with `request_seconds` for sending a request."""
+    """The connections of a server: at most `limit`, each with at most `request_seconds` for sending a request."""
 
     def __init__(self, request_seconds: float, limit: int) -> None:
         self.request_seconds, self.limit = request_seconds, limit
@@ -176,7 +176,7 @@ class Connections:
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
         """Close the least useful connection; `urgent`: even if a request has just arrived on it."""
-        # the connection that has waited longest: a new client is about to send its request
+        # choose a connection that has waited long: a new client is about to send its request
         waiting_connections = [
             pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), MAX_CANDIDATES)
         ]
@@ -201,7 +201,7 @@ class Connections:
                     connection.expire()
 
     def drain(self, connections: Any) -> None:
-        """Add `Connection: close` to all answers from now on, including those to requests in flight."""
+        """Add `Connection: close` to all answers from now on, including the answers to requests in flight."""
         self.draining = True
         for connection in connections:
             connection.shutdown()

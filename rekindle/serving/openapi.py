@@ -24,9 +24,9 @@ def schemas(request: type[BaseModel]) -> dict[str, Any]:
 
 
 def openapi(name: str, version: str, example: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    """Return the document of a served model."""
+    """Return the OpenAPI document of a served model."""
     path = f"/v1/models/{name}"
-    warning = {"type": "string", "description": "a reason to distrust the predictions; omitted without one"}
+    warning = {"type": "string", "description": "a reason to distrust the predictions; omitted if none is known"}
     properties = {"predictions": {"type": "array"}, "warning": warning}
     predictions = {"type": "object", "required": ["predictions"], "properties": properties}
     failure_responses = {
@@ -48,7 +48,7 @@ def openapi(name: str, version: str, example: dict[str, Any], components: dict[s
         "paths": {
             f"{path}:predict": {"post": predict_operation},
             path: status_operation,
-            f"{path}/example": _get("A valid request", "post it to :predict"),
+            f"{path}/example": _get("A valid request", "the body of a request that can be posted to :predict"),
             "/health/live": _get("The server runs", "for liveness probes"),
             "/health/ready": _get(
                 "All processes have loaded the model",

@@ -1,7 +1,7 @@
 """HTTP server of a model: the REST API of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
 
 The event loop only does I/O: the model is in separate processes (worker.py), so probes are always answered. A request
-enters the queue only after its body has arrived, so slow clients do not delay others.
+enters the queue only after its body has arrived, so slow clients do not delay other clients.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ from rekindle.serving.openapi import openapi
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
-SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough for ratios of 1.5 and 2
+# bucket bounds that are close enough to test ratios of 1.5 and 2
+SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 PAGE = Path(__file__).with_name("page.html")
 
@@ -52,13 +53,13 @@ class Model:
     name: str
     version: str
     sha256: str
-    loaded: ModelFacts
+    facts: ModelFacts
     batches: Batches
 
     @property
     def headers(self) -> dict[str, str]:
         """Response headers: model version, sha256, data cut-off."""
-        data_until = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
+        data_until = {DATA_UNTIL: self.facts.data_until} if self.facts.data_until else {}
         return {VERSION: self.version, SHA256: self.sha256} | data_until
 
 
@@ -116,7 +117,7 @@ class ModelServer:
         self.bodies = Bodies(inputs)
         self.connections.drop_body = self.bodies.drop_oldest
         routes = [
-            # before the other routes, since the first match counts
+            # this route is before the other routes, since the first match counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
             Route("/v1/models/{name}:predict", self.wrong_method),
@@ -138,7 +139,7 @@ class ModelServer:
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes them earlier
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never reached: Connections.sweep closes idle connections
                 timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
             )
         )
@@ -170,22 +171,25 @@ class ModelServer:
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(folder, self.inputs.max_instances, self.inputs.max_batch))
         loop = asyncio.get_running_loop()
-        loaded = await asyncio.gather(
+        facts = await asyncio.gather(
             *(loop.run_in_executor(process.threads, process.wait_until_loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
-        self.metrics.warned.labels(version)  # shows 0 until the first warning
+        self.metrics.warned.labels(version)  # the counter shows 0 until the first warning
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
-        self.metrics.show_age(loaded[0].data_until)
+        self.metrics.show_age(facts[0].data_until)
         gc.freeze()  # see worker.py
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000, self.metrics.count)
-        return Model(name, version, sha256, loaded[0], batches)
+        return Model(name, version, sha256, facts[0], batches)
 
     def drain(self) -> None:
-        """Handle SIGTERM: be unready, but answer for `drain_seconds`. While loading or draining: stop immediately."""
+        """Handle SIGTERM: be unready, but answer for `drain_seconds`.
+
+        If the server is loading or draining, stop it immediately.
+        """
         if self.draining or not self.model:
             return self.stop()
         self.draining = True
@@ -193,7 +197,7 @@ class ModelServer:
         asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
 
     def retire(self) -> None:
-        """Accept no new connections; open ones may send requests for another `grace_seconds`."""
+        """Accept no new connections; open connections may send requests for another `grace_seconds`."""
         self.http.should_exit = True
         asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
 
@@ -209,7 +213,7 @@ class ModelServer:
         return "overloaded" if self.waiting >= self.max_waiting else "ready"
 
     def loaded_model(self) -> Model:
-        """Return the model. Raises Refusal while it is loading."""
+        """Return the model. Raises Refusal while the model is loading."""
         if not self.model:
             raise Refusal(503, "the model is still loading: try again soon.")
         return self.model
@@ -245,18 +249,18 @@ class ModelServer:
         status = {"error_code": "OK", "error_message": ""}
         versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": status}]
         body = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
-        body |= {"data_until": model.loaded.data_until}
-        body |= {"max_batch": self.inputs.max_batch, "numerics": model.loaded.numerics}
+        body |= {"data_until": model.facts.data_until}
+        body |= {"max_batch": self.inputs.max_batch, "numerics": model.facts.numerics}
         return answer(200, body | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:
         """Return a valid request for `:predict`."""
         model = self.named_model(request)
-        return answer(200, model.loaded.example, model.headers)
+        return answer(200, model.facts.example, model.headers)
 
     async def openapi(self, _: Request) -> Response:
         model = self.loaded_model()
-        return answer(200, openapi(model.name, model.version, model.loaded.example, model.loaded.schemas))
+        return answer(200, openapi(model.name, model.version, model.facts.example, model.facts.schemas))
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404 with the available paths."""
@@ -272,7 +276,7 @@ class ModelServer:
             response = await self.answer_predict(request)
         except Refusal as refusal:
             response = self.reject(request, refusal)
-        except RekindleError as error:  # the model process has ended, and the server will
+        except RekindleError as error:  # the model process has ended, and the server will end
             response = self.reject(request, Refusal(503, str(error)))
         version = self.model.version if self.model else ""
         self.metrics.requests.labels(version, response.status_code).inc()
@@ -305,7 +309,10 @@ class ModelServer:
 
 
 def serve(inputs: ServerSettings) -> None:
-    """Listen immediately, load in the background, answer until a signal. Raises the error if loading failed."""
+    """Listen immediately, load in the background, answer until a signal.
+
+    If loading the model failed, raises the error.
+    """
     max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
     server = ModelServer(inputs, max_connections)

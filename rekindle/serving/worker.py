@@ -37,7 +37,7 @@ class Answer:
     status: int  # HTTP status
     body: bytes  # JSON
     instances: int = 0  # number of predicted instances
-    warned: bool = False  # the body has a warning
+    warned: bool = False  # True: the body contains a warning
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModelFacts:
     """Facts about the model that the server publishes."""
 
     example: dict[str, Any]
-    schemas: dict[str, Any]  # name → JSON schema, of a request and its parts
+    schemas: dict[str, Any]  # name → JSON schema, for the request and its parts
     data_until: str  # data cut-off, ISO 8601; empty if unknown
     numerics: str  # facts that the bits of a prediction depend on; empty if the workload has its own predictor
 
@@ -72,7 +72,7 @@ class ModelProcess:
         self.threads = ThreadPoolExecutor(2, "model")  # one thread waits for answers while the other sends
 
     def wait_until_loaded(self) -> ModelFacts:
-        """Block until the model is ready. Raises the error if loading failed."""
+        """Block until the model is ready. If loading the model failed, raises the error."""
         result = self.receive()
         if isinstance(result, Exception):
             raise result
@@ -86,7 +86,7 @@ class ModelProcess:
             raise self._exit_error() from error
 
     def receive(self) -> Any:
-        """Block until the oldest Batch is answered. Raises RekindleError if the process ended."""
+        """Return the answer to the oldest batch; blocks until then. Raises RekindleError if the process ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -106,7 +106,7 @@ class ModelProcess:
 
 
 def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) -> None:
-    """Run the process: load, report it, then answer batches until the server closes the pipe."""
+    """Run the process: load the model, report this, then answer batches until the server closes the pipe."""
     # Ctrl-C reaches all processes of a terminal; the server decides when this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -116,7 +116,7 @@ def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) ->
         _warm_up(predictor, example)
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
-        gc.freeze()  # excludes loaded objects from collections, which would delay answers by 60 ms
+        gc.freeze()  # excludes loaded objects from garbage collections, which would delay answers by 60 ms
         pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), numerics))
         while True:
             pipe.send(answer_batch(predictor, pipe.recv(), max_instances))
@@ -130,7 +130,7 @@ def work(pipe: Connection, release: Path, max_instances: int, max_batch: int) ->
 
 
 def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
-    """Predict the example. Raises RekindleError with the location in the workload's code if that fails."""
+    """Predict the example. Raises RekindleError with the location in the workload's code if the prediction fails."""
     where = "the model fails on its own example"
     try:
         request = parse(predictor.Request, json.dumps(example).encode())
@@ -144,7 +144,10 @@ def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
 
 
 def answer_batch(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
-    """Answer each body. The requests are predicted together, but a failure of one does not affect the others."""
+    """Answer the requests with these bodies.
+
+    They are predicted together, but a failed request does not affect the others.
+    """
     results: list[Any] = [parse_request(predictor, body, max_instances) for body in bodies]
     valid = [index for index, result in enumerate(results) if not isinstance(result, Answer)]
     predictions, instances = list[Any](), list[Any]()

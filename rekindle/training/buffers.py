@@ -1,11 +1,10 @@
 """The buffers of a model: non-parameter state that its forward pass updates, such as BatchNorm's running statistics.
 
-Each virtual worker starts from the same old values. The new values are the old ones plus the mean of the virtual
+Each virtual worker starts from the same old values. The new values are the old values plus the mean of the virtual
 workers' changes. The changes are summed like the gradients, by one fixed tree, so the new values do not depend on the
-number of workers. Integers
-(BatchNorm counts its batches) must change by the same number in all virtual workers. A buffer that is not in the
-state_dict (`persistent=False`) is a cache: the model may replace it by another tensor, which is dropped after each
-micro-batch.
+number of workers. Integers (BatchNorm counts its batches) must change by the same number in all virtual workers. A
+buffer that is not in the state_dict (`persistent=False`) is a cache: the model may replace it by another tensor, which
+is dropped after each micro-batch.
 """
 
 import math
@@ -40,7 +39,7 @@ class Segment:
 
     def change(self) -> Tensor:
         """Return the summands: float32 changes; for integers the changes and their squares, to see if all are equal."""
-        if self.values.dtype == torch.float32:  # compare the bits, because inf - inf is NaN
+        if self.values.dtype == torch.float32:  # compare the bits, because the difference inf - inf is NaN
             is_unchanged = self.working_copy.view(torch.int32) == self.values.view(torch.int32)
             return (self.working_copy - self.values).masked_fill_(is_unchanged, 0.0)
         change = (self.working_copy.long() - self.values.long()).float()

@@ -25,8 +25,8 @@ from rekindle.workload import Workload, training_function
 def open_samples(spec: TrainingSpec, workload: Workload, path: Path) -> tuple[Subset, Subset | None]:
     """Return the training samples and the held-out samples of the dataset at `path`. Raises ConfigError, DataError."""
     data = workload.dataset(path, "train")
-    if missing := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
-        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing)}.")
+    if missing_names := [name for name in ("__len__", "batch") if not hasattr(data, name)]:
+        raise ConfigError(f"dataset(path, split) returned {data!r}: it must have {' and '.join(missing_names)}.")
     if not len(data):
         raise DataError("the training split of the dataset is empty: use more data or fewer test weeks.")
     return split(spec, workload, data, path)
@@ -48,7 +48,7 @@ def build_model(spec: TrainingSpec, workload: Workload, facts: dict[str, Any]) -
 
 
 def make_state(spec: TrainingSpec, workload: Workload, model: nn.Module, device: torch.device) -> State:
-    """Return the training state of a model, with the workload's optimizer if it has one. Raises ConfigError."""
+    """Return the training state of a model, with the workload's optimizer if that is defined. Raises ConfigError."""
     return State(model, spec, device, training_function(workload, "optimizer", model_section(spec, workload)))
 
 
@@ -96,7 +96,7 @@ class Computation:
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         if any(gradient.layout != torch.strided for gradient in gradients):
             raise ConfigError(
-                "a layer of the model has sparse gradients, which are not supported: use dense ones, such as "
+                "a layer of the model has sparse gradients, which are not supported: use dense gradients, such as "
                 "Embedding(sparse=False)."
             )
         changes = state.buffers.changes()
@@ -124,5 +124,5 @@ class Computation:
         return norm, rate(self.spec.learning_rate)
 
     def rate(self, step: int, highest: float) -> float:
-        """Return the learning rate of update `step`, by the workload's schedule if it has one."""
+        """Return the learning rate of update `step`, by the workload's schedule if that is defined."""
         return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)

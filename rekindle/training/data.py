@@ -15,7 +15,10 @@ from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
-    """Return the local copy of the dataset below `prefix`. Raises DataError if it is missing or has another digest."""
+    """Return the local copy of the dataset below `prefix`.
+
+    Raises DataError if the dataset is missing or has another digest.
+    """
     root = cache_folder() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
@@ -41,7 +44,7 @@ def _download(store: Store, prefix: str, target: Path) -> None:
     try:
         store.download(prefix.rstrip("/") + "/", target)
     except NotFound as error:
-        raise DataError(f"{error} The step prepare must have written the dataset there.") from error
+        raise DataError(f"{error} First run the step prepare, which writes the dataset.") from error
     except OSError as error:
         raise RekindleError(
             f"cannot store the dataset in {target.parent} ({error}): free some space, or set {CACHE} to a larger disk."

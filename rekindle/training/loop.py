@@ -26,7 +26,7 @@ from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import load_weights, weights_sha256
 from rekindle.workload import dataset_facts, load
 
-PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # how long the other ranks wait until rank 0 has written the checkpoint of a pause
+PAUSE_CHECKPOINT_TIMEOUT_S = 30.0  # time limit of the other ranks for the checkpoint of a pause, which rank 0 completes
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
@@ -88,16 +88,16 @@ class Training:
 
     def run(self) -> None:
         """Train, write the model, wait until the run is complete."""
-        complete = False
-        while not (complete or self.group.stopped):
+        is_complete = False
+        while not (is_complete or self.group.stopped):
             self.steps()
             try:
                 if self.pause and not self.group.stopped:
                     self.save()
-                complete = not self.group.stopped and self.group.finish(self.export)
+                is_complete = not self.group.stopped and self.group.finish(self.export)
             except SystemExit:  # SIGTERM while the object store was unavailable
                 self.group.abandon()
-        if self.group.stopped and not self.group.members.complete:
+        if self.group.stopped and not self.group.members.is_complete:
             self.leave()
         self.checkpoints.close(remove=True)
         self.metrics.close()
@@ -122,9 +122,9 @@ class Training:
         group, state, computation = self.group, self.state, self.computation
         validation = computation.validation
         for step in group.steps(self.total):
-            for virtual_worker in group.virtual_workers():  # assigned to this worker for this step
+            for virtual_worker in group.virtual_workers():  # the virtual workers of this process in this step
                 group.add(virtual_worker, *computation.compute(step, virtual_worker))
-            total = group.reduced()  # exact: one fixed tree over all virtual workers
+            total = group.reduced()  # the same bits for any number of workers: one fixed tree over all virtual workers
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
             result = validation.result(total) if validation.due(step) else None
@@ -173,8 +173,8 @@ class Training:
     def leave(self) -> None:
         """Leave before the last step. Write the state to the object store if no surviving member has it.
 
-        Other members do not wait for that write. But if all members have agreed that we leave, report the departure
-        only after the write: a worker that replaces us must find the state in the object store.
+        Other members do not wait until the state is written. But if all members have agreed that we leave, report the
+        departure only after the write: a worker that replaces us must find the state in the object store.
         """
         safe, unagreed = True, self.group.unagreed
         if unagreed:

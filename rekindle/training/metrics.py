@@ -11,7 +11,7 @@ from rekindle.errors import TrackingError, say
 
 MAX_POINTS = 500  # maximum number of points of a curve; each point is the mean over the same number of steps
 UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
-CLOSE_TIMEOUT_S = 10.0  # time for the last points to reach MLflow
+CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
 PROGRESS = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
 )

@@ -18,7 +18,7 @@ def pick_device(spec: TrainingSpec) -> torch.device:
     """Make torch deterministic and return the device to use. Raises ConfigError if the device does not exist."""
     _keep_freed_memory()
     torch.set_num_threads(spec.threads)
-    # like torch.use_deterministic_algorithms, which takes 1.8 s to import the compiler
+    # has the effect of torch.use_deterministic_algorithms, which would import the compiler (1.8 s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     settings: Any = torch.utils.deterministic
     settings.fill_uninitialized_memory = False  # filling costs time, and this code never reads uninitialized memory

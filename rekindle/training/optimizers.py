@@ -63,7 +63,7 @@ class FusedAdamW:
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim, or a similar one, whose state consists of tensors.
+    """An optimizer of torch.optim, or a similar optimizer, whose state consists of tensors.
 
     Optimizers create their state in their first step. To find these tensors, the constructor makes a step with zero
     gradients and undoes it; the real first step then starts with the state of a new optimizer.
@@ -130,7 +130,7 @@ class TorchOptimizer:
             if (value := state.get(key)) is not view:
                 if not isinstance(value, Tensor) or (value.shape, value.dtype) != (view.shape, view.dtype):
                     raise ConfigError(
-                        f"the optimizer changed the shape or type of its state {key}: both must stay the same."
+                        f"the optimizer changed the shape or type of its state {key}, which must stay the same."
                     )
                 view.copy_(value)
                 state[key] = view
@@ -140,10 +140,10 @@ class TorchOptimizer:
     def _check_parameters(self) -> None:
         groups = self.optimizer.param_groups
         optimized_ids = {id(p) for group in groups for p in group["params"]}
-        if missing := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
+        if missing_names := [name for name, p in self._named_parameters if id(p) not in optimized_ids]:
             raise ConfigError(
-                f'the workload\'s optimizer lacks the parameter "{missing[0]}": pass it all parameters of the model, '
-                "or freeze the others with requires_grad_(False)."
+                f'the workload\'s optimizer lacks the parameter "{missing_names[0]}": pass it all parameters of the '
+                "model, or freeze the other parameters with requires_grad_(False)."
             )
         if any(not isinstance(group.get("lr"), float | int) for group in groups):
             raise ConfigError(
@@ -180,7 +180,10 @@ def _settings(optimizer: Any) -> list[dict[str, Any]]:
 
 
 def _tensors(name: str, state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Apply `convert` to the tensors of one parameter's state. Raises ConfigError if it contains anything else."""
+    """Apply `convert` to the tensors of one parameter's state.
+
+    Raises ConfigError if the state contains a value of another kind.
+    """
     for key, value in state.items():
         if value is not None and not (isinstance(value, Tensor) and value.layout == torch.strided):
             raise ConfigError(

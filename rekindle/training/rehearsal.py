@@ -1,7 +1,8 @@
 """Refuse a workload that cannot be trained, before its data is prepared.
 
-The workload is tried on the first rows of its data in a process of its own (`steps.rehearse`), since that imports
-torch. A success is remembered by the code and the settings; so is a model that cannot be built without the whole data.
+The workload is tried on the first rows of its data in a separate process (`steps.rehearse`), since this imports torch.
+A success is recorded in the cache folder, for the same code, settings and source file; so is a model that cannot be
+built without the whole data.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from rekindle.step import flag, to_text
 STEP = "steps.rehearse"
 ROWS = 1000
 TIMEOUT_S = 30  # time limit of a rehearsal that a run does not depend on
-# stage of the workload's code → exit codes of errors that a training would meet, too. Other stages may fail only
+# stage of the check → exit codes of errors that a training would meet, too. Other stages may fail only
 # because the rehearsal has few rows.
 CERTAIN_ERRORS = {"model": (70, 78), "optimizer": (70, 78), "dataset": (78,), "loss": (70, 78), "step": (70, 78)}
 CERTAIN_ERRORS |= {"predict": (70, 78), "fit": (70, 78)}
@@ -32,17 +33,18 @@ def check_trainable(config: Sections) -> None:
     """Raise ConfigError if a training with these sections certainly fails; return if it may succeed."""
     sections = {name: config[name] for name in SECTIONS if name in config}
     train = sections["train"]
-    quick = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
-    facts = {"code": code.identity([STEP, sections["workload"]]), "sections": quick, "source": _stamp(sections["data"])}
-    remembered = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    if remembered.exists():
+    cpu_sections = sections | {"train": train | ({"device": "cpu"} if train["device"] == "auto" else {})}
+    code_digest, source = code.identity([STEP, sections["workload"]]), _stamp(sections["data"])
+    facts = {"code": code_digest, "sections": cpu_sections, "source": source}
+    success_file = cache_folder() / "trainable" / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if success_file.exists():
         return
-    report = rehearse(quick, timeout=TIMEOUT_S)
+    report = rehearse(cpu_sections, timeout=TIMEOUT_S)
     if report.get("exit_code") in CERTAIN_ERRORS.get(report["stage"], ()):
         raise ConfigError(report["error"])
     if "error" not in report or (report["stage"] == "facts" and "unprepared" not in report):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        remembered.touch()
+        success_file.parent.mkdir(parents=True, exist_ok=True)
+        success_file.touch()
 
 
 def _stamp(data: dict[str, Any]) -> list[int]:
@@ -62,11 +64,11 @@ def rehearse(
         report = Path(folder) / "report.json"
         command = [sys.executable, "-P", "-m", "rekindle", "step", STEP, *flags, "--output", f"report={report}"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         except subprocess.TimeoutExpired:
             return {"stage": "process", "error": f"it took more than {timeout:g} s.", "exit_code": 1}
         if report.exists():
             return json.loads(report.read_text())
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-    error = f"the process of the check ended with exit code {done.returncode}: {last}"
+    last_line = (process.stderr.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+    error = f"the process of the check ended with exit code {process.returncode}: {last_line}"
     return {"stage": "process", "error": error, "exit_code": 1}

@@ -121,7 +121,7 @@ class TrainConfig(Section):
         if not self.min_workers <= self.workers <= self.max_workers:
             raise ValueError(
                 f"train.workers is {self.workers}: it must lie between train.min_workers ({self.min_workers}) and "
-                f"train.max_workers ({self.max_workers}). Change one of the three; they do not affect the result"
+                f"train.max_workers ({self.max_workers}). Change one of these settings; they do not affect the result"
             )
         return self
 
@@ -165,7 +165,7 @@ def check_training(train: TrainConfig, workload: Any) -> None:
     if train.validation == "workload" and "validation" not in getattr(workload, "splits", ()):
         raise ConfigError(
             f'train.validation is "workload", but {workload.__name__} does not define a validation split. Set it to a '
-            'share of the training samples, such as 0.1, or define splits = ("train", "validation") there, and let '
+            'share of the training samples, such as 0.1, or define splits = ("train", "validation"), and let '
             'dataset(path, "validation") return those samples.'
         )
 
@@ -220,7 +220,7 @@ class TrainingSpec(StepInputs, TrainConfig):
         return f"{self.checkpoints}/ledger"
 
     def pause(self, samples: int) -> int:
-        """Return the step to pause at, always a validation before the last one; 0: do not pause."""
+        """Return the step to pause at, which has a validation and precedes the last step; 0: do not pause."""
         every, total = self.validation_every(samples), self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every
         return step if self.validation and 0 < self.until < 1 and step < total else 0

@@ -19,7 +19,7 @@ from rekindle.training.state import State, weights_sha256
 from rekindle.workload import Workload
 
 MAX_PARAMETERS = 100_000_000  # a larger model is only built on the meta device, without memory
-MAX_VIRTUAL_WORKERS = 4  # more than two: two virtual workers might change a buffer by the same amount by chance
+MAX_VIRTUAL_WORKERS = 4  # more than two, since two virtual workers might change a buffer by the same amount by chance
 META = torch.device("meta")
 Report = dict[str, Any]  # `stage`: the function of the workload that is being tried
 

@@ -36,7 +36,7 @@ class Subset:
 
 
 def split(spec: TrainingSpec, workload: Workload, data: Any, path: Path) -> tuple[Subset, Subset | None]:
-    """Return the training samples and the held-out samples. Raises DataError if either would be empty."""
+    """Return the training samples and the held-out samples. Raises DataError if one of the two sets would be empty."""
     if spec.validation == "workload":
         held_out = Subset(workload.dataset(path, "validation"), None)
         if not len(held_out):

@@ -69,7 +69,7 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
         names = [row["artifact"] for row in list_artifacts(home, run)]
         raise ConfigError(
             f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} The run has {", ".join(names)}; '
-            "give one of these artifacts, or a path inside one."
+            "give one of these artifacts, or a path inside an artifact."
         ) from error
 
 
@@ -79,7 +79,7 @@ def put(home: Path, path: Path, uri: str) -> str:
     Raises ConfigError.
     """
     if not path.exists():
-        siblings = {str(other) for other in path.parent.glob("*")}
+        siblings = {str(sibling) for sibling in path.parent.glob("*")}
         raise ConfigError(f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), siblings)}")
     store = LocalCluster(home).store()
     parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))

@@ -40,7 +40,10 @@ def rollback(
 
 
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
-    """Set the number of workers of the training `task` of a run. Raises ConfigError if it cannot be changed."""
+    """Set the number of workers of the training `task` of a run.
+
+    Raises ConfigError if this number cannot be changed.
+    """
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
     if (phase := runs.state(home, run)["phase"]) != "Running":

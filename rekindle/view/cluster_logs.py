@@ -31,9 +31,9 @@ from rekindle.view.progress import progress_in
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-Line = tuple[str, str]  # label and text
+Line = tuple[str, str]  # label of a pod, and text of a line
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-SILENCE_TIMEOUT_S = 300.0  # after this time without a line, reconnect: the connection may have died silently
+SILENCE_TIMEOUT_S = 300.0  # longest time without a line; then a thread reconnects, since the connection may be dead
 DRAIN_TIMEOUT_S = 5.0  # time to read the last lines of a completed run
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (
@@ -49,12 +49,12 @@ class Logs:
         self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
-        self.ended = threading.Event()  # the run has completed, or a thread has failed
+        self.ended = threading.Event()  # set when the run has completed, or a thread has failed
         self.completed = threading.Event()
-        self.drained = threading.Event()  # threads must stop waiting for lines
+        self.drained = threading.Event()  # set when threads must stop waiting for lines
         self.failed: Exception | None = None
         self.shown: set[str] = set()  # labels of the pods whose logs were read to the end
-        self.gaps: dict[str, str] = {}  # label → reason why some of its lines may be missing
+        self.gaps: dict[str, str] = {}  # label of a pod → reason why some of its lines may be missing
 
     def print(self, workflow: Object) -> int:
         """Write the current logs; returns the number of pods and of archived lines.
@@ -231,8 +231,8 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, restarts
 
 
-def tail(cluster: Cluster, name: str, labels: list[str], server: str = "", size: int = 50) -> str:
-    """Return the last lines of a pod of these steps or of the Deployment `server`, preferably with an error.
+def tail(cluster: Cluster, name: str, labels: list[str], deployment: str = "", size: int = 50) -> str:
+    """Return the last lines of a pod of these steps or of `deployment`, preferably with an error.
 
     Without such a pod, return "".
     """
@@ -241,8 +241,8 @@ def tail(cluster: Cluster, name: str, labels: list[str], server: str = "", size:
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
             pods.append(pod)
-    if server:
-        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={server}")
+    if deployment:
+        pods += cluster.list_objects(PODS, f"app.kubernetes.io/instance={deployment}")
     texts = [_tail_of(cluster, pod, container, size) for pod in pods for container, _ in _started_containers(pod)]
     return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
@@ -276,8 +276,8 @@ def read_archived(cluster: Cluster, workflow: Object, step: str, present: Collec
     if keys:
         next_number = 0
         for record in remote.run_module(cluster, workflow, "rekindle.view.cluster_logs", *keys):
-            if missing := record["number"] - next_number:
-                yield keys[record["key"]], CUT_MESSAGE.format(missing)
+            if missing_lines := record["number"] - next_number:
+                yield keys[record["key"]], CUT_MESSAGE.format(missing_lines)
             next_number = record["number"] + 1
             yield keys[record["key"]], record["line"]
 

@@ -22,7 +22,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
     runs = [_run(workflow) for workflow in workflows]
     schedules = [_cron(cron) for cron in cluster.list_objects(CRONS)]
-    empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts one"
+    empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
     return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
 
 

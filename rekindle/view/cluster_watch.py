@@ -59,7 +59,7 @@ def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> O
             shown({"phase": "Pending", "nodes": {}, **status})
             if status.get("phase") in COMPLETED:
                 return decompress_nodes(workflow)
-    raise AssertionError("a watch does not end")
+    raise AssertionError("cluster.watch ends only by an exception")
 
 
 def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:

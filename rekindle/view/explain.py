@@ -1,6 +1,6 @@
 """Reports on the trainings of a run, from their ledgers: `rekindle explain`.
 
-python -m rekindle.view.explain WORKFLOW TASK...    in a pod: {TASK: {"words": [...], ...}}
+`python -m rekindle.view.explain WORKFLOW TASK...` prints in a pod: {TASK: {"words": [...], ...}}
 """
 
 import json
@@ -25,7 +25,7 @@ LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)")
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
-    """Return the report on the trainings of a run (default: the newest), which may be active.
+    """Return the report on the trainings of a run (default: the newest run); the run may be active.
 
     Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store is unavailable.
     """
@@ -36,7 +36,7 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
 
 def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
-    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable from here.
+    """Return the report on a cluster's run. A pod reads the object store, which may be unreachable from this machine.
 
     Raises ConfigError, ApiError, RekindleError if the pod fails.
     """

@@ -31,27 +31,27 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 def parameters(status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name. A rolled-back canary overrides the verdict."""
-    found = outputs(status)
+    values = outputs(status)
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
             if p["name"] == "run_id" and p.get("value"):
-                found.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
+                values.setdefault("run_id", p["value"])  # the run_id of the last step, if no global output has it
             if p["name"] == "canary" and verdict == "taken back":
-                found |= {"verdict": verdict, "reason": reason}
-    return found
+                values |= {"verdict": verdict, "reason": reason}
+    return values
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return each evaluation: its task, verdict, reason and metrics, and the version of its model if released."""
-    found, versions = [], {release.evaluation: release.version for release in releases(status)}
+    """Return each evaluation: its task, verdict, reason and metrics, and the version of a released model."""
+    rows, versions = [], {release.evaluation: release.version for release in releases(status)}
     for node in list((status.get("nodes") or {}).values()):
         values = outputs(node)
         if node.get("type") == "Pod" and values.get("verdict") in VERDICTS and "metrics" in values:
             task = node["displayName"].partition("(")[0]
             facts = {"verdict": values["verdict"], "reason": values.get("reason"), "metrics": metrics(values)}
-            found.append({"task": task, **facts, "version": versions.get(task)})
-    return sorted(found, key=lambda verdict: verdict["task"])
+            rows.append({"task": task, **facts, "version": versions.get(task)})
+    return sorted(rows, key=lambda verdict: verdict["task"])
 
 
 def metrics(values: Mapping[str, str]) -> dict[str, float | None]:
@@ -139,5 +139,5 @@ def exit_code(status: Status, is_rekindle: bool) -> int:
         return 0
     if verdict := parameters(status).get("verdict"):
         return NOT_RELEASED if verdict in ("keep", "taken back") else 0
-    found = {row["verdict"] for row in verdicts(status)}
-    return NOT_RELEASED if found and "same" not in found and not releases(status) else 0
+    verdict_names = {row["verdict"] for row in verdicts(status)}
+    return NOT_RELEASED if verdict_names and "same" not in verdict_names and not releases(status) else 0

@@ -26,7 +26,8 @@ def run(home: Path, name: str, as_json: bool) -> str:
 
 def facts(home: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hash of a run's manifest and the endpoint of its model, for `-o json`."""
-    from rekindle.blocks.manifest.render import manifest_sha256  # imported only here, for a fast `rekindle status`
+    # imported in this function, for a fast `rekindle status`
+    from rekindle.blocks.manifest.render import manifest_sha256
 
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     recorded = [parameter.get("value") for parameter in parameters if parameter["name"] == "manifest_hash"]

@@ -13,9 +13,11 @@ def progress_in(log: str) -> str:
     if not matches:
         return ""
     step, total, loss, rate, eta, validation = matches[-1]
-    remaining = duration(float(eta))
+    remaining_time = duration(float(eta))
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {remaining} left".replace(",", " "))
+    return visible(
+        f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {remaining_time} left".replace(",", " ")
+    )
 
 
 class LogProgress(LogErrors):

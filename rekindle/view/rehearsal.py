@@ -9,7 +9,7 @@ MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
 
 
 def text(report: dict[str, Any]) -> str:
-    """Format the findings, and the error if there is one."""
+    """Format the findings, and the error, if any."""
     families = report.get("families", {})
     parts = [line for name in families for line in ("", f"family      {name}", *_lines(families[name]))]
     return "\n".join([*_lines(report), *parts, *_error(report)])

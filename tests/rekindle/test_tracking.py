@@ -85,7 +85,7 @@ def test_a_champion_registered_by_hand_is_rejected(client: "MlflowClient", name:
 
 def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, run_id: str) -> None:
     client.delete_experiment(client.get_run(run_id).info.experiment_id)
-    with pytest.raises(TrackingError, match=r"is deleted in MLflow: its name stays taken\. Restore it"):
+    with pytest.raises(TrackingError, match=r"is deleted in MLflow, but keeps its name\. Restore it"):
         tracking.start_run(name, "w")
 
 

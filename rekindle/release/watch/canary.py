@@ -13,13 +13,13 @@ MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
 
 class Canary:
-    """Comparison of candidate and champion; each is given by its Deployment and its version."""
+    """Comparison of candidate and champion; both are given by their Deployments and versions."""
 
     def __init__(
-        self, name: str, champion_server: str, server: str, version: str, champion: str, config: CanaryConfig
+        self, name: str, champion_deployment: str, deployment: str, version: str, champion: str, config: CanaryConfig
     ) -> None:
         self.name = name
-        self.watch = Watch(f"http://{champion_server}:{PORT}", f"http://{server}:{PORT}")
+        self.watch = Watch(f"http://{champion_deployment}:{PORT}", f"http://{deployment}:{PORT}")
         self.version, self.champion, self.config = version, champion, config
         self.alpha = config.false_alarms / (len(config.shares) * (CHECKS + 1))
         self.start = time.monotonic()
@@ -46,15 +46,15 @@ class Canary:
             if time.monotonic() > deadline:
                 candidate, champion = self.stats
                 return (
-                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes it had answered {candidate.requests:g} "
-                    f"requests, the champion {champion.requests:g}: too few for a comparison (serve.canary.requests is "
-                    f"{self.config.requests})"
+                    f"after {(time.monotonic() - self.start) / 60:.3g} minutes the candidate had answered "
+                    f"{candidate.requests:g} requests, the champion {champion.requests:g}: too few for a comparison "
+                    f"(serve.canary.requests is {self.config.requests})"
                 )
             self._watch_until(time.monotonic() + min(MAX_PAUSE_S, seconds / CHECKS))
         return find_breach(*self.stats, self.config, self.alpha)
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics of both versions, for MLflow."""
+        """Return the metrics of candidate and champion, for MLflow."""
         figures: dict[str, float] = {}
         candidate, champion = self.stats
         for name, stats in (("candidate", candidate), ("champion", champion)):

@@ -20,13 +20,13 @@ Shifts = dict[str, Shift]  # name (`score NAME` of an output, `feature NAME`) â†
 
 
 def compare(store: Store, config: DriftConfig, workflow: str) -> tuple[int, Shifts]:
-    """Return the number of instances since the last check, and their shifts (empty below `config.minimum` instances).
+    """Return the number of instances since the last check, and the shifts (empty below `config.minimum` instances).
 
-    A second call by the same workflow starts from the same point. Raises DataError, RekindleError.
+    A second call by the same workflow counts from the same check. Raises DataError, RekindleError.
     """
     champion = tracking.champion(config.model)
     if not champion or not champion.deployment:
-        raise DataError(f'the model "{config.model}" does not have a champion: release one, or correct drift.model.')
+        raise DataError(f'the model "{config.model}" does not have a champion: correct drift.model, or release it.')
     try:
         reference = json.loads(store.get(f"{champion.uri.rstrip('/')}/{REFERENCE}"))
     except NotFound as error:

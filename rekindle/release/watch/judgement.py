@@ -12,14 +12,17 @@ from math import exp, inf, lgamma, log
 from rekindle.release.config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
-QUANTILES = (0.5, 0.9)  # quantiles of the response time to test
+QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
 TEST_KINDS = 3  # number of kinds of tests: errors, seconds, scores
 
 
 def find_breach(candidate: VersionStats, champion: VersionStats, config: CanaryConfig, alpha: float) -> str:
-    """Return the reason why the candidate is worse, with figures, or "". `alpha`: the share of this check."""
+    """Return the reason why the candidate is worse, with figures, or "".
+
+    `alpha`: the share of this check in `false_alarms`.
+    """
     if candidate.crashes > champion.crashes:
-        return f"its servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
+        return f"the candidate's servers restarted {candidate.crashes} times, the champion's {champion.crashes} times"
     return next(_findings(candidate, champion, config, alpha / TEST_KINDS), "")
 
 
@@ -27,7 +30,7 @@ def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryCon
     p_value = errors_p_value(candidate.errors, candidate.requests, champion.errors, champion.requests)
     if p_value <= alpha:
         yield (
-            f"{candidate.errors:g} of its {candidate.requests:g} requests failed, of the champion's "
+            f"{candidate.errors:g} of the candidate's {candidate.requests:g} requests failed, of the champion's "
             f"{champion.errors:g} of {champion.requests:g}"
         )
     for q in QUANTILES:
@@ -36,7 +39,7 @@ def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryCon
                 1000 * quantile(stats.seconds, q) for stats in (candidate, champion)
             )
             yield (
-                f"{q:.0%} of its answers take up to {candidate_milliseconds:.3g} ms, the champion's "
+                f"{q:.0%} of the candidate's answers take up to {candidate_milliseconds:.3g} ms, the champion's "
                 f"{champion_milliseconds:.3g} ms: more than {config.slower:g} times as long"
             )
     for output in sorted(candidate.scores.keys() | champion.scores.keys()):
@@ -45,13 +48,13 @@ def _findings(candidate: VersionStats, champion: VersionStats, config: CanaryCon
         distance = ks_distance(candidate_scores, champion_scores)
         if shift_p_value(distance, n, m, config.score_shift) <= alpha / len(candidate.scores | champion.scores):
             yield (
-                f"its predictions have another distribution: {output} by {distance:.2f} (Kolmogorov-Smirnov), more "
-                f"than {config.score_shift:g}"
+                f"the candidate's predictions have another distribution: {output} differs by {distance:.2f} "
+                f"(Kolmogorov-Smirnov), more than {config.score_shift:g}"
             )
 
 
 def errors_p_value(errors: float, requests: float, other_errors: float, other_requests: float) -> float:
-    """Return the probability of at least this number of errors if both sides have the same error rate.
+    """Return the probability of at least this number of errors if candidate and champion have the same error rate.
 
     Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti, Categorical Data
     Analysis, 3.5.1).
@@ -70,7 +73,7 @@ def errors_p_value(errors: float, requests: float, other_errors: float, other_re
 
 
 def is_slower(candidate: Buckets, champion: Buckets, q: float, ratio: float, alpha: float) -> bool:
-    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's.
+    """Return True if the candidate's quantile `q` is significantly above `ratio` times the champion's quantile.
 
     The champion's quantile is replaced by its upper confidence bound; then the share of the candidate's values above
     this bound is tested. Both steps use the Chernoff bound of the binomial distribution (Hoeffding 1963, Theorem 1),

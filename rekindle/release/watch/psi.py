@@ -1,9 +1,9 @@
 """The population stability index (PSI), a distance of two histograms, and its expected value under no change.
 
-PSI = Σ (p - q) ln(p / q) over groups with the shares p and q. By convention, below 0.1 is stable, above 0.25 changed.
-Sources: Siddiqi, Credit Risk Scorecards (2006), chapter 9; Yurdakul and Naranjo, Statistical properties of the
-population stability index, Journal of Risk Model Validation 14(4), 2020: without a change the PSI of n and m rows in B
-groups is distributed as (1/n + 1/m) times chi-squared with B - 1 degrees of freedom.
+PSI = Σ (p - q) ln(p / q) over groups with the shares p and q. By convention, a PSI below 0.1 means no change, and a PSI
+above 0.25 a significant change. Sources: Siddiqi, Credit Risk Scorecards (2006), chapter 9; Yurdakul and Naranjo,
+Statistical properties of the population stability index, Journal of Risk Model Validation 14(4), 2020: without a change
+the PSI of n and m rows in B groups is distributed as (1/n + 1/m) times chi-squared with B - 1 degrees of freedom.
 """
 
 import math
@@ -52,7 +52,10 @@ def merge_buckets(expected: Sequence[int], actual: Sequence[int]) -> tuple[list[
 
 
 def chi_squared(degrees: int) -> float:
-    """Return the CHANCE_QUANTILE by the approximation of Wilson and Hilferty (1931): within 2 % from 3 degrees on."""
+    """Return the CHANCE_QUANTILE by the approximation of Wilson and Hilferty (1931).
+
+    Its error is below 2 % from 3 degrees on.
+    """
     if degrees < 1:
         return 0.0
     width = 2 / (9 * degrees)

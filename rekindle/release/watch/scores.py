@@ -28,7 +28,7 @@ EDGES = (
     *UNIT_EDGES,
     *LARGE_EDGES,
 )  # upper bounds of all buckets but the last
-MAX_NUMBER = 1e300  # larger numbers count as this one: numbers in JSON are unlimited
+MAX_NUMBER = 1e300  # larger numbers count as this number, since numbers in JSON are unlimited
 BUCKET_BOUNDS = (*(repr(edge) for edge in EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
 Counts = dict[str, list[int]]  # output → the count of each bucket

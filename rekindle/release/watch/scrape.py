@@ -17,7 +17,7 @@ from rekindle.release.watch.reference import FEATURES
 from rekindle.release.watch.scores import BUCKET_BOUNDS, SCORE_METRIC
 
 Buckets = dict[float, float]  # upper bound → number of values up to it (cumulative, as in Prometheus)
-Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
+Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features": histograms by name
 
 
 @dataclass
@@ -81,7 +81,10 @@ class Watch:
 
 
 def scrape(endpoint: str, version: str) -> dict[str, Counts]:
-    """Return process → counts of `version` for the servers of a headless Service. Raises RekindleError without any."""
+    """Return {process: counts of `version`} for the servers of a headless Service.
+
+    Raises RekindleError without servers.
+    """
     servers, problem = dict[str, Counts](), f"{endpoint} does not have servers"
     for url, answer in read(endpoint).items():
         if isinstance(answer, str):
@@ -110,7 +113,7 @@ def increments(current_counts: Mapping[str, Counts], earlier_counts: Mapping[str
 
 
 def read(*endpoints: str) -> dict[str, Answer | str]:
-    """Return URL → answer for each server behind these Services; a text is the reason of a failure."""
+    """Return {URL: answer} of all servers behind these Services; an answer that is a text is an error message."""
     urls = list(dict.fromkeys(url for endpoint in endpoints for url in addresses(endpoint)))
     with ThreadPoolExecutor(16) as pool:
         return dict(zip(urls, pool.map(_read, urls), strict=True))
@@ -118,14 +121,17 @@ def read(*endpoints: str) -> dict[str, Answer | str]:
 
 def _read(url: str) -> Answer | str:
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # an address in the pipeline
             return parse_metrics(answer.read().decode())
     except (OSError, http.client.HTTPException, ValueError) as error:
         return f"{url}/metrics cannot be read ({error})"
 
 
 def addresses(endpoint: str) -> Iterable[str]:
-    """Return the URLs of the pods behind a headless Service: from its DNS records, or locally from a variable."""
+    """Return the URLs of the pods behind a headless Service.
+
+    Locally, an environment variable replaces the DNS records.
+    """
     host, _, port = endpoint.removeprefix("http://").partition(":")
     pods = os.environ.get(f"{host.upper().replace('-', '_')}_SERVICE_ENDPOINTS")
     if pods is not None:

@@ -1,4 +1,5 @@
-"""The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of one and the mean time M between losses.
+"""The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and the mean time M
+between losses.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974. The further terms of J.
 T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, are smaller

@@ -1,4 +1,4 @@
-"""Checkpoints in two tiers: frequent snapshots in shared memory, and durable checkpoints in the object store.
+"""Two kinds of checkpoints: frequent snapshots in shared memory, and durable checkpoints in the object store.
 
 Survivors hold the state, so snapshots and checkpoints only matter if all workers are lost. Every worker calls `keep`
 after each step and takes snapshots by its own clock. Rank 0 decides when a durable checkpoint is due; this decision is
@@ -34,7 +34,7 @@ from rekindle.training.state import State, raw
 
 MAX_SNAPSHOT_SHARE = 0.01  # share of the training time for snapshots, if hot_seconds is not set
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
-NEWEST_TIMEOUT_S = 3.0  # time for the object store to report its newest step, if shared memory has a snapshot
+NEWEST_TIMEOUT_S = 3.0  # time limit for reading the newest step in the object store, if shared memory has a snapshot
 T = TypeVar("T")
 RunRead = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
@@ -74,11 +74,15 @@ class Checkpoints:
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
     def keep(self, rank_size: RankSize, *, durable: bool) -> None:
-        """Take a snapshot if due, or upload our share of the state if `durable`. To be called after each step."""
+        """Take a snapshot if one is due, or upload our share of the state if `durable`.
+
+        To be called after each step.
+        """
         self.loader.advance(self.state.step)
         now = time.monotonic()
         if durable:
-            self._save(rank_size, commit=False)  # without a snapshot, whose checksum would slow the upload
+            # no snapshot during an upload, which the checksum of a snapshot would slow
+            self._save(rank_size, commit=False)
             self.interval.cost = time.monotonic() - now
         elif now >= self._snapshot_due and self.snapshots.is_idle:
             self.snapshots.take(self.loader.dump())
@@ -87,7 +91,7 @@ class Checkpoints:
             self._snapshot_due = end + (self.config.hot_seconds or automatic_interval)
 
     def flush(self, rank_size: RankSize, seconds: Callable[[], float]) -> bool:
-        """Upload the current state, which no surviving member holds, and wait until done or `seconds()` is 0."""
+        """Upload the current state, which no surviving member holds; wait until this is done or `seconds()` is 0."""
         self.snapshots.ready.wait(max(0.0, min(seconds(), 3600.0)))
         if self._upload and self._upload.step < self.state.step:
             self._upload.stop.set()
@@ -99,7 +103,7 @@ class Checkpoints:
         is_written = upload and upload.step == step and not upload.problem
         if is_written and (rank_size[0] == 0 or self._wait_for_rank_0(step, seconds)):
             return True
-        problem = upload.problem if upload and upload.problem else "rank 0 did not complete it"
+        problem = upload.problem if upload and upload.problem else "rank 0 did not complete the checkpoint"
         remaining_copy = f" A copy remains in {self.snapshots.file.path}." if self.snapshots.file else ""
         say(f"the state of step {step} is not in the object store: {problem}.{remaining_copy}")
         return False
@@ -118,7 +122,7 @@ class Checkpoints:
         return False
 
     def close(self, *, remove: bool) -> None:
-        """Stop the upload and close the snapshots. `remove`: also delete them, because they are obsolete."""
+        """Stop the upload and close the snapshots. `remove`: also delete the snapshots, because they are obsolete."""
         if self._upload:
             self._upload.stop.set()  # the upload's threads end with the process at the latest
         self.snapshots.close(remove=remove)
@@ -161,7 +165,7 @@ class Checkpoints:
             self.note("checkpoint", step=upload.step, name=snapshot_file.worker_name(), **figures)
 
     def _warn_of_full_disk(self, size: int) -> None:
-        """Once, warn if the disk of the object store is too small for the checkpoints that are kept."""
+        """Warn once if the disk of the object store is too small for the checkpoints that are kept."""
         if self._disk_checked:
             return
         self._disk_checked = True
@@ -262,7 +266,7 @@ class Checkpoints:
 
 
 def _call_with_timeout(seconds: float, call: Callable[[], T]) -> T:
-    """Return `call()`. Raises TimeoutError after `seconds`."""
+    """Return `call()`. Raises TimeoutError if it takes more than `seconds`."""
     future = Future[T]()
     threading.Thread(target=fulfil, args=(future, call), name="timeout", daemon=True).start()
     if not wait([future], seconds).done:

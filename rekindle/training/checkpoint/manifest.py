@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic needs this TypedDict before 
 from rekindle.errors import rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # integers are accepted
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]  # not strict: an integer is accepted, too
 
 
 @with_config({"strict": True, "extra": "allow"})
@@ -56,13 +56,13 @@ def read(name: str, data: bytes) -> Manifest:
         manifest = MANIFEST.validate_json(data)
         base64.b64decode(manifest["loader"], validate=True)
     except ValidationError as error:
-        (first, *_) = error.errors(include_url=False, include_input=False)
-        where = ".".join(map(str, first["loc"]))
-        raise Damaged(f"its manifest is invalid: {where}: {rule(first['msg'])}"[:300]) from None
+        (detail, *_) = error.errors(include_url=False, include_input=False)
+        where = ".".join(map(str, detail["loc"]))
+        raise Damaged(f"its manifest is invalid: {where}: {rule(detail['msg'])}"[:300]) from None
     except ValueError as error:
         raise Damaged(f"its loader state cannot be read: {error}") from None
     if manifest["step"] != step_of(name):
-        raise Damaged(f"its name says step {step_of(name)}, but its manifest step {manifest['step']}")
+        raise Damaged(f"its name says step {step_of(name)}, but its manifest says step {manifest['step']}")
     if len(manifest["chunks"]) != -(-manifest["bytes"] // manifest["chunk"]):
         raise Damaged(f"it has {len(manifest['chunks'])} chunks for {manifest['bytes']} bytes")
     return manifest

@@ -5,8 +5,8 @@
     <prefix>/latest                       {manifest}: changed by compare-and-swap only, and only forward
     <prefix>/readers/<id>                 the lease of a reader, which prevents deletion
 
-Every member of a group uploads its share of the chunks. Rank 0 waits until the others have uploaded theirs (and uploads
-missing chunks itself if they stall), then writes the manifest and `latest`. A reader verifies every chunk
+Every member of a group uploads its share of the chunks. Rank 0 waits until the other members have uploaded their shares
+(and uploads missing chunks itself if they stall), then writes the manifest and `latest`. A reader verifies every chunk
 against its name, reports damage and falls back to the previous checkpoint. This module does not import torch.
 """
 
@@ -78,7 +78,7 @@ class RemoteCheckpoints:
         self.store, self.prefix, self.identity, self.layout = store, prefix, identity, layout
         self.fingerprint, self.retention = fingerprint, retention
         self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
-        self._damaged_names: set[str] = set()  # names of manifests and chunks to ignore
+        self._damaged_names: set[str] = set()  # names of damaged manifests and chunks, which are ignored
         self._etag: str | None = None  # etag of `latest`, as last read or written
         self._newest_manifest = ""  # the manifest that `latest` names
 
@@ -110,7 +110,8 @@ class RemoteCheckpoints:
                 manifest = self._read_manifest(name)
                 self._load_chunks(manifest, target)
             except (NotFound, Damaged) as error:
-                if (latest := self._read_latest()) != newest and latest:  # a newer checkpoint has replaced this one
+                # a newer checkpoint has replaced this checkpoint
+                if (latest := self._read_latest()) != newest and latest:
                     return self._restore(target, after_step, latest)
                 self._report_damage(name, error)
                 continue
@@ -122,14 +123,17 @@ class RemoteCheckpoints:
         return None
 
     def _report_damage(self, name: str, error: Exception) -> None:
-        say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the previous one.")
+        say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the previous checkpoint.")
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged_names.add(name)
         if name == self._newest_manifest:
             self._newest_manifest = ""  # the next checkpoint replaces the damaged one, even if its step is lower
 
     def _read_latest(self) -> str:
-        """Return the manifest that `latest` names, or "". Stores the etag for compare-and-swap. Raises ConfigError."""
+        """Return the manifest that `latest` names, or "".
+
+        Keeps the etag of `latest` for compare-and-swap. Raises ConfigError.
+        """
         key = f"{self.prefix}/latest"
         self._etag, self._newest_manifest = None, ""
         try:
@@ -159,7 +163,7 @@ class RemoteCheckpoints:
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run has "
                 f"{self.identity[:12]}, computed from config, data digest and model): nothing was changed. "
-                "Give this run another `checkpoints` prefix, or delete the other run's."
+                "Give this run another `checkpoints` prefix, or delete the checkpoints of the other run."
             )
         return manifest
 
@@ -276,7 +280,8 @@ class RemoteCheckpoints:
 
 
 def run_parallel(call: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """Call `call` for each chunk number, PARALLEL_REQUESTS at a time. Returns the CPU seconds, raises the first error.
+    """Call `call` for each chunk number, PARALLEL_REQUESTS at a time. Returns the CPU seconds of all calls; raises the
+    first error.
 
     The daemon threads do not delay the exit of the process.
     """

@@ -13,9 +13,9 @@ from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 from rekindle.training.checkpoint import manifest as manifest_file
 
-READER_TIMEOUT_S = 900.0  # older leases of readers are ignored
-UNFINISHED_TIMEOUT_S = 3600.0  # unfinished checkpoints that are older are never completed
-LISTING_TIMEOUT_S = 60.0  # older listings may be outdated
+READER_TIMEOUT_S = 900.0  # the lease of a reader is ignored from this age on
+UNFINISHED_TIMEOUT_S = 3600.0  # an unfinished checkpoint of this age is never completed
+LISTING_TIMEOUT_S = 60.0  # a listing of this age may be outdated
 
 
 @dataclass
@@ -24,21 +24,26 @@ class Retention:
 
     store: Store
     prefix: str
-    max_checkpoints: int  # number of checkpoints to keep
+    max_checkpoints: int  # maximum number of checkpoints to keep
     max_hours: float  # maximum age of a checkpoint; 0: unlimited
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)  # manifest → its chunks
 
     def keep(self, latest: str, chunks: list[str]) -> None:
-        """Delete expired checkpoints, after the manifest `latest` was published. The next call retries failures."""
+        """Delete expired checkpoints, after the manifest `latest` was published.
+
+        The next call retries failed deletions.
+        """
         self._chunk_names[latest] = chunks
         with suppress(RekindleError):
             self._delete(latest)
 
     def _delete(self, latest: str) -> None:
         list_time = time.monotonic()
-        kinds = ("readers", "manifests", "chunks")  # must be listed in this order
+        # the order matters: leases are listed first, chunks last
+        kinds = ("readers", "manifests", "chunks")
         readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in kinds)
-        now = max((entry.modified for entry in manifests), default=0.0)  # like all times here, by the store's clock
+        # by the store's clock, like the times of all objects
+        now = max((entry.modified for entry in manifests), default=0.0)
         dead_leases = [entry.key for entry in readers if entry.modified < now - READER_TIMEOUT_S]
         if len(dead_leases) == len(readers):
             expired_keys = self._expired_manifests(latest, manifests, now)
@@ -48,7 +53,7 @@ class Retention:
             expired_chunks = {chunk for key in expired_keys for chunk in self._chunks(key)}
             expired_chunks |= {_name(entry) for entry in chunks if entry.modified < now - UNFINISHED_TIMEOUT_S}
             unneeded_keys = [entry.key for entry in chunks if _name(entry) in expired_chunks - needed_chunks]
-            # manifests first: chunks without a manifest are not read
+            # manifests are deleted first: chunks without a manifest are never read
             for keys in (sorted(expired_keys), unneeded_keys):
                 if time.monotonic() - list_time < LISTING_TIMEOUT_S:
                     self.store.delete(keys)

@@ -3,10 +3,10 @@
     /dev/shm/rekindle-<run>-<node>      ($REKINDLE_SHM: another directory)
 
 One file per worker, with a header page (run, model, machine; one record per slot) and three slots for the state: one
-holds the newest complete snapshot, the next snapshot is written to another, and an upload may read the third. A record
-is cleared before its slot is written, and committed afterwards by one flag, which is also the record's checksum,
-because the process may die at any moment. A reader verifies every byte. This module does not import torch, because the
-launcher uses it.
+slot holds the newest complete snapshot, the next snapshot is written to another slot, and an upload may read the third.
+A record is cleared before its slot is written, and committed afterwards by one flag, which is also the record's
+checksum, because the process may die at any moment. A reader verifies every byte. This module does not import torch,
+because the launcher uses it.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from rekindle.errors import ConfigError, RekindleError
 SLOTS = 3  # number of slots in a file
 PAGE = 4096  # bytes of a memory page
 MAX_LOADER_STATE_BYTES = 1 << 18  # bytes that each slot reserves for the state of the workload's own data loader
-STALE_AFTER_S = 3600.0  # older files that no process holds are removed
+STALE_AFTER_S = 3600.0  # a file of this age that no process holds is removed
 READ_BYTES = 16 << 20  # bytes per read
 MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 MAGIC = b"rekindle hot 1\n\0"
@@ -39,7 +39,7 @@ FIRST_RECORD_OFFSET, RECORD_DISTANCE = 512, 64  # positions of the slots' record
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed slot: its index, the step, the length of the loader state, and the checksum of both states."""
+    """One committed slot: its index, the step, the length of the loader state, and the checksum of the contents."""
 
     slot: int
     step: int
@@ -75,7 +75,7 @@ def path(run: str, node: str) -> Path:
 def newest_step(path: Path) -> int:
     """Return the step of the newest committed snapshot in a file, its data unverified, or -1.
 
-    The process that owns the file must not call it: closing the file here would release its lock.
+    The process that owns the file must not call it: closing the file in this function would release the lock.
     """
     with suppress(OSError), open(path, "rb") as file:
         return max((record.step for record in _records(file.read(PAGE)) if record), default=-1)
@@ -115,9 +115,9 @@ def _remove(pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
 
 
 class SnapshotFile:
-    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it is another run's.
+    """The file of this worker. Raises OSError if the file cannot be opened, ConfigError if it belongs to another run.
 
-    Read the file first; then `reserve` prepares it for writing, which takes as long as filling that much memory.
+    Read the file first; then `reserve` prepares it for writing, which takes as long as filling all slots.
     """
 
     def __init__(self, path: Path, identity: str, layout: str, fingerprint: str, size: int) -> None:
@@ -153,7 +153,7 @@ class SnapshotFile:
         return True
 
     def read(self) -> Iterator[tuple[Snapshot, bytes]]:
-        """Yield intact snapshots, newest first, each with the loader's state; adds damaged ones to `damage`."""
+        """Yield intact snapshots, newest first, each with the loader's state; adds damaged snapshots to `damage`."""
         if not self._is_valid:
             return
         for slot, record in enumerate(self._records):
@@ -177,7 +177,7 @@ class SnapshotFile:
         self.loaded_slot = snapshot.slot
 
     def _crc(self, snapshot: Snapshot) -> int:
-        """Return the checksum of a slot's contents. Reads instead of mapping: the file may be truncated."""
+        """Return the checksum of a slot's contents. Reads the file without a mapping, since it may be truncated."""
         offset, crc, missing = PAGE + snapshot.slot * self.slot_bytes, 0, self.size + snapshot.length
         buffer = memoryview(bytearray(min(READ_BYTES, missing)))
         while missing:
@@ -190,7 +190,7 @@ class SnapshotFile:
     def reserve(self) -> None:
         """Allocate and map all slots; keeps intact snapshots. Raises OSError if memory is insufficient."""
         total = PAGE + SLOTS * self.slot_bytes
-        # without this, a full file system would later kill this process by SIGBUS
+        # without this call, a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, total)
         os.ftruncate(self._file, total)
         self._map = mapped = mmap.mmap(self._file, total)
@@ -203,7 +203,7 @@ class SnapshotFile:
         for slot, record in enumerate(self._records):
             if record is None:
                 self.clear(slot)
-        for start in range(0, total, READ_BYTES):  # so that later copies do not wait for page faults
+        for start in range(0, total, READ_BYTES):  # later copies then do not wait for page faults
             touch(mapped, start, min(READ_BYTES, total - start))
 
     def clear(self, slot: int) -> None:
@@ -236,7 +236,7 @@ def touch(mapped: mmap.mmap, start: int, length: int) -> None:
     """Fault in the pages of a shared mapping for writing, without changing their contents."""
     try:
         mapped.madvise(MADV_POPULATE_WRITE, start, length)
-    except OSError:  # a kernel before 5.14
+    except OSError:  # a kernel before 5.14 lacks MADV_POPULATE_WRITE
         for page in range(start, start + length, PAGE):
             mapped[page]
 

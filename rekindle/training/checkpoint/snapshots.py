@@ -18,7 +18,7 @@ Job = tuple[int, int, bytes]  # slot, step, the loader's state
 
 
 class Snapshots:
-    """The slots of one worker; without a file, private memory for uploads only."""
+    """The slots of one worker; without a snapshot file, private memory for uploads only."""
 
     def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state, self.file = state, file
@@ -46,8 +46,8 @@ class Snapshots:
     def take(self, loader_state: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
         """Copy the current state; returns the slot, or None if all slots are in use.
 
-        `pin`: keep the slot until `unpin`. `commit`: make it the newest snapshot in shared memory. Raises RekindleError
-        if the memory for copies could not be reserved.
+        `pin`: keep the slot until `unpin`. `commit`: make the copy the newest snapshot in shared memory. Raises
+        RekindleError if the memory for copies could not be reserved.
         """
         if not self.ready.is_set():
             return None
@@ -86,7 +86,7 @@ class Snapshots:
     def _run(self) -> None:
         try:
             self._reserve()
-        except OSError as error:  # `take` raises it: a checkpoint needs a copy
+        except OSError as error:  # `take` raises this problem, since a checkpoint needs a copy
             self._problem = RekindleError(
                 f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which checkpoints need: "
                 "raise cluster.pods.train.memory, or the memory limit of this process."
@@ -110,7 +110,7 @@ class Snapshots:
                 say(
                     f"no snapshots in shared memory: {error}. {snapshot_file.directory()} needs "
                     f"{snapshot_file.SLOTS} times {size >> 20} MiB: mount an emptyDir with medium: Memory "
-                    "there. Until then, losing all workers loses the steps since the last durable checkpoint."
+                    "at this path. Until then, losing all workers loses the steps since the last durable checkpoint."
                 )
                 self.file.close(remove=True)
                 self.file = None
@@ -118,4 +118,4 @@ class Snapshots:
             self._slots = [memoryview(mmap.mmap(-1, size))]
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # fault the memory in now, so that copies do not wait for it
+            self._tensors[0].zero_()  # later copies then do not wait for page faults

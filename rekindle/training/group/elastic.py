@@ -86,10 +86,10 @@ class ElasticGroup(StaticGroup):
                     continue
             with self._lock:
                 self._pg, self._sockets = pg, group_sockets
-            if not self.aborted():  # the abort may have come before there was a group to abort
+            if not self.aborted():  # an abort may have come before there was a group that it could end
                 return GroupView(rank, len(members), pg)
             self._drop()
-        self.complete = self.client.is_complete
+        self.is_complete = self.client.is_complete
         return None
 
     def progress(self, step: int) -> None:
@@ -108,7 +108,7 @@ class ElasticGroup(StaticGroup):
         return self._caller.run(call)
 
     def wait(self, *works: Any) -> None:
-        if self.device.type == "cuda":  # the wait of nccl only enqueues on the stream, and `abort` ends it
+        if self.device.type == "cuda":  # nccl's `wait` returns immediately, and `abort` ends the collective
             return super().wait(*works)
         wait = super().wait
         self.run(lambda: wait(*works))
@@ -132,11 +132,11 @@ class ElasticGroup(StaticGroup):
     def finish(self, sha256: str, step: int) -> bool:
         if sha256:
             self.client.send({"done": sha256})
-        self.complete = self.client.wait_complete(self.generation, 5.0)
-        return self.complete
+        self.is_complete = self.client.wait_complete(self.generation, 5.0)
+        return self.is_complete
 
     def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """Build and return the process group, and its sockets. Raises RuntimeError if this fails or is aborted."""
+        """Build and return the process group, and its sockets. Raises RuntimeError after a failure or an abort."""
         generation = self.generation
 
         def build() -> tuple[Any, dict[int, str]]:
@@ -147,12 +147,12 @@ class ElasticGroup(StaticGroup):
                 {address for _, address in members}, new_sockets, self.client.coordinator[1]
             )
             if self.device.type != "cuda":  # nccl's connections start with a number that only members know
-                # all members are connected; gloo accepts anyone
+                # all members are connected by now, and gloo would accept any process
                 sockets.stop_listening(new_sockets, self.client.address)
                 try:
                     authenticate(pg, rank, [id for id, _ in members], generation)
                 except RuntimeError:
-                    sockets.shut_down(group_sockets)  # without this, the group's destructor might block
+                    sockets.shut_down(group_sockets)  # without this call, the group's destructor might block
                     raise
             return pg, group_sockets
 
@@ -179,7 +179,7 @@ class ElasticGroup(StaticGroup):
     def _unblock(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, even if its peer never answers."""
         with suppress(RuntimeError):
-            pg.abort()  # this suffices for nccl; gloo ignores `abort`
+            pg.abort()  # for nccl this call suffices; gloo ignores `abort`
         sockets.shut_down(fd for fd, _ in self._sockets.items() & sockets.open_sockets().items())
         self._sockets = {}
 

@@ -41,7 +41,7 @@ class InterruptibleCaller:
         try:
             return future.result()
         except GroupBroken:
-            self._calls.put(None)  # the thread of this queue ends after the call
+            self._calls.put(None)  # the thread that serves this queue ends after the abandoned call
             self._calls = None
             raise
 
@@ -63,7 +63,7 @@ def fulfil(future: Future[T], call: Callable[[], T]) -> None:
     except BaseException as error:
         _resolve(future, error)
     finally:
-        del future, call  # the traceback of an error keeps this frame alive, and the references of `call` with it
+        del future, call  # the traceback of an error keeps this frame alive, and so would keep the references of `call`
 
 
 def _resolve(future: Future[Any], outcome: Any) -> None:
@@ -79,7 +79,8 @@ def release_in_background(references: list[Any]) -> None:
     """Drop the only item of `references` on a daemon thread: a process group's destructor may block on its threads."""
 
     def release() -> None:
-        while sys.getrefcount(references[0]) > 2:  # wait: the thread that drops the last reference would block
+        # wait for other references: the thread that drops the last one would block
+        while sys.getrefcount(references[0]) > 2:
             time.sleep(0.05)
         references.clear()
 

@@ -15,7 +15,7 @@ from rekindle.training.membership.handshake import proof, run_secret
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to live members
+CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to members that are alive
 # time limit of a collective; lost peers are detected earlier, by a closed connection or silence
 TIMEOUT = timedelta(minutes=10)
 

@@ -17,7 +17,8 @@ def open_sockets() -> dict[int, str]:
 
 
 def peer_sockets(hosts: set[str], candidates: dict[int, str], coordinator_port: int) -> dict[int, str]:
-    """Return the candidates that are connected to members; others may be connected to the object store, for example.
+    """Return the candidates that are connected to members; other sockets may be connected to the object store, for
+    example.
 
     The remote address identifies members that we connected to. A member that connected to us may use any source
     address, so such a connection is identified by our listening address. Listening sockets are excluded: gloo does not
@@ -49,7 +50,7 @@ def stop_listening(fds: Iterable[int], address: str) -> None:
     for fd in fds:
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as replacement:
             if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[0] == address:
-                listener.close()  # closed before dup2: gloo's event loop must not see another connection
+                listener.close()  # closed before dup2, so that gloo's event loop accepts no further connection
                 os.dup2(replacement.fileno(), fd, inheritable=False)
 
 

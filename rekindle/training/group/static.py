@@ -20,13 +20,14 @@ class StaticGroup:
     """A group with fixed members; if it breaks, the process ends. ElasticGroup overrides most methods."""
 
     elastic = False  # True if the other members can continue when a member leaves
-    complete = False  # True if the run is known to be complete
+    is_complete = False  # True if the run is known to be complete
 
     def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
         self.device = device
         self._step, self._step_event_time = -1, 0.0
         self._ledger = Ledger(open_store, spec.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
-        self._early_events: list[dict[str, Any]] | None = []  # written later: the prefix may belong to another run
+        # events that `progress` writes: before the first step, the prefix may belong to another run
+        self._early_events: list[dict[str, Any]] | None = []
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
         """Return the next group; None if `leaving` was set while waiting, or the run is complete."""
@@ -71,12 +72,12 @@ class StaticGroup:
         raise error
 
     def leave(self) -> None:
-        """Report that this process leaves before the end. (torchrun learns this from the exit code.)"""
+        """Record that this process leaves before the end; torchrun learns it from the exit code."""
         self.note("drain", worker="rank0", name="rank0")
-        self.close(5.0)  # the rest of the grace period is for the checkpoint
+        self.close(5.0)  # the checkpoint gets the rest of the grace period
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
-        """Report that this process ends with an error; `temporary` if a service that it needs is unavailable."""
+        """Report that this process ends with an error; `temporary`: because a service is unavailable."""
         self.note("failed", name="rank0", message=message, code=code)
         self.close()
 

@@ -35,7 +35,7 @@ class TrainingGroup:
         self.rank = 0
         self.stopped = False  # True if this process leaves before the last step
         self.last_copy = False  # True if perhaps no surviving member holds the state
-        self.unagreed = False  # True if this process leaves without the others' knowledge: they may be waiting for it
+        self.unagreed = False  # True if this process leaves while the other members, without knowing, may wait for it
         self.saving = (
             False  # True if the group makes a durable checkpoint after this step; each member uploads its share
         )
@@ -67,7 +67,7 @@ class TrainingGroup:
             if self.members.aborted():
                 break
             yield virtual_worker
-        # checked again here: if the group broke during the last virtual worker, the sum may be incomplete
+        # checked again at this point: if the group broke during the last virtual worker, the sum may be incomplete
         self._is_broken = self.members.aborted()
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
@@ -129,7 +129,10 @@ class TrainingGroup:
         return True
 
     def _form(self) -> bool:
-        """Join the next group and adopt the newest state of its members. Return False to leave instead."""
+        """Join the next group and adopt the newest state of its members.
+
+        Return False if this process must leave instead.
+        """
         while view := self.members.form(self.state.step, self.leaving):
             if view.size > self.total_virtual_workers:
                 raise ConfigError(
@@ -202,7 +205,7 @@ class TrainingGroup:
         return state.memory
 
     def _reset(self) -> None:
-        """Leave the group and replace the buffers: a broken group may still write into the old ones."""
+        """Leave the group and replace the buffers: a broken group may still write into the old buffers."""
         self.size, self._is_broken = 0, False
         # dropping the old reduction destroys the process group, which closes its connections and wakes our peers
         self._reduction = Reduction(self.state, self.members)

@@ -27,15 +27,15 @@ def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
 
 
 def share(leaves: int, size: int, rank: int) -> range:
-    """Return the contiguous leaves of process `rank` of `size`."""
+    """Return the contiguous leaves of process `rank` of `size` processes."""
     return range(rank * leaves // size, (rank + 1) * leaves // size)
 
 
 class Sum(Generic[T]):
-    """Adds values that arrive in leaf order, each pair as soon as both are complete, like a binary counter.
+    """Adds values in leaf order, each pair of sums as soon as both sums are complete, like a binary counter.
 
-    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for n leaves of any
-    run.
+    `add(a, b)` returns a+b and may reuse the memory of either. Holds at most 2·log2(n)+1 values for any n contiguous
+    leaves.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
@@ -44,7 +44,7 @@ class Sum(Generic[T]):
         self.partial_sums: list[tuple[Block, T]] = []
 
     def push(self, block: Block, value: T) -> None:
-        """Add the next value: its block must start at the end of the previous one."""
+        """Add the next value, whose block must start at the end of the previous block."""
         while sibling := self.pop_sibling(block):
             value, block = self._add(sibling[1], value), (sibling[0][0], block[1])
         self.partial_sums.append((block, value))

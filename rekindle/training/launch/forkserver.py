@@ -13,7 +13,7 @@ import faulthandler
 import gc
 import mmap
 import os
-import pickle  # nosec B403  # between a parent and its child
+import pickle  # nosec B403  # used between a parent process and its child
 import signal
 import socket
 import sys
@@ -115,14 +115,14 @@ def _serve(connection: socket.socket, slots: list[WorkerSlot], launcher_pid: int
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks SIGTERM once it has a handler
     die_with_parent(launcher_pid)
-    # without this, numpy starts threads, which do not survive a fork
+    # with more threads, numpy would start threads, which do not survive a fork
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()  # imports create no garbage, and collections would take a quarter of the time
+    gc.disable()  # imports create no garbage, and garbage collections would take a quarter of the time
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
-    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # from our own parent
+    spec: TrainingSpec = pickle.loads(connection.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
     _preload(spec)
-    gc.freeze()  # without this, a worker's garbage collector would write to every page and so copy it
+    gc.freeze()  # without this call, a worker's garbage collector would write to every page and so copy it
     gc.enable()
     while request := connection.recv(64):
         _fork_worker(connection, int(request), spec, slots, launcher_pid)

@@ -2,12 +2,13 @@
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    a worker ends with               meaning               reaction 0                                the run is complete
-    wait for the others to end; exit code 0 78, 70, 65                       a permanent error     SIGTERM to the
-    others; exit code 78, 70, 65 143, by SIGTERM, by SIGKILL      a preemption          restart, the first time
-    immediately no object store, no MLflow       temporary             restart 76
-    workload's exception  restart; the same exception without a newer step: exit code 70 anything else, OOM-killed
-    a bug                 restart; the third time without a newer step: exit code 1
+    exit of a worker               kind                  reaction of the launcher
+    0                              the run is complete   wait for the other workers to end; exit code 0
+    78, 70, 65                     a permanent error     SIGTERM to the other workers; exit code 78, 70, 65
+    143, by SIGTERM, by SIGKILL    a preemption          restart, the first time immediately
+    no object store, no MLflow     temporary             restart
+    76                             workload's exception  restart; same exception without a newer step: exit code 70
+    any other, OOM-killed          a bug                 restart; the third time without a newer step: exit code 1
 
 After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers, which leave after
 their step, and exits with 143 within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE sets the number of workers, if it
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_CRASHES = 3  # the launcher gives up after this number of crashes without a newer step in between
 MAX_RESTART_DELAY_S = 30.0
-COMPLETION_TIMEOUT_S = 15.0  # time for the other workers to learn that the run is complete
+COMPLETION_TIMEOUT_S = 15.0  # time that the other workers get to learn that the run is complete
 OBSOLETE_SNAPSHOT_CODES = {
     0,
     78,
@@ -56,7 +57,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """Reason for the restart of a process."""
+    """Kind of a process's end, which determines its restart."""
 
     PREEMPTED = auto()
     UNAVAILABLE = auto()
@@ -70,11 +71,11 @@ FINAL_EXIT_CODES = {
     65: 65,
     RUN_ABORTED: 1,
 }  # exit code of a worker that ends all other workers → exit code of the launcher
-EXIT_KINDS = {  # other exit codes → kind; default: BUG
+EXIT_KINDS = {  # other exit codes → kind of the end; default: BUG
     SERVICE_UNAVAILABLE: ExitKind.UNAVAILABLE,
     **dict.fromkeys((143, -signal.SIGTERM, -signal.SIGKILL), ExitKind.PREEMPTED),
 }
-# delay after the second exit; doubled after each further exit
+# seconds from the second exit to the restart; doubled after each further exit
 RESTART_DELAY_S = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, ExitKind.BUG: 1.0}
 
 
@@ -108,7 +109,7 @@ class ProcessSlot:
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    start_time: float = 0.0  # when to start the process
+    start_time: float = 0.0  # start time of the process (monotonic)
     budget: RestartBudget = field(default_factory=RestartBudget)
 
 
@@ -140,12 +141,12 @@ class Launcher:
         self.slots = [ProcessSlot(f"{name}/{index}" if index else name) for index in range(workers)]
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills, self.starts = self.cgroup.count_oom_kills(), 0
-        self.exit_code: int | None = None  # used once all children have exited
+        self.exit_code: int | None = None  # exit code of the launcher once all children have exited
         self.deadline = NEVER
         self._start_forkserver()
 
     def run(self, spec: "TrainingSpec") -> int:
-        """Run the workers until the run is complete or cannot continue here; return the exit code."""
+        """Run the workers until the run is complete or this pod cannot continue it; return the exit code."""
         self.spec = spec
         self.forkserver.send_spec(spec)
         while self.exit_code is None or self._has_children():
@@ -240,7 +241,7 @@ class Launcher:
                 _report(slot.name, f"{cause}\n{last_words}", 1)  # the process could not report the error itself
 
     def _give_up(self, slot: ProcessSlot, code: int, cause: str, last_words: str) -> None:
-        """Report why a process is not restarted, and end."""
+        """Report why a process is not restarted, and end the launcher."""
         from rekindle.step import fail
 
         if code == WORKLOAD_ERROR:
@@ -262,7 +263,7 @@ class Launcher:
         if self.oom_kills > earlier_kills and code < 0:
             kind, cause = ExitKind.BUG, "was OOM-killed"
             last_words = (
-                f"Its pod may use {self.cgroup.limit()}, including the hot checkpoints in /dev/shm. Raise "
+                f"Its pod may use {self.cgroup.limit()}, including the hot snapshots in /dev/shm. Raise "
                 "cluster.pods.train.memory, or lower train.batch_size (this changes the result)."
             )
         return kind, cause, last_words

@@ -18,9 +18,9 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment variable: seconds between SIGTERM and SIGKILL
-LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of these seconds for the launcher and its workers
+LAUNCHER_SHARE, WORKER_SHARE = 0.95, 0.9  # shares of these seconds that the launcher and its workers may use
 
-# element 0 is the newest step of this process; under a launcher, this is memory that both share
+# element 0 is the newest step of this process; a launcher shares this memory with the process
 newest_step = memoryview(array.array("q", [-1]))
 _deadline = math.inf
 
@@ -89,7 +89,7 @@ def _shield_children() -> None:
 
 def _end_children() -> None:
     """Kill the daemon children: they ignore SIGTERM, so multiprocessing would wait for them forever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report their end as an error
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report the end of these children as an error
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

@@ -25,7 +25,7 @@ class _Life:
     alive: bool = False
 
     def switch(self, t: float, kind: str | None) -> None:
-        """Start an interval of another kind at `t`; None: the process is dead."""
+        """Start an interval of another `kind` at `t`; None: the process is dead from `t` on."""
         if self.alive:
             self.intervals[-1].end = t
             if self.intervals[-1].kind == kind:
@@ -35,7 +35,7 @@ class _Life:
             self.intervals.append(Interval(t, t, kind))
 
     def cut(self, t: float) -> None:
-        """Remove everything after `t`: the process was dead."""
+        """Remove everything after `t`, because the process was dead."""
         self.alive = False
         self.intervals = [Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t]
 
@@ -80,11 +80,13 @@ class Accounts:
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _Pause()
         self.unsure: _Pause | None = None  # the pause before a group without survivors, until its first step is known
-        self.unconfirmed: dict[str, float] = {}  # id → last time known to be alive, until it joins the new coordinator
-        self.points: list[tuple[float, int]] = []  # (time, step), without repeated work
+        # id of a worker → time of its last sign of life, until it joins the new coordinator
+        self.unconfirmed: dict[str, float] = {}
+        self.points: list[tuple[float, int]] = []  # (time, step) of the newest work: without work that was repeated
         self.step_seconds: float | None = None
         self.failed: set[str] = set()  # names of workers that reported an error
-        self.missing: dict[str, Incident] = {}  # name of a worker that has not returned yet → its loss
+        # name of a lost worker that has not returned yet → the incident of its loss
+        self.missing: dict[str, Incident] = {}
         self.coordinators = 0
         self.restart: Incident | None = None  # restart of the coordinator, until the next group trains
         self.latest: float | None = None
@@ -179,7 +181,7 @@ class Accounts:
         self.summary.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
         for name in names:
-            if name not in ids:  # the join of this worker was not recorded
+            if name not in ids:  # the event `join` of this worker was not recorded
                 ids[name] = name
                 self.lives.setdefault(name, _Life(name)).switch(t, WAITED)
         members = {ids[name] for name in names}
@@ -272,7 +274,7 @@ class Accounts:
             life.switch(t, None)
 
     def _regroup(self, t: float, step: int, members: set[str]) -> None:
-        """Start the next group: at `step` if it has a member of the previous one, else a later event has the step."""
+        """Start the next group, at `step` if it has a member of the previous group; else a later event has the step."""
         pause, survivors = self.pause, self.group & members
         pause.until, self.pause, self.group = t, _Pause(), members
         for incident in pause.incidents:
@@ -300,8 +302,8 @@ class Accounts:
         self.unsure, step = None, max(step, 0)
         if self.points:
             newest = self.points[-1][1]
-            when, soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
-            if soft and step >= newest:
+            when, is_soft = self._when(step, pause.until if pause.broken is None else pause.broken), not pause.is_hard
+            if is_soft and step >= newest:
                 when = max(when, pause.until if pause.opened is None else pause.opened)
                 self._relabel(when, pause.until, WAITED)
             else:
@@ -329,17 +331,17 @@ class Accounts:
         self.summary.steps = max(self.summary.steps, step)
 
     def _when(self, step: int, limit: float) -> float:
-        """Return when `step` was finished: interpolated between two points, or extrapolated from the last one."""
+        """Return when `step` was finished: interpolated between two points, or extrapolated from the last point."""
         index = bisect_left(self.points, step, key=lambda point: point[1])
         if index == 0:
             return self.points[0][0]
         if index < len(self.points):
             (t0, s0), (t1, s1) = self.points[index - 1 : index + 1]
             return t0 + (t1 - t0) * (step - s0) / (s1 - s0)
-        last, last_step = self.points[-1]
-        more = step - last_step
-        step_seconds = (limit - last) / (more + 1) if self.step_seconds is None else self.step_seconds
-        return max(last, min(last + more * step_seconds, limit))
+        last_time, last_step = self.points[-1]
+        later_steps = step - last_step
+        step_seconds = (limit - last_time) / (later_steps + 1) if self.step_seconds is None else self.step_seconds
+        return max(last_time, min(last_time + later_steps * step_seconds, limit))
 
 
 def _id(event: Event) -> str:

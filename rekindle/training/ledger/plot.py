@@ -12,7 +12,7 @@ INCIDENT_MARKS = {  # kind of incident → label, marker, colour
     "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-MAX_NAMES = 40  # with more workers, the plot shows only the number of workers
+MAX_NAMES = 40  # number of workers above which the plot shows only how many workers trained
 UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -22,7 +22,7 @@ def draw(summary: Summary, file: Path) -> None:
     from matplotlib.figure import Figure
 
     scale, unit = next((scale, unit) for minimum, scale, unit in UNITS if summary.ended - summary.began >= minimum)
-    names = sorted(summary.intervals, key=lambda name: (len(name), name))  # worker-10 after worker-9
+    names = sorted(summary.intervals, key=lambda name: (len(name), name))  # numeric order: worker-10 follows worker-9
     rows_height = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows_height + 2.6
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):

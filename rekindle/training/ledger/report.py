@@ -41,14 +41,14 @@ class Incident:
     """A disturbance: a worker lost, drained, failed or joined, or a coordinator restarted."""
 
     t: float
-    kind: str  # lost, drain, failed, join, coordinator
+    kind: str  # one of: lost, drain, failed, join, coordinator (its restart)
     name: str
     why: str = ""
-    step: int = 0  # newest recorded step at that time
-    left: int = 0  # number of surviving members of the group; if a coordinator restarted: of workers that continued
-    resumed: float | None = None  # when the next group started
+    step: int = 0  # newest step that was recorded at the time `t`
+    left: int = 0  # number of surviving members of the group; if a coordinator restarted: of its workers
+    resumed: float | None = None  # start time of the next group
     repeated: int = 0  # number of repeated steps
-    back: float | None = None  # when a worker with that name trained again
+    back: float | None = None  # time when a worker with this name trained again
     cost: float = 0.0  # worker-seconds of repeated work, for all incidents of the same pause together
 
 
@@ -58,13 +58,13 @@ class Summary:
 
     began: float = 0.0
     ended: float = 0.0
-    state: str = "running"  # running, complete, failed
+    state: str = "running"  # one of: running, complete, failed
     message: str = ""  # message of the verdict
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
     intervals: dict[str, list[Interval]] = field(default_factory=dict)  # worker name → its intervals
-    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as recorded
+    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) of all recorded steps
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Summary:
 
     @property
     def first_step(self) -> int:
-        """The first step of the training; above 0 if it was resumed."""
+        """The first step of the training; above 0 if the training was resumed."""
         return self.points[0][1] if self.points else 0
 
     @property
@@ -95,7 +95,7 @@ class Summary:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps (repeated ones count once) per second during which any worker was in a group."""
+        """Steps (repeated steps count once) per second during which any worker was in a group."""
         busy = self.training_seconds
         return (self.steps - self.first_step) / busy if busy else 0.0
 

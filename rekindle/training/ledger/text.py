@@ -14,7 +14,7 @@ REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
     "hung": "alive, but without a step for too long",
-    "dropped": "not reachable by the others",
+    "dropped": "not reachable by the other workers",
     "unseen": "while the coordinator was unavailable",
 }
 
@@ -23,13 +23,13 @@ def describe(summary: Summary) -> list[str]:
     """Return the lines of the description: result, incidents, checkpoints, and use of time."""
     if not summary.intervals:
         return ["No worker has trained yet."]
-    form = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
+    time_format = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
     incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
     dated = [(group[0].t, _incident(group, summary)) for group in incidents]
     for event in summary.restored:
         if source := SOURCES.get(str(event.get("tier"))):
             dated.append((event["t"], f"step {event.get('step')} was restored from {source}."))
-    lines = [f"{time.strftime(form, time.localtime(t))}  {text}" for t, text in sorted(dated)]
+    lines = [f"{time.strftime(time_format, time.localtime(t))}  {text}" for t, text in sorted(dated)]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"… {len(lines) - MAX_LINES} similar lines …"]
     totals = [line for describe in (_stops, _checkpoints, _share, _gaps) for line in describe(summary)]
@@ -44,9 +44,9 @@ def _amount(seconds: float, summary: Summary) -> str:
 
 
 def _result(summary: Summary) -> str:
-    total, first = summary.run.get("steps"), summary.first_step
-    end = f"{summary.steps} of {total}" if total and total != summary.steps else f"{summary.steps}"
-    steps = f"{summary.steps - first} steps ({first} to {end})" if first else f"{end} steps"
+    total_steps, first_step = summary.run.get("steps"), summary.first_step
+    end = f"{summary.steps} of {total_steps}" if total_steps and total_steps != summary.steps else f"{summary.steps}"
+    steps = f"{summary.steps - first_step} steps ({first_step} to {end})" if first_step else f"{end} steps"
     count = len(summary.intervals)
     start = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
     text = (
@@ -58,8 +58,12 @@ def _result(summary: Summary) -> str:
         return f"{text} Then the run was aborted: {summary.message}"
     if summary.state != "complete":
         return f"{text} The run is not complete."
-    early = total and summary.steps < total
-    return f"{text} It stopped early: the validation loss stopped falling (train.patience)." if early else text
+    is_early = total_steps and summary.steps < total_steps
+    return (
+        f"{text} The training stopped early: the validation loss stopped falling (train.patience)."
+        if is_early
+        else text
+    )
 
 
 def _group_key(incident: Incident) -> tuple[object, ...]:

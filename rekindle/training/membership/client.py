@@ -63,7 +63,7 @@ class Client:
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted the run.
         """
         self.step = step
-        if not self._thread.ident:  # started only now: once this worker is registered, the others wait for it
+        if not self._thread.ident:  # not started earlier: once this worker is registered, the other workers wait for it
             self._thread.start()
         with self._condition:
             self._waits_for_group = True
@@ -86,7 +86,7 @@ class Client:
         return self._error is not None
 
     def report_failure(self, generation: int) -> None:
-        """Report that a collective of that generation failed. If the message is lost, the next `join` repeats it."""
+        """Report that a collective of `generation` failed. If this message is lost, the next `join` repeats it."""
         with self._condition:
             self._waits_for_group = True
             self.send({"fault": generation})
@@ -107,7 +107,7 @@ class Client:
             return self.is_complete
 
     def put(self, generation: int, key: str, value: bytes) -> None:
-        """Send a value to the members of that generation's group."""
+        """Send a value to the other members of the group `generation`."""
         with self._condition:
             if generation == self.published_group[0]:
                 self._values[key] = value
@@ -115,7 +115,7 @@ class Client:
                 self.send(self._sent_values[key])
 
     def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
-        """Wait for and return values from members of that generation's group. Raises RuntimeError."""
+        """Wait for values from members of the group `generation`, and return the values. Raises RuntimeError."""
         with self._condition:
             if not self._condition.wait_for(lambda: self.has(generation, keys) or self._is_over(generation), seconds):
                 raise RuntimeError(f"no member has sent {' '.join(keys)} within {seconds:g} s")
@@ -124,14 +124,17 @@ class Client:
             return [self._values[key] for key in keys]
 
     def has(self, generation: int, keys: list[str]) -> bool:
-        """Return True if the members of that generation's group have sent all of these keys."""
+        """Return True if the members of the group `generation` have sent values for all of these keys."""
         return generation == self.published_group[0] and self._values.keys() >= set(keys)
 
     def _is_over(self, generation: int) -> bool:
         return self.abort_generation > generation or self.published_group[0] > generation or self.must_exit
 
     def send(self, message: Message) -> None:
-        """Send to the coordinator; drop the message if it is unavailable (a reconnect repeats the state)."""
+        """Send a message to the coordinator.
+
+        If the coordinator is unavailable, drop the message: a reconnect repeats the state.
+        """
         with self._condition:
             try:
                 if self._socket:
@@ -149,7 +152,7 @@ class Client:
             self.send(message)
 
     def leave(self) -> None:
-        """Leave on purpose: send no further heartbeat, even if this process continues."""
+        """Announce that this process leaves; send no further heartbeat, even if it continues."""
         with self._condition:
             self.send({"leave": "SIGTERM"})
             self._has_left = True
@@ -159,7 +162,7 @@ class Client:
             self._socket = None
 
     def report_error(self, message: str, code: int, *, temporary: bool) -> None:
-        """Report to the coordinator why this process ends, unless that error came from the coordinator."""
+        """Report to the coordinator why this process ends, unless the error came from the coordinator."""
         if not self._error:
             report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
@@ -255,7 +258,7 @@ class Client:
 
 
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """Connect to the coordinator; both sides prove that they belong to this run. Raises OSError."""
+    """Connect to the coordinator; worker and coordinator prove that they belong to this run. Raises OSError."""
     secret = handshake.run_secret()
     # bind to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))

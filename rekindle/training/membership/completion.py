@@ -35,7 +35,10 @@ def completed_model(spec: TrainingSpec) -> dict[str, Any] | None:
 
 
 def open_store() -> "Store":
-    """Return the object store that the environment names. The import of the S3 library takes half a second."""
+    """Return the object store that the environment names.
+
+    The function imports the S3 library, which takes half a second.
+    """
     from rekindle.storage import Store
 
     return Store.from_env()

@@ -4,8 +4,8 @@
     worker → coordinator    {"nonce": W, "proof": HMAC-SHA256(secret, "worker C W")}
     coordinator → worker    {"proof": HMAC-SHA256(secret, "coordinator C W")}
 
-Until both have proved it, neither side accepts any other message. Later messages are neither encrypted nor signed: only
-the network itself can protect them from an attacker who modifies traffic.
+Until both sides have proved this, neither side accepts any other message. Later messages are neither encrypted nor
+signed: only the network itself can protect them from an attacker who modifies traffic.
 """
 
 import hashlib
@@ -47,7 +47,10 @@ def proof(secret: bytes, sender: str, coordinator_nonce: str, worker_nonce: str)
 
 
 def answer(line: bytes, secret: bytes, coordinator_nonce: str) -> bytes:
-    """Check the worker's proof in `line`, and return the coordinator's. Raises ValueError if the proof is wrong."""
+    """Check the worker's proof in `line`, and return the coordinator's proof.
+
+    Raises ValueError if the proof is wrong.
+    """
     message: Any = json.loads(line)
     if not isinstance(message, dict) or not isinstance(worker_nonce := message.get("nonce"), str):
         raise ValueError("no proof")

@@ -3,8 +3,8 @@
 The newest coordinator holds the lease.
 
 Two coordinators can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach
-the old one would train in a separate group. The old coordinator ends as soon as it reads that another coordinator holds
-the lease.
+the old coordinator would train in a separate group. The old coordinator ends as soon as it reads that another
+coordinator holds the lease.
 """
 
 import json

@@ -11,12 +11,12 @@ from typing import Any
 from rekindle.training.membership.protocol import PROTOCOL, Message
 from rekindle.training.spec import TrainingSpec
 
-JOIN_TIMEOUT_S = 1.0  # the first group waits for the expected workers for this long
-HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that acknowledges within this time is not the cause
+JOIN_TIMEOUT_S = 1.0  # time that the first group waits for the expected workers
+HANG_CHECK_TIMEOUT_S = 30.0  # a worker of a hung group that does not acknowledge within this time is the cause
 # number of consecutive groups that broke without a step or a lost worker after which groups are delayed
 MAX_FRUITLESS_GROUPS = 3
 MAX_CRASHES = 3  # number of worker errors without a newer step in between after which the run is aborted
-MAX_VALUES = 16  # maximum number of values that a member sends to the others of its group, on average
+MAX_VALUES = 16  # maximum number of values that a member sends to the other members of its group, on average
 REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
 
 
@@ -60,23 +60,23 @@ class Membership:
     config: TrainingSpec
     generation: int = 0  # the newest opened generation
     published_generation: int = 0  # the newest published generation
-    must_abort: bool = False  # the last group is broken: its members must not finish their step
+    must_abort: bool = False  # True: the last group is broken, and its members must not finish their step
     members: list[str] = field(default_factory=list)  # members of the published group
     alive_workers: dict[str, Worker] = field(default_factory=dict)
     # ids of the workers for the next group: members first, then by arrival; other workers are spares
     eligible_ids: list[str] = field(default_factory=list)
     unregistered_ids: set[str] = field(default_factory=set)  # members of an adopted group that must join again
     unacknowledged_ids: set[str] = field(default_factory=set)  # eligible workers that have not acknowledged yet
-    # fingerprint of the live workers; fixed once a group was published
+    # fingerprint of the live workers, which is fixed once a group was published
     fingerprint: dict[str, Any] = field(default_factory=dict)
     has_fixed_fingerprint: bool = False
-    refused_since: float = float("inf")  # time since which workers are refused while too few others are alive
+    refused_since: float = float("inf")  # time since which workers are refused while too few other workers are alive
     values: dict[str, Message] = field(default_factory=dict)  # `put` messages of the group's members
     expected_members: int = 0  # number of workers to wait for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
-    last_progress_time: float = 0.0  # when the newest step was completed or the newest group published
-    open_time: float = 0.0  # when the newest generation was opened
+    last_progress_time: float = 0.0  # time when the newest step was completed, or the newest group published
+    open_time: float = 0.0  # time when the newest generation was opened
     is_hang_check: bool = False  # True if the newest generation was opened because no step was completed
     fruitless_groups: int = 0
     crashes: CrashCounter = field(default_factory=CrashCounter)
@@ -98,7 +98,7 @@ class Membership:
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def has_quorum(self, now: float) -> bool:
-        """Return True if the next group may start: all workers have acknowledged, and no more are expected."""
+        """Return True if the next group may start: all workers have acknowledged, and no further worker is expected."""
         expects_more = len(self.eligible_ids) < self.expected_members and now < self.join_deadline
         return not (self.lacks_workers or self.unacknowledged_ids or expects_more)
 
@@ -161,7 +161,7 @@ class Membership:
             self.last_progress_time = now
 
     def exchange(self, id: str, message: Message) -> None:
-        """Forward a member's value to the others of its group. Raises ValueError if there are too many."""
+        """Forward a member's value to the other members of its group. Raises ValueError for too many values."""
         if message["put"] != self.published_generation or id not in self.members:
             return
         if len(self.values) >= MAX_VALUES * len(self.members):
@@ -287,7 +287,8 @@ class Membership:
 
     def _is_silent(self, now: float, worker: Worker) -> bool:
         """Return True if a worker is silent. A step of the group proves that all members were alive."""
-        may_train = worker.acked_generation < self.generation or self.is_published  # counts only for members
+        # a step of the group counts as a sign of life of its members only
+        may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
         last_sign = max(worker.last_seen_time, self.last_progress_time) if is_training_member else worker.last_seen_time
         return now - last_sign > self.config.silence_seconds
@@ -320,7 +321,7 @@ class Membership:
                 self.log.append(f"generation {self.generation} waits for {join_names(names)} to stop their last step")
 
     def _recount(self) -> None:
-        """Update the members of the next group, and the workers among them that have not acknowledged it."""
+        """Update the members of the next group, and which of these members have not acknowledged the generation."""
         staying_ids = dict.fromkeys(id for id in self.members if id in self.alive_workers)
         self.eligible_ids = [*(staying_ids | dict.fromkeys(self.alive_workers))][: self.config.max_workers]
         self.unacknowledged_ids = {
@@ -374,7 +375,7 @@ class Membership:
         self.alive_workers.clear()
 
     def _find_mismatch(self, hello: Message, *, any_fingerprint: bool = False) -> str:
-        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts it."""
+        """Return the reason to refuse a worker, or ""; `any_fingerprint`: only the config restricts its fingerprint."""
         if (protocol := hello.get("protocol")) != PROTOCOL:
             return (
                 f'worker "{hello["name"]}" is refused: its protocol is {protocol} and not {PROTOCOL}. Give the '

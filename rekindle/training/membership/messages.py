@@ -12,11 +12,11 @@ from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Step = Annotated[int, Field(ge=-1, lt=2**53)]
 Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}\z")]
-# without control characters, since names are logged
+# names must not contain control characters, since names are logged
 Name = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\z")]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Value = Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
-typed_dict: Any = TypedDict  # type checkers accept only a call with literals
+typed_dict: Any = TypedDict  # untyped, because type checkers accept only calls of TypedDict with literals
 
 
 def form(extra: Any = "forbid", **fields: Any) -> Any:

@@ -48,6 +48,6 @@ class ReusableModel:
             sizes = [head.size for name in FILES if (head := store.head(f"{self.spec.out}/{name}"))]
             artifacts = {
                 MODEL: {"sha256": "", "files": len(sizes), "bytes": sum(sizes)}
-            }  # the hash of the artifact is not known
+            }  # the sha256 of the artifact is unknown
             seconds = round(time.time() - self.start_time, 3)
             entries.record(store, entries.Entry(key(inputs), self.prefix, {}, artifacts, inputs, seconds))

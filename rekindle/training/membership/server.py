@@ -5,7 +5,7 @@
 Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that prove knowledge of
 REKINDLE_SECRET (handshake.py). Exits with 0 only when `<out>/model.json` is in the object store; with 78, 65 or 1 and
 the workers' message if they cannot continue; with 143 after SIGTERM: the next coordinator resumes the run. A new
-coordinator takes the run over from an older one.
+coordinator takes the run over from an older coordinator.
 
 protocol.py defines the messages, machine.py makes the decisions. A worker that dies closes its connection. A worker
 that is silent for `silence_seconds` is dropped, unless the group has completed a step since; it may join again. A
@@ -45,8 +45,8 @@ from rekindle.training.spec import TrainingSpec
 # environment variable: seconds that the workers may train; time that they wait does not count
 DEADLINE = "REKINDLE_DEADLINE"
 TICK_S = 0.1
-LATE_TICK_S = 0.05  # a tick with a longer delay counts as a pause of the coordinator
-# maximum number of connections without a proof, in addition to one per worker; further ones close the oldest
+LATE_TICK_S = 0.05  # longest delay of a tick; a longer delay counts as a pause of the coordinator
+# maximum number of connections without a proof, in addition to one per worker; further connections close the oldest
 MAX_UNVERIFIED = 128
 MAX_UNREAD = 64 << 20  # maximum number of bytes that are buffered for a peer that does not read
 RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
@@ -78,7 +78,7 @@ class Coordinator:
         except OSError as error:
             raise RekindleError(
                 f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
-                "coordinator may be running here. Stop it, or set MASTER_PORT to another port for this run."
+                "coordinator may be running on this machine. Stop it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -95,7 +95,7 @@ class Coordinator:
         if metrics_server:
             metrics_server.close()
         for connection in self.connections.values():
-            connection.transport.close()  # flushes unsent data
+            connection.transport.close()  # `close` first sends the data in the buffer
         await asyncio.to_thread(self.ledger.close)
         return code
 
@@ -202,7 +202,7 @@ class Coordinator:
             fail(RekindleError(text))
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger and the metrics; the loss only in the metrics."""
+        """Record an event in the ledger and the metrics; record the event `loss` only in the metrics."""
         if event != "loss":
             self.ledger.note(event, **fields)
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the exporter ignores malformed events
@@ -261,7 +261,8 @@ class Coordinator:
                 was_held = lease.is_held
                 await asyncio.to_thread(lease.renew)
                 if not was_held:
-                    self.ledger.note("coordinator", id=self.id)  # not earlier: the prefix might belong to another run
+                    # not before `renew`: the prefix might belong to another run
+                    self.ledger.note("coordinator", id=self.id)
                 is_reported = False
             except StorageError as error:
                 if not is_reported:
@@ -275,7 +276,7 @@ class Coordinator:
 
 
 class Connection(asyncio.Protocol):
-    """One worker's connection: lines in and out, after the worker has proved that it knows the secret."""
+    """Connection of one worker, which exchanges messages once the worker has proved that it knows the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending_data = coordinator, "", b""
@@ -325,7 +326,8 @@ class Connection(asyncio.Protocol):
         if kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
-            if message["join"]["generation"] > 1000 * time.time():  # too high even for one generation per millisecond
+            # more than one generation per millisecond is impossible
+            if message["join"]["generation"] > 1000 * time.time():
                 raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]
             self.coordinator.connections[self.worker] = self
@@ -335,14 +337,14 @@ class Connection(asyncio.Protocol):
         self.coordinator.unverified_connections.pop(self, None)
         if self.coordinator.exit_code.done():  # the coordinator closes the connections: no worker is lost
             return
-        if self.coordinator.connections.get(self.worker) is self:  # false if the worker has reconnected
+        if self.coordinator.connections.get(self.worker) is self:  # not the case if the worker has reconnected
             del self.coordinator.connections[self.worker]
             self.coordinator.membership.remove(time.monotonic(), self.worker)
             self.coordinator.flush()
 
 
 def log(text: str) -> None:
-    """Print a line with the time."""
+    """Print a line that begins with the time."""
     say(f"{time.strftime('%H:%M:%S')} {text}")
 
 

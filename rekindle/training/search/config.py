@@ -71,7 +71,7 @@ class Sweep(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the sampler")
     metric: str = Field(LOSS, description="validation metric to optimize: loss, or one of `measures`")
     better: Literal["lower", "higher"] = Field("lower", description="whether lower or higher values are better")
-    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, with the final one (1: no early stop)")
+    rungs: int = Field(3, ge=1, le=8, description="number of comparisons, including the final one (1: no early stop)")
     reduction: int = Field(
         3, ge=2, description="reduction factor η: each rung continues the best 1/η of the trials, for η times the steps"
     )
@@ -96,7 +96,7 @@ class Sweep(Section):
 
     @property
     def count(self) -> int:
-        """Number of trials to start: of a grid at most its points."""
+        """Number of trials to start; for a grid, at most the number of its points."""
         points = math.prod(choice.points() for _, choice in self.choices())
         return min(self.trials, points) if self.sampler == "grid" else self.trials
 
@@ -137,12 +137,12 @@ class Sweep(Section):
     def _check_rungs(self, train: Any) -> None:
         """Raise ValueError if the first rung is before the first validation."""
         unit = "steps" if train.steps else "epochs"
-        every, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
-        first = self.share(0) * total
-        if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
+        interval, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
+        first_rung = self.share(0) * total
+        if (unit == "steps" or not train.validation_steps) and interval and first_rung < interval * (1 - 1e-9):
             raise ValueError(
-                f"sweep.rungs is {self.rungs}: the first rung is after {first:.3g} {unit}, before the first "
-                f"validation. Set train.validation_{unit} to at most {first:.3g}, or lower sweep.rungs or "
+                f"sweep.rungs is {self.rungs}: the first rung is after {first_rung:.3g} {unit}, before the first "
+                f"validation. Set train.validation_{unit} to at most {first_rung:.3g}, or lower sweep.rungs or "
                 "sweep.reduction"
             )
 
@@ -153,9 +153,9 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
     try:
         return type(section).model_validate(section.model_dump() | changes)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or next(iter(changes))
-        reason = broken_rule(type(section), first)
+        detail = error.errors()[0]
+        key = ".".join(map(str, detail["loc"])) or next(iter(changes))
+        reason = broken_rule(type(section), detail)
         raise ValueError(f"sweep.space.{name}.{key}: {changes.get(key, changes)!r}: {reason}") from error
 
 
@@ -177,13 +177,16 @@ def _config_values(sweep: Sweep, train: Any, model: Any) -> Settings:
 
 
 def check_workload(sweep: Sweep, name: str, selected: list[str]) -> str:
-    """Return the family to train. Raises ValueError if there are several, or if it has no training steps, and if the
-    metric is a measure that the workload does not define."""
-    family, *others = families.select(load(name), selected)
-    if others or isinstance(families.of(load(name))[family], families.Fitted):
+    """Return the family to train.
+
+    Raises ValueError for several families, for a family without training steps, and if the metric is a measure that the
+    workload does not define.
+    """
+    family, *other_families = families.select(load(name), selected)
+    if other_families or isinstance(families.of(load(name))[family], families.Fitted):
         raise ValueError(
-            f"a sweep trains one family with training steps, not {', '.join([family, *others])}: set families to one "
-            "of them, such as families: [network]"
+            f"a sweep trains one family with training steps, not {', '.join([family, *other_families])}: set families "
+            "to one of them, such as families: [network]"
         )
     if sweep.metric != LOSS and not hasattr(load(name), "measures"):
         raise ValueError(

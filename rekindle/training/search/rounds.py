@@ -1,6 +1,6 @@
 """Successive halving: the plan of rounds, and the best trials. Pure functions of the config and the results.
 
-A round starts new trials, or continues the best trials of a rung to the next one. The trials of a round are compared
+A round starts new trials, or continues the best trials of a rung to the next rung. The trials of a round are compared
 when all have ended, so that the result does not depend on their speed.
 """
 
@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Round:
-    """Trials that train at the same time: `count` new ones (rung 0), or the best `count` of the previous rung."""
+    """Trials that train at the same time: `count` new trials (rung 0), or the `count` best of the previous rung."""
 
     rung: int
     count: int

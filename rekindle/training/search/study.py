@@ -70,11 +70,11 @@ class Study:
         return record
 
     def winners(self, rung: int, count: int) -> list[int]:
-        """Return the best trials of a rung. Raises ConfigError if all have failed."""
+        """Return the best trials of a rung. Raises ConfigError if all trials have failed."""
         values = {trial.number: trial.values[rung] for trial in self.trials if rung in trial.values}
         if numbers := halving.best(values, count, self.sweep.better):
             return numbers
-        reason = next((trial.why for trial in self.trials if trial.why), "all are unfinished")
+        reason = next((trial.why for trial in self.trials if trial.why), "no trial is finished")
         raise ConfigError(f"all {len(self.trials)} trials lack a {self.sweep.metric}: {reason}")
 
     def read(self, end: int | None = None) -> list[Trial]:
@@ -97,7 +97,7 @@ class Study:
         return self.trials
 
     def result(self, trial: int, rung: int) -> dict[str, Any] | None:
-        """Return a trial's value, steps and sha256 at a rung, or why it failed; None if it has not reached the rung."""
+        """Return a trial's value, steps and sha256 at a rung, or why the trial failed; None if both are missing."""
         output, metric = self.output(trial, rung), self.sweep.metric
         model = self._read_json(f"{output}/model.json")
         if model is None:

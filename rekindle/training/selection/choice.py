@@ -24,7 +24,8 @@ Values = dict[str, float]  # `loss`, and the workload's measures
 
 
 def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], dataset: Path, out: Path) -> str:
-    """Copy the best of the trained `models` to `out`, with the values of all in model.json; return its family.
+    """Copy the best of the trained `models` to `out`, with the values of all models in model.json; return the best
+    family.
 
     Ties are decided by the order of `models`. Raises DataError if no model has a finite value.
     """
@@ -36,31 +37,34 @@ def choose(spec: TrainingSpec, workload: Workload, models: Mapping[str, Path], d
     values: dict[str, Values] = {}
     for name, folder in models.items():
         description = json.loads((folder / "model.json").read_text())
-        own = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
-        model = build_model(own, workload, facts)
+        family_spec = spec.model_copy(update={key: description.get(key, "") for key in ("model", "family")})
+        model = build_model(family_spec, workload, facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
         values[name] = validate(spec, workload, model.to(device), held_out, device)
         say(f"{name}: " + ", ".join(f"{key} {value:.5g}" for key, value in values[name].items()))
-    best = best_of(values, metric)
-    shutil.copytree(models[best], out)
-    chosen = {"family": best, "by": metric.name, "better": metric.better, "validation": values}
+    best_family = best_of(values, metric)
+    shutil.copytree(models[best_family], out)
+    chosen = {"family": best_family, "by": metric.name, "better": metric.better, "validation": values}
     description = json.loads((out / "model.json").read_text()) | {"chosen": chosen}
     (out / "model.json").write_text(json.dumps(description, indent=1))
-    return best
+    return best_family
 
 
 def best_of(values: Mapping[str, Values], metric: Any) -> str:
-    """Return the family with the best finite value. Raises ConfigError for an unknown metric, DataError without one."""
-    for name, measured in values.items():
-        if metric.name not in measured:
+    """Return the family with the best finite value.
+
+    Raises ConfigError for an unknown metric, DataError if no value is finite.
+    """
+    for name, family_values in values.items():
+        if metric.name not in family_values:
             raise ConfigError(
-                f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(measured)}: choose one '
-                "of them, or let `measures` return it."
+                f'chosen_by is Metric("{metric.name}"), but validation of {name} has {", ".join(family_values)}: '
+                "choose one of them, or let `measures` return it."
             )
-    finite = {name: value for name in values if math.isfinite(value := values[name][metric.name])}
-    if not finite:
+    finite_values = {name: value for name in values if math.isfinite(value := values[name][metric.name])}
+    if not finite_values:
         raise DataError(f"{metric.name} of no family is a number: the trainings diverged. Lower train.learning_rate.")
-    return max(finite, key=lambda name: metric.gain(finite[name]))
+    return max(finite_values, key=lambda name: metric.gain(finite_values[name]))
 
 
 def validate(spec: TrainingSpec, workload: Workload, model: nn.Module, samples: Subset, device: torch.device) -> Values:

@@ -30,7 +30,7 @@ def fit(spec: TrainingSpec, workload: Workload, dataset: Path, out: Path) -> str
 
 
 def fit_model(workload: Workload, family: str, model: nn.Module, samples: Subset) -> None:
-    """Call the `fit` of a family. Raises ConfigError if the family is trained step by step."""
+    """Call the function `fit` of a family. Raises ConfigError if the family is trained step by step."""
     fitted = families.of(workload)[family]
     if not isinstance(fitted, families.Fitted):
         raise ConfigError(f'the family "{family}" is not fitted: it must be trained by the step steps.train.')
@@ -44,7 +44,7 @@ def write(out: Path, model: nn.Module, description: dict[str, Any]) -> str:
     if others := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
         raise ConfigError(
             f"{others[0]} of the model is {type(state[others[0]]).__name__}: a model is stored as tensors. Let "
-            "get_extra_state return one, such as torch.frombuffer(bytearray(data), dtype=torch.uint8)."
+            "get_extra_state return a tensor, such as torch.frombuffer(bytearray(data), dtype=torch.uint8)."
         )
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
     sha256 = weights_sha256(tensors)

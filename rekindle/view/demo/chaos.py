@@ -1,4 +1,4 @@
-"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of both models.
+"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of the two models.
 
     code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
 
@@ -114,7 +114,7 @@ def configure(plan: Plan) -> Any:
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
-    """Prepare the dataset unless it exists; returns key prefix and digest. The key is the hash of its definition."""
+    """Prepare the dataset unless it exists; returns its digest and its key prefix, with the hash of its definition."""
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
     prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -133,7 +133,8 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
-    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # no results are reused: both trainings train
+    # an empty value: no results are reused, so both trainings train
+    replacements = {cached_key("prepare", DATASET): dataset, reuse(): ""}
     for tag, value in (replacements | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
         text = text.replace(tag, value)
     return yaml.safe_load(text)
@@ -165,7 +166,8 @@ def train_under_attack(training: Training, recording: Recording, view: View, pla
             training.repeated_steps.clear()
         if not (recording.attacks or recording.healthy):
             last_attack_time = time.monotonic()  # the first attack waits until all processes have started
-        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # all attacks must happen, even on a fast machine
+        # an attack may also be due after a share of the steps, so that all attacks happen on a fast machine
+        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)
         is_late = training.step >= share * plan.steps
         is_due = recording.healthy and time.monotonic() - last_attack_time >= plan.seconds
         if pending_attacks and 0 < training.step < plan.steps and (is_due or (is_late and recording.training)):
@@ -208,7 +210,8 @@ def update_record(record: AttackRecord, training: Training, recording: Recording
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         record.pids = set()
-    if record.next_step_after_s is None and training.step >= record.step + 2:  # + 2: one step may have been in progress
+    # not + 1: one step may have been in progress
+    if record.next_step_after_s is None and training.step >= record.step + 2:
         record.next_step_after_s = elapsed_s
         restored = training.resumed_steps[record.resume_count :]
         if restored and len(record.victims) == len(training.names):  # no worker survived

@@ -33,8 +33,8 @@ from rekindle.training.spec import TrainingSpec
 OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
 GRACE_S = 0.3  # time for the processes to end when the demo is stopped
-CHILDREN_GRACE_S = 1.0  # additional time for their children, which die with them
-TOLERATED_LAG = 5  # steps that the observation of one worker may lag behind another's
+CHILDREN_GRACE_S = 1.0  # additional time for the children of these processes, which die with them
+TOLERATED_LAG = 5  # steps that the observation of one worker may lag behind the observation of another worker
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
 RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
@@ -51,7 +51,7 @@ class DemoCluster(LocalCluster):
 
 
 class Training:
-    """A running job. Pods are called `coordinator` and `worker-N` here."""
+    """A running job. The class calls the pods `coordinator` and `worker-N`."""
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
         self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
@@ -62,7 +62,8 @@ class Training:
         self.memory = shared_memory(folder, self.name)
         self.members: tuple[str, ...] = ()  # members of the newest group
         self.group_count = 0  # number of groups published so far
-        self.resumed_steps: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
+        # steps that restarted workers restored from a hot snapshot or a durable checkpoint
+        self.resumed_steps: list[int] = []
         self.step = 0  # newest step of any worker
         self.repeated_steps: list[int] = []  # steps that were trained a second time
         self._snapshot_steps: dict[Path, int] = {}  # snapshot file → its newest step
@@ -98,8 +99,8 @@ class Training:
                 self.controller.poll()
                 status = (self.controller.read(self.name) or {}).get("status") or {}
                 if is_finished(status):
-                    if failed := condition(status, "Failed"):
-                        raise RekindleError(failed["message"])
+                    if failure := condition(status, "Failed"):
+                        raise RekindleError(failure["message"])
                     return
             self._observe()
             last_step = now if self.step != last_seen else last_step
@@ -177,7 +178,7 @@ class Training:
 
 
 class Tail:
-    """Reads the complete new lines of a file that others append to."""
+    """Reads the complete new lines of a file that other processes append to."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset = path, 0

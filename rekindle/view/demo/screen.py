@@ -73,7 +73,7 @@ class AttackRecord:
         return attack | {"step": self.step} | rounded | {"steps_lost": self.lost_steps}
 
     def outcome(self) -> str:
-        """`next step after 0.07 s, nothing lost; back after 0.6 s`"""
+        """Return the consequences as text: `next step after 0.07 s, nothing lost; back after 0.6 s`."""
         if self.next_step_after_s is None:
             return "…"
         lost = f"{self.lost_steps} step{'s' * (self.lost_steps > 1)} lost" if self.lost_steps else "nothing lost"
@@ -304,7 +304,7 @@ def most_severe_state(history: list[tuple[float, str]], since: float, until: flo
 
 
 def summary(recording: Recording) -> str:
-    """`9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`"""
+    """Return `9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`, for example."""
     times, lost = recording.recoveries, recording.lost_steps
     took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)" if times else ""
     facts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]

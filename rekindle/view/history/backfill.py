@@ -106,7 +106,7 @@ def week_runner(home: Path, manifest: dict[str, Any], schedule: str, cluster: Cl
     annotations = workflows.scheduled_workflow(cluster, schedule)["metadata"]["annotations"]
     if annotations.get(workflows.SHA256) != manifest_sha256(manifest):
         raise ConfigError(
-            f"the schedule {schedule} on the cluster has another config: apply the given one with `rekindle "
+            f"the schedule {schedule} on the cluster has another config: apply the given config with `rekindle "
             "schedule CONFIG` first, or give the config of the schedule."
         )
     return partial(run_on_cluster, cluster, schedule)

@@ -97,7 +97,7 @@ def test_rows_that_the_champion_was_trained_on_are_excluded(
     assert judged.rows == rows
     warnings = ["5 of 20 test rows are excluded: the champion was trained on them"]
     assert judged.warnings == (warnings if rows == 15 else [])
-    assert judged.incomparable == ("it was trained on all 20 of them." if until == 99 else "")
+    assert judged.incomparable == ("it was trained on all 20 test rows." if until == 99 else "")
 
 
 def test_a_dataset_without_test_rows_is_rejected(dataset: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
         with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {second}."):
             promotion.decide_rollback(s3, name, other)
     promotion.decide_rollback(s3, name, rollback)
-    with pytest.raises(promotion.ChampionChanged, match=f"by now the champion is version {first}: it is not promoted"):
+    with pytest.raises(promotion.ChampionChanged, match=f"the champion is version {first}: version .* is not promoted"):
         promotion.promote(s3, name, third, second, "cards-3")
     assert promotion.pending_rollback(s3, name) == replace(rollback, decided=True)
     tracking.promote(name, third, "cards-3")  # by hand

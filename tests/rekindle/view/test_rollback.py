@@ -136,7 +136,7 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
     for version, message in (("", "a release before version 1"), ("7", "available versions: 1, 2")):
         with pytest.raises(ConfigError, match=message):
             model.roll_back(version)
-    with pytest.raises(ConfigError, match='the model "sales" is not served here'):
+    with pytest.raises(ConfigError, match='the model "sales" is not served'):
         roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
     assert model.roll_back("1")["before"] == ""  # version 1 is already serving
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)

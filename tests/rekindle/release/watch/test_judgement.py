@@ -54,7 +54,7 @@ def draw_stats(
     [
         ({"errors": 0.011}, "requests failed"),
         ({"slow": 2}, "more than 1.5 times as long"),
-        ({"wrong": 0.5}, "score by 0"),
+        ({"wrong": 0.5}, "score differs by 0"),
         ({}, ""),
         ({"slow": 1.2, "wrong": 0.1}, ""),
     ],
@@ -94,4 +94,4 @@ def test_without_traffic_only_restarts_are_found() -> None:
     draw, empty = np.random.default_rng(3), VersionStats()
     assert find_breach(empty, empty, CONFIG, ALPHA) == find_breach(draw_stats(draw, 10), empty, CONFIG, ALPHA) == ""
     reason = find_breach(VersionStats(crashes=1), draw_stats(draw, 10), CONFIG, ALPHA)
-    assert reason.startswith("its servers restarted 1 times")
+    assert reason.startswith("the candidate's servers restarted 1 times")

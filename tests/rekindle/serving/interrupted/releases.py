@@ -92,7 +92,7 @@ class Project:
             if problems:
                 return log, serving_run, problems
         for moment in [*moments[1:], None, None, None]:
-            if code == 0 or self.phase(name) == "Succeeded" or (newer and "it is not promoted" in out):
+            if code == 0 or self.phase(name) == "Succeeded" or (newer and "is not promoted" in out):
                 return log, serving_run, []
             code, out, seen = self.type("resume", name, moment=moment)
             log.append(f"{moment or 'undisturbed'} ({(seen.changes or ['-'])[-1]}): {code}")

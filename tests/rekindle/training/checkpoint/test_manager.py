@@ -267,7 +267,8 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
         update(member, 7)
     end = clock[0] + 1.0
     assert not members[1].flush((1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0]))
-    assert "the state of step 7 is not in the object store: rank 0 did not complete it." in capsys.readouterr().err
+    problem = "the state of step 7 is not in the object store: rank 0 did not complete the checkpoint."
+    assert problem in capsys.readouterr().err
     assert clock[0] >= end
     members[0].keep((0, 2), durable=True)
     assert finish_upload(members[0])

@@ -100,7 +100,7 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         ({"chunks": ["../../latest"]}, "chunks.0: it has the wrong form"),
         ({"chunk": 0}, "chunk: Input should be greater than 0"),
         ({"step": 10**30}, "step: Input should be less than"),
-        ({"step": 7}, "its name says step 1, but its manifest step 7"),
+        ({"step": 7}, "its name says step 1, but its manifest says step 7"),
         ({"loader": "x"}, "its loader state cannot be read"),
         ({"facts": {}}, "facts.trained_seconds: Field required"),
     ],

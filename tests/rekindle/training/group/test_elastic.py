@@ -90,7 +90,7 @@ def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     crew.until(lambda: _listens(crew))
     second = crew.coordinator(argv)
     assert second.code() == 1
-    assert "another coordinator may be running here" in second.said() and "MASTER_PORT" in second.said()
+    assert "another coordinator may be running on this machine" in second.said() and "MASTER_PORT" in second.said()
     assert first.process.exitcode is None
 
 
