@@ -28,23 +28,28 @@ from rekindle.training.state import weights_sha256
 
 PIXEL_VALUES, DIGITS, SHRINKAGE, L2_PENALTY = 17, 10, 0.5, 1.0
 DEFAULT_PORT, TIMEOUT_S = 9999, 60.0
-RESTART_EXIT_CODE = 143  # exit code that makes the operator restart a replica
+RESTART_EXIT_CODE = 143  # with this exit code, the operator restarts a replica
 
 
 class Inputs(StepInputs):
-    dataset: str = Field(description="key prefix of the dataset")
-    out: str = Field(description="key prefix of the model")
-    model: dict[str, Any] = Field(description="section `model` of the config; `rounds`: stumps per digit")
-    workload: str = Field("steps.boosting", description="module that scores the model")
+    dataset: str = Field(description="key prefix of the dataset in the object store")
+    out: str = Field(description="key prefix of the model in the object store")
+    model: dict[str, Any] = Field(
+        description="section `model` of the config; `rounds` is the number of stumps per digit"
+    )
+    workload: str = Field("steps.boosting", description="module of the workload that predicts with the model")
     digest: str = Field("", description="sha256 that identifies the dataset")
 
 
 class Outputs(StepOutputs):
-    """Empty: the model is in the object store."""
+    """No outputs: the model is in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Train and save the model. Exits with 143, to be restarted, if a replica is lost."""
+    """Train and save the model.
+
+    If a replica is lost, exits with code 143, so that the operator restarts this replica.
+    """
     store = Store.from_env()
     store.download(f"{inputs.dataset}/", inputs.workdir / "dataset")
     with connect_replicas() as peers:
@@ -60,9 +65,9 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]:
-    """Train on the `rows` [n, 64] of all replicas; return the stumps as the tensors of steps/boosting."""
+    """Train on the `rows` [n, 64] of all replicas; return the stumps, as arrays with the names in steps/boosting."""
     targets, scores = np.eye(DIGITS)[labels], np.zeros((len(rows), DIGITS))
-    # [n, 64 * PIXEL_VALUES]
+    # shape [n, 64 * PIXEL_VALUES]
     one_hot = (rows[:, :, None] == np.arange(PIXEL_VALUES)).reshape(len(rows), -1).astype(float)
     stumps = {name: np.zeros((rounds, DIGITS), "float32") for name in ("pixel", "threshold", "below", "above")}
     for number in range(rounds):
@@ -71,7 +76,7 @@ def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]
         local_sums = np.stack(
             [one_hot.T @ (probabilities - targets), one_hot.T @ (probabilities * (1 - probabilities))]
         )
-        # sums of the rows up to each pixel value
+        # sums over the rows with at most each value of each pixel
         sums = peers.all_reduce(local_sums).reshape(2, -1, PIXEL_VALUES, DIGITS).cumsum(2)
         total = sums[:, :, -1:]
         gain_below, gain_above = (gradient**2 / (weight + L2_PENALTY) for gradient, weight in (sums, total - sums))
@@ -92,7 +97,7 @@ def boost(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, Any]
 
 
 def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str, int]) -> None:
-    """Upload the model in the layout of steps.train; model.json last."""
+    """Upload the model with the file names of steps.train; upload model.json last."""
     import torch
     from safetensors.torch import save as serialize
 
@@ -103,13 +108,14 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str,
 
 
 class Peers:
-    """Connections to the other replicas: rank 0 has one to each, in rank order; the others have one to rank 0."""
+    """Connections between replicas: of rank 0 to every other replica, in rank order; of every other replica to rank
+    0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
         self.rank, self.size, self.sockets = rank, size, sockets
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum over all replicas, which is added in rank order and so reproducible bit for bit."""
+        """Return the sum of `values` over all replicas, reproducible bit for bit because it is added in rank order."""
         if self.rank == 0:
             total = values + sum(_receive(connection, values) for connection in self.sockets)
         else:
@@ -122,7 +128,7 @@ class Peers:
 
 @contextlib.contextmanager
 def connect_replicas() -> Iterator[Peers]:
-    """Start the other replicas if needed, and connect all of them."""
+    """Connect all replicas; in an MPIJob, the Launcher first starts the other replicas."""
     agent, hostfile = (os.environ.get(f"OMPI_MCA_{name}", "") for name in ("plm_rsh_agent", "orte_default_hostfile"))
     processes: list[subprocess.Popen[bytes]] = []
     environment = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
