@@ -42,8 +42,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(percent: int, servers: int) -> int:
-    """Return the number of the candidate's pods for about `percent` of the traffic, if the champion has `servers`
-    pods."""
+    """Return the number of candidate pods that get about `percent` of the traffic next to `servers` champion pods."""
     return max(1, round(servers * percent / (100 - percent))) if percent < 100 else servers
 
 

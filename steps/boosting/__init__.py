@@ -26,8 +26,7 @@ def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
     import torch
 
     class Stumps(torch.nn.Module):
-        """A stump per round and digit: a pixel, a threshold, and the scores for values below and above the
-        threshold."""
+        """A stump per round and digit: a pixel, a threshold, and scores for values below and above it."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -108,8 +108,7 @@ def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str,
 
 
 class Peers:
-    """Connections between replicas: of rank 0 to every other replica, in rank order; of every other replica to rank
-    0."""
+    """Connections of a replica: rank 0 is connected to all replicas, in rank order; every other rank to rank 0."""
 
     def __init__(self, rank: int, size: int, sockets: list[socket.socket]) -> None:
         self.rank, self.size, self.sockets = rank, size, sockets

@@ -119,8 +119,7 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the days of its window before `time`, so a late run leaves out later rows and
-        labels."""
+        """Return the section with the days of its window before `time`, even if the run starts later."""
         if not self.window:
             return self
         last = time.date() - timedelta(days=1)
@@ -129,8 +128,7 @@ class Data(DataConfig):
         return self.model_copy(update={"first_day": first, "last_day": last, "labels_until": labels_until})
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world; None for other data, whose first rows lack the test
-        weeks."""
+        """Return the section for a smaller simulated world; None for other data: first rows lack the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         world = parse(self.source)

@@ -41,7 +41,7 @@ class Trees:
     left: NDArray[np.intp]
     right: NDArray[np.intp]
     value: NDArray[np.float64]  # log-odds of a leaf; 0 in all other nodes
-    bias: NDArray[np.float64]  # shape []
+    bias: NDArray[np.float64]  # shape []: log-odds that are added to the sum of the leaves
     depth: NDArray[np.intp]  # shape []: depth of the deepest tree
 
     def score(self, table: Floats) -> Floats:
@@ -108,8 +108,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Boosting:
-    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a model fitted on all
-    cards."""
+    """Models of scikit-learn: for each fold a model fitted on the cards of other folds, then a model of all cards."""
 
     models: Sequence[Any]
 
@@ -129,8 +128,7 @@ class Boosting:
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread: more threads would change sums of gradients, and slow other processes by
-    waiting."""
+    """Limit libraries to one thread: more would change sums of gradients, and slow other processes by busy waiting."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
 
@@ -145,8 +143,7 @@ def _edges(column: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _fit(codes: Ints, labels: Any, weight: Any, edges: list[Floats]) -> Any:
-    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round the values of its
-    leaves."""
+    """Fit a model on `codes`; convert its thresholds to feature values of `edges`, and round its leaf values."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(**BOOSTING_SETTINGS, random_state=0)

@@ -49,9 +49,8 @@ def truncated_values(rows: Rows, columns: Columns) -> list[str]:
         ("time", "minutes and seconds", rows.time % HOUR),
     ):
         constant = _constant_days(values, days)
-        if constant.any() and not (
-            name == "amount" and constant.all()
-        ):  # all amounts of some currencies are without cents
+        # all amounts of some currencies are without cents
+        if constant.any() and not (name == "amount" and constant.all()):
             result.append(
                 f"{columns.describe(name)} has equal {what} in all rows of {constant.sum()} of {len(constant)} days, "
                 f"the first of them {days.name(int(np.argmax(constant)))}: does the export truncate it? Export the "
@@ -79,8 +78,7 @@ def new_ids(rows: Rows, columns: Columns) -> list[str]:
 
 
 def _constant_days(values: Ints, days: Days) -> NDArray[np.bool_]:
-    """Return a mask of the days whose rows all have the same value, except if rows of other days often have this
-    value."""
+    """Return a mask of the days whose rows all have one value, unless rows of other days often have this value."""
     low, high = (function.reduceat(values, days.start) for function in (np.minimum, np.maximum))
     constant = (low == high) & (days.size >= MIN_ROWS)
     if constant.any() and not constant.all():
@@ -114,9 +112,8 @@ def missing_genuine_rows(labelled: Rows) -> list[str]:
     sums, count = np.pad(np.cumsum(daily, axis=1), [(0, 0), (1, 0)]), daily.shape[1]
     middle = np.arange(WEEK, count - WEEK + 1)
     start, end = np.maximum(middle - 2 * WEEK, 0), np.minimum(middle + 2 * WEEK, count)
-    before = (sums[:, middle] - sums[:, start]) / (
-        middle - start
-    )  # [genuine rows, frauds] per day, for each of `middle`
+    # [genuine rows, frauds] per day, for each of `middle`
+    before = (sums[:, middle] - sums[:, start]) / (middle - start)
     after = (sums[:, end] - sums[:, middle]) / (end - middle)
     with np.errstate(divide="ignore", invalid="ignore"):
         genuine, frauds = np.log((after[0] + 1) / (before[0] + 1)), np.log(after[1] / before[1])

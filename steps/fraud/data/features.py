@@ -126,9 +126,8 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
     is_fraud = rows.fraud == 1
     frauds_before = _running_sum(is_fraud)
     result: dict[str, Column] = {}
-    cutoff = np.searchsorted(
-        line, line - delay_days * DAY, side="right"
-    )  # the labels of rows before the cutoff are known
+    # the labels of rows before the cutoff are known
+    cutoff = np.searchsorted(line, line - delay_days * DAY, side="right")
     start = cutoff
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")

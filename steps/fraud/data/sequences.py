@@ -58,8 +58,7 @@ class Rows:
         return [path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts["shards"]))]
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
-        """Return the features [B, length, F] of `length` rows from each of the offsets `starts`, even of the next
-        cards."""
+        """Return the features [B, length, F] of `length` rows from each offset in `starts`, across cards."""
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
     def boosted(self, index: Ints) -> NDArray[np.float64]:
@@ -156,8 +155,8 @@ def _load_column(files: list[Path]) -> NDArray[Any]:
 def _map_features(files: list[Path], width: int) -> tuple[Tensor, Ints]:
     """Map all feature files into one float32 tensor; return the tensor, and the offset of each row's first feature.
 
-    The files are mapped next to each other into one reserved region, without reading them. Between and
-    after the features, the tensor has file headers and zeros: finite numbers without meaning.
+    The files are mapped next to each other into one reserved region, without reading them. Between and after
+    the features, the tensor has file headers and zeros: finite numbers without meaning.
     """
     tables = [np.load(file, mmap_mode="r") for file in files]
     for file, table in zip(files, tables, strict=True):
