@@ -21,7 +21,7 @@ def test_an_untrainable_workload_is_refused_in_one_sentence(tmp_path: Path) -> N
         check_trainable(write_workload(tmp_path, "closure", code))
 
 
-def test_a_sound_workload_is_tried_again_only_after_a_change(tmp_path: Path) -> None:
+def test_a_workload_that_passed_the_rehearsal_is_tried_again_only_after_a_change(tmp_path: Path) -> None:
     log = tmp_path / "built.txt"
     trace = f"def model(section, facts):\n    open({str(log)!r}, 'a').write('built\\n')\n"
     code = TEMPLATE.replace("def model(section, facts):\n", trace)
