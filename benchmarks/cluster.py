@@ -94,7 +94,7 @@ class Figures:
     hera: float  # seconds of the import of Hera, which is a part of `submit`, but measured separately
     first_pod: float  # from the creation of the workflow to its first pod
     total: float  # from the start of the command to the end of the workflow
-    working: float  # the part of `total` in which at least one container of the run (without Argo's) was working
+    working: float  # the part of `total` while at least one container of the run (except Argo's) was working
     local: float  # seconds of the same steps on this machine
 
 

@@ -36,7 +36,7 @@ JOB = """
 
 
 def pipeline(tasks: int) -> Workflow:
-    """Return a workflow of `tasks` tasks, in which about ten tasks use the same template."""
+    """Return a workflow of `tasks` tasks; each template is used by about ten tasks."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
         inputs = [Parameter(name=name, default="") for name in ("x", "y")]
         outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]

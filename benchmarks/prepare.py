@@ -162,7 +162,7 @@ def main() -> int:
     command.add_argument(
         "--cards", type=int, default=5000, help="number of cards of the simulated world, with 350 rows each"
     )
-    command.add_argument("--repeats", type=int, default=2, help="number of measurements, of which the least counts")
+    command.add_argument("--repeats", type=int, default=2, help="number of measurements; the least result counts")
     command.add_argument("--large", action="store_true", help="also measure a world of ten times the cards")
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""How long failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of weights.
+"""Seconds that failures interrupt a training of 3 workers, with steps of about 30 ms and 5 MB of weights.
 
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all,gone]
 

@@ -23,7 +23,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Look up the champion. Raises ConfigError if the registered model has no champion."""
+    """Look up the champion. Raises ConfigError if the registered model lacks a champion."""
     from rekindle import tracking
     from rekindle.errors import say
 

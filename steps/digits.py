@@ -2,8 +2,8 @@
 
     rekindle run configs/digits.yaml
 
-The model is evaluated on the last fifth of the images, whose writers differ from those of the training images. Source:
-E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
+The model is evaluated on the last fifth of the images, which other writers have written. Source: E. Alpaydin,
+C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
 """
 
 from collections.abc import Iterator

@@ -89,7 +89,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time (UTC if it has no time zone); return the current time for an empty text.
+    """Parse an ISO 8601 time (UTC if a time zone is missing); return the current time for an empty text.
 
     Raises ConfigError.
     """
@@ -110,8 +110,8 @@ def warn_of_changed_shares(shares: dict[str, float], last: dict[str, float]) -> 
 
 
 def warn_of_stale_data(prepared: Prepared, data: Any, time: datetime, runs: list["RunData"]) -> list[str]:
-    """Return a warning if the window has moved since the previous run, but the data has no newer rows or far fewer
-    rows."""
+    """Return a warning if the window has moved since the previous run, but the data lacks newer rows or has far
+    fewer rows."""
     if not data.moves:
         return []
     earlier = {

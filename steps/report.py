@@ -2,7 +2,7 @@
 
     rekindle step steps.report --workflow=demo-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
 
-The step works after any failure, and can be repeated. It does nothing if the workflow has no MLflow run. Logs the
+The step works after any failure, and can be repeated. It does nothing without an MLflow run of the workflow. Logs the
 summary of each ledger as metrics, tags and artifacts below `ledger/`: as text, JSON and a plot.
 """
 
@@ -41,7 +41,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    run_id: str = Field(description="MLflow run that was closed; empty if the workflow has none")
+    run_id: str = Field(description="MLflow run that was closed; empty if the workflow did not create a run")
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -61,7 +61,7 @@ class Traffic:
     async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
         """Send a request; return the head of its answer in lower case.
 
-        Raises OSError or EOFError if there is no answer.
+        Raises OSError or EOFError without an answer.
         """
         pieces = PIECES if kind == "slow" else 1
         for index in range(pieces):

@@ -4,7 +4,7 @@
     python -m benchmarks.search.halving --source transactions.parquet --set train.epochs=6
 
 One sweep uses successive halving, the other trains every trial to the end; both start with the same trials. The test
-weeks are those on which the handbook's model shape and rates were chosen (2018-07-04 to 07-31). By default a trial is
+weeks (2018-07-04 to 07-31) served to choose the shape and rates of the handbook's model. By default a trial is
 short: it trains for three epochs on data from 2018-06-01 on. Nothing is released.
 """
 

@@ -50,7 +50,7 @@ PUBLISHED = {
     "2018-08-29": (1_504_628, 12_484, 57_604, 422),
 }
 TOO_GOOD = {"ap": 0.97, "auc": 0.995}  # no model for real cards has higher metrics
-RANDOM_ORDERS = 39  # by chance, an AP exceeds the maximum of so many random orders with probability 2.5%
+RANDOM_ORDERS = 39  # by chance, an AP exceeds the maximum of 39 random orders with probability 2.5%
 # Metrics of an ideal observer, who knows the rules of the simulation, on the published test weeks; rounded up.
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
@@ -115,7 +115,7 @@ class Boosted:
     """The log-odds that the trees of a release compute for single transactions in its servers."""
 
     trees: Trees
-    train_end: int  # time from which on the trees score rows, even after a refresh
+    train_end: int  # the trees score rows at and after this time, even after a refresh
     ids: Ints  # ids of the last training rows of the release, ascending
     values: Floats  # log-odds of these rows
 

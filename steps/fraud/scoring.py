@@ -27,7 +27,7 @@ from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BATCH = 8  # fixed number of windows per forward pass, so the bits of a score do not depend on other requests
-MAX_WITHOUT_HISTORY = DAY  # time after the end of the state in which requests may have no history
+MAX_WITHOUT_HISTORY = DAY  # time after the end of the state; until then, requests may lack a history
 MIN_BATCH_WIDTH = (
     16  # in narrower models, the position in the batch changes bits of a score, so batches have one window
 )

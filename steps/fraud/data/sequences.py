@@ -1,8 +1,8 @@
 """The transformer's samples: windows over the memory-mapped shards of a dataset directory.
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by `OVERLAP`.
-Each transaction counts for the loss in one window only, in which at least `OVERLAP` earlier transactions of the card
-precede it, if they exist. The first days of the data (before `train_start`) only give context. All shards are mapped
+Each transaction counts for the loss in a single window, after at least `OVERLAP` earlier transactions if the card has
+them. The first days of the data (before `train_start`) only give context. All shards are mapped
 into one memory region, so a batch is one gather over any number of shards.
 """
 

@@ -33,7 +33,7 @@ class Payments:
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 SIDE = 100  # side length of the square with all cards and terminals
-RADIUS = 500  # radius around a card in which it pays, times sqrt(terminals); gives about 78 terminals per card
+RADIUS = 500  # distance to a card's farthest terminals, times sqrt(terminals); gives about 78 terminals per card
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
 
