@@ -3,9 +3,9 @@
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
 Each run closes the connections of 1 to 5 workers at once, the last run the connections of a third of all workers, as if
-a rack were lost. The figure is the time until all remaining workers have the member list of the next generation; then new
-workers replace the lost workers. All simulated workers run in the process of this benchmark, and the figure includes
-their work.
+a rack were lost. The figure is the time until all remaining workers have the member list of the next generation; then
+new workers replace the lost workers. All simulated workers run in the process of this benchmark, and the figure
+includes their work.
 """
 
 import asyncio
